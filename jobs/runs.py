@@ -1,0 +1,138 @@
+"""A run: its id, where its files lie, and what is written there.
+
+One submission is one run, through all its attempts. Everything it writes lies under
+`s3://<run bucket>/<team>/<run id>/`:
+
+    spec.yaml                 the spec as resolved and planned
+    checkpoints/step-N/       with manifest.json written last: without it the checkpoint does not exist
+    metrics.jsonl             one JSON object a line: `step`, `epoch`, `time`, and what was measured
+    tensorboard/              event files
+    model/                    what `from_pretrained` loads
+    attempts/N.json           one `Attempt`, written when it starts and again when it ends
+    receipt.json              one `Receipt`, over all attempts so far
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.errors import UsageError
+
+SPEC = "spec.yaml"
+CHECKPOINTS = "checkpoints/"
+MANIFEST = "manifest.json"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard/"
+MODEL = "model/"
+ATTEMPTS = "attempts/"
+RECEIPT = "receipt.json"
+
+RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
+ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
+
+_RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6})-(?P<unique>[0-9a-f]{4})")
+
+
+def new_run_id(name: str, *, now: datetime, unique: int) -> str:
+    """`<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`; `unique` is any number, its low 16 bits are used."""
+    return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{unique & 0xFFFF:04x}"
+
+
+def is_run_id(text: str) -> bool:
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def run_prefix(team: str, run_id: str) -> str:
+    """Key prefix of a run in the run bucket, with its closing slash."""
+    return f"{team}/{run_id}/"
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and a key, or a key prefix."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, uri: str) -> "S3Location":
+        """Raises UsageError where `uri` is not `s3://bucket/key`."""
+        parts = urlsplit(uri, allow_fragments=False)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
+        return cls(parts.netloc, parts.path.lstrip("/"))
+
+    def __truediv__(self, name: str) -> "S3Location":
+        return S3Location(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
+class Attempt(BaseModel):
+    """One start of a run by Batch, as `attempts/N.json` holds it. Times are UTC, in ISO 8601."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    number: int
+    started_at: datetime
+    finished_at: datetime | None = None
+    """None while it runs, and for ever where the node was lost."""
+    last_seen_at: datetime
+    """The latest sign of life; a lost attempt is billed up to it."""
+    exit_code: int | None = None
+    reason: str | None = None
+    """Why it ended, where that was not its own exit."""
+    instance_type: str
+    accelerator: str
+    nnodes: int
+    world_size: int
+    resumed_from_step: int = 0
+    last_step: int = 0
+
+
+class Receipt(BaseModel):
+    """What a run took, over all its attempts so far. Costs are instance hours times a row's price: an estimate."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    run_id: str
+    team: str
+    job: str
+    state: Literal["running", "interrupted", "succeeded", "failed"]
+    attempts: list[Attempt]
+    duration_seconds: float
+    """Sum over the attempts."""
+    instance_hours: float
+    instance_type: str
+    on_demand_usd: float
+    spot_usd: float
+    price_date: str
+    price_source: str
+    estimate_note: str
+    """What the figures are not: read before they are quoted."""
+    result: dict[str, Any]
+    """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One line of a job's log that says how far it is; the command line draws its bar from it."""
+
+    step: int
+    total_steps: int
+    note: str = ""
+
+    _LINE = re.compile(r"\[progress\] (?P<step>\d+)/(?P<total>\d+)(?: (?P<note>.*))?")
+
+    def __str__(self) -> str:
+        return f"[progress] {self.step}/{self.total_steps} {self.note}".rstrip()
+
+    @classmethod
+    def parse(cls, line: str) -> "Progress | None":
+        match = cls._LINE.search(line)
+        return cls(int(match["step"]), int(match["total"]), match["note"] or "") if match else None

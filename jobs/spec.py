@@ -1,0 +1,139 @@
+"""JobSpec: the short file a researcher writes, validated before anything is spent.
+
+    name: finetune-reviews            # what the run is called; its id adds the time
+    job: finetune-classification      # a kind of jobs/catalog.py
+    team: research
+    resources:
+      nproc_per_node: 8               # ranks, one a card; default: all the cards of the stage's instance type
+    arguments:                        # of that kind; unknown ones are refused
+      model: data://shared/models/minilm
+      train_data: data://shared/reviews/train.jsonl
+
+`trainyard schema` prints the JSON Schema of this file for editors.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.arguments import Arguments
+from jobs.catalog import CATALOG, JobKind, job_kind
+from jobs.errors import UsageError, did_you_mean
+
+MAX_ATTEMPTS = 10
+"""AWS Batch's own limit."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Resources(_Strict):
+    """What a job asks for; it names no queue, the plan picks that."""
+
+    nnodes: int = Field(default=1, ge=1)
+    """Instances. More than one needs a kind and a stage that offer several nodes."""
+    nproc_per_node: int | None = Field(default=None, ge=1)
+    """Ranks on each instance, one a card. Default: as many as the instance has cards."""
+
+
+class JobSpec(_Strict):
+    """One validated submission."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Lower-case letters, digits and hyphens, at most 63; the run id starts with it."""
+    job: str
+    """A job kind of the catalog."""
+    team: str = Field(default="research", pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")
+    """Who pays: a team of infra/settings.py."""
+    resources: Resources = Resources()
+    """Instances and ranks."""
+    attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
+    """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
+    timeout_hours: float | None = Field(default=None, gt=0, le=14 * 24)
+    """Wall-clock limit of one attempt. Default: the kind's."""
+    arguments: dict[str, Any] = {}
+    """The kind's own arguments."""
+
+    @property
+    def kind(self) -> JobKind:
+        return job_kind(self.job)
+
+    def entrypoint_arguments(self) -> Arguments:
+        """`arguments` as the kind's model; `parse_spec` has validated them."""
+        return self.kind.arguments.model_validate(self.arguments)
+
+
+def parse_spec(data: object, *, origin: str) -> JobSpec:
+    """The spec in `data`, what a YAML reader returned for the file `origin`.
+
+    Raises UsageError with every mistake on a line of its own: file, path into it, what is wrong, the closest right key.
+    """
+    if not isinstance(data, Mapping):
+        raise UsageError(
+            f"{origin}: a spec is a mapping of keys to values, this is {_yaml_type(data)}",
+            next_step="start from one of jobs/specs/",
+        )
+    try:
+        spec = JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("\n".join(_mistakes(error, origin, (), JobSpec))) from None
+    try:
+        kind = spec.kind
+    except UsageError as error:
+        raise UsageError(f"{origin}: job: {error}") from None
+    try:
+        spec.entrypoint_arguments()
+    except ValidationError as error:
+        raise UsageError("\n".join(_mistakes(error, origin, ("arguments",), kind.arguments))) from None
+    return spec
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """JSON Schema of a spec, with the arguments of each kind spelled out."""
+    schema = JobSpec.model_json_schema()
+    schema["title"] = "trainyard job spec"
+    schema["properties"]["job"]["enum"] = sorted(CATALOG)
+    schema["allOf"] = []
+    for name, kind in sorted(CATALOG.items()):
+        arguments = kind.arguments.model_json_schema()
+        schema.setdefault("$defs", {}).update(arguments.pop("$defs", {}))
+        schema["$defs"][name] = arguments
+        schema["allOf"].append(
+            {
+                "if": {"properties": {"job": {"const": name}}},
+                "then": {"properties": {"arguments": {"$ref": f"#/$defs/{name}"}}},
+            }
+        )
+    return schema
+
+
+def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], model: type[BaseModel]) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False):
+        path = ".".join((*prefix, *(str(part) for part in item["loc"]))) or "the spec"
+        if item["type"] == "extra_forbidden":
+            known = _keys_at(model, item["loc"][:-1])
+            message = f"unknown key{did_you_mean(str(item['loc'][-1]), known)}"
+        elif item["type"] == "missing":
+            message = "missing; it has no default"
+        else:
+            message = f"{item['msg'].removeprefix('Value error, ')}, not {item['input']!r}"
+            if item["type"] == "value_error":
+                message = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{origin}: {path}: {message}")
+    return lines
+
+
+def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _yaml_type(data: object) -> str:
+    return {type(None): "empty", list: "a list", str: "text"}.get(type(data), f"a {type(data).__name__}")

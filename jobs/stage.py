@@ -1,0 +1,120 @@
+"""A deployed stage as a submitter sees it, and the names of the SSM parameters that carry it.
+
+CloudFormation generates the physical names; `infra` writes them under `/trainyard/<stage>/…` and `jobs.batch` reads
+them back, both through this one file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jobs.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.instance_types import InstanceType, instance_type
+
+DEFAULT_STAGE = "dev"
+
+DATA_BUCKET = "bucket/data"
+RUN_BUCKET = "bucket/run"
+LOG_GROUP = "log-group"
+INSTANCE_TYPE = "instance-type"
+CPU_INSTANCE_TYPE = "cpu-instance-type"
+
+GAUDI_SPOT = "gaudi-spot"
+GAUDI_MULTINODE = "gaudi-multinode"
+CPU_SPOT = "cpu-spot"
+
+
+def parameter_path(stage: str) -> str:
+    """The path under which all of a stage's parameters lie."""
+    return f"/trainyard/{stage}/"
+
+
+def queue_parameter(queue: str) -> str:
+    return f"queue/{queue}"
+
+
+def job_definition_parameter(team: str, kind: str) -> str:
+    return f"job-definition/{team}/{kind}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedStage:
+    """What one stage offers, by its physical names."""
+
+    name: str
+    data_bucket: str
+    run_bucket: str
+    log_group: str
+    instance_type: InstanceType
+    cpu_instance_type: InstanceType
+    queues: Mapping[str, str]
+    """Queue name (`gaudi-spot`, …) to ARN."""
+    job_definitions: Mapping[tuple[str, str], str]
+    """(team, job kind) to ARN with revision."""
+    embedded_processes: int | None = None
+    """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
+    teams: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "teams", tuple(sorted({team for team, _ in self.job_definitions})))
+
+    @property
+    def embedded(self) -> bool:
+        return self.embedded_processes is not None
+
+    @classmethod
+    def from_parameters(
+        cls, name: str, values: Mapping[str, str], *, embedded_processes: int | None = None
+    ) -> "DeployedStage":
+        """From the parameters below `parameter_path(name)`, keyed by the rest of their names.
+
+        Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.
+        """
+        missing = [
+            key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
+        ]
+        if missing:
+            raise ConfigurationError(
+                f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
+                next_step=f"cdk deploy '{name}/*' (or, without an account: trainyard local up)",
+            )
+        return cls(
+            name=name,
+            data_bucket=values[DATA_BUCKET],
+            run_bucket=values[RUN_BUCKET],
+            log_group=values[LOG_GROUP],
+            instance_type=instance_type(values[INSTANCE_TYPE]),
+            cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
+            queues={key.split("/")[1]: value for key, value in values.items() if key.startswith("queue/")},
+            job_definitions={
+                (key.split("/")[1], key.split("/")[2]): value
+                for key, value in values.items()
+                if key.startswith("job-definition/")
+            },
+            embedded_processes=embedded_processes,
+        )
+
+    def queue(self, name: str) -> str:
+        """ARN of a queue. Raises UsageError where the stage has none of that name."""
+        try:
+            return self.queues[name]
+        except KeyError:
+            raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
+
+    def job_definition(self, team: str, kind: str) -> str:
+        """ARN of the definition of a kind for a team.
+
+        Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
+        """
+        if team not in self.teams:
+            raise UsageError(
+                f"team '{team}' not found in stage '{self.name}'{did_you_mean(team, self.teams)}",
+                next_step="correct 'team' in the spec, or add the team to infra/settings.py and deploy",
+            )
+        try:
+            return self.job_definitions[team, kind]
+        except KeyError:
+            raise ConfigurationError(
+                f"stage '{self.name}' has no job definition of '{kind}' for team '{team}': it was deployed before that "
+                "kind existed",
+                next_step=f"cdk deploy '{self.name}/*'",
+            ) from None
