@@ -22,7 +22,9 @@ class SourceMarker:
     what: str
 
 
-Model = Annotated[str, SourceMarker("a pretrained model's folder")]
+MODEL_FOLDER = "a pretrained model's folder"
+
+Model = Annotated[str, SourceMarker(MODEL_FOLDER)]
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
 
 Table = Annotated[str, SourceMarker("a table of examples")]

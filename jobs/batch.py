@@ -1,0 +1,262 @@
+"""AWS Batch and what a stage deployed: reads the stage, submits a plan exactly once, describes and stops jobs.
+
+SubmitJob has no idempotency token: when its answer is lost, nobody knows whether the job exists. The run id is the
+job's name and is never used twice, so `submit` looks for that name before it sends again.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import chain
+from typing import Any
+
+from jobs.aws import Aws, is_transient
+from jobs.errors import TrainyardError
+from jobs.plan import Plan
+from jobs.runs import is_run_id
+from jobs.stage import DeployedStage, parameter_path
+
+SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pause after each failed try of one submission, drawn out by up to a half, so that clients do not move in step."""
+
+ENDED = ("SUCCEEDED", "FAILED")
+_TIMED_OUT = "Job attempt duration exceeded timeout"
+_DESCRIBE_LIMIT = 100
+"""Jobs in one DescribeJobs call: the service's own limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStream:
+    """Where one node of one attempt logs."""
+
+    name: str
+    attempt: int
+    node: int | None
+    """None: the job has one node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAttempt:
+    """One start of a job by Batch, in whichever shape its definition made Batch report it."""
+
+    number: int
+    started_at: datetime | None
+    stopped_at: datetime | None
+    exit_code: int | None
+    reason: str
+    """Why it ended: Batch's words, or the container's; empty while it runs."""
+    log_stream: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Batch knows of a run."""
+
+    id: str
+    run_id: str
+    state: str
+    """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED or FAILED."""
+    reason: str
+    queue: str
+    """The queue's name in the stage: gaudi-spot, …"""
+    team: str
+    kind: str
+    created_at: datetime
+    started_at: datetime | None
+    stopped_at: datetime | None
+    attempts: tuple[JobAttempt, ...]
+    """The one that runs is among them."""
+    max_attempts: int
+    log_streams: tuple[LogStream, ...]
+    """In the order of attempts, then nodes."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def timed_out(self) -> bool:
+        return self.state == "FAILED" and self.reason.startswith(_TIMED_OUT)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt that runs, ran last, or is waited for."""
+        waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
+        return max(1, len(self.attempts) + (1 if waiting else 0))
+
+
+def read_stage(aws: Aws, name: str) -> DeployedStage:
+    """What stage `name` offers, from its SSM parameters. Raises ConfigurationError where it is not deployed."""
+    path = parameter_path(name)
+    pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
+    values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
+    embedded_processes = min(2, os.cpu_count() or 1) if aws.embedded else None
+    return DeployedStage.from_parameters(name, values, embedded_processes=embedded_processes)
+
+
+def submit(aws: Aws, plan: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS) -> str:
+    """Submit `plan` and return the job's id; one job exists afterwards, however often it had to be tried.
+
+    Raises what boto3 raises where Batch refuses the job, TrainyardError where no try was answered.
+    """
+    failure: Exception | None = None
+    for delay in delays_seconds:
+        try:
+            job_id = aws.batch_without_retries.submit_job(**plan.request)["jobId"]
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            failure = error
+        else:
+            return job_id if failure is None else _only_one(aws, plan, job_id)
+        # Look after the pause, not before it: what failed here may still be on its way through the service.
+        time.sleep(delay * random.uniform(1.0, 1.5))  # noqa: S311 - spreads load, keeps no secret
+        if found := _jobs_named(aws, plan):
+            return found[0]
+    raise TrainyardError(
+        f"{plan.run_id} was not submitted: AWS Batch failed {len(delays_seconds)} times and has no such job: {failure}",
+        next_step="try again in some minutes",
+    )
+
+
+def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
+    """Ids of the jobs of the plan's queue that have its name and were not stopped as duplicates, the oldest first."""
+    return [
+        job["jobId"]
+        for job in sorted(_list(aws, plan.request["jobQueue"], name=plan.run_id), key=lambda job: job["createdAt"])
+        if not job.get("isTerminated")
+    ]
+
+
+def _only_one(aws: Aws, plan: Plan, job_id: str) -> str:
+    """The job that stays where a try given up for lost arrived after all, behind the one that was sent in its place."""
+    found = _jobs_named(aws, plan) or [job_id]
+    for duplicate in found[1:]:
+        aws.batch.terminate_job(jobId=duplicate, reason=f"duplicate of {found[0]}: a lost submission arrived late")
+    return found[0]
+
+
+def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
+    """The job of a run; None where Batch knows none, as it forgets a job some time (at least a week) after its end."""
+    for queue in stage.queues.values():
+        ids = [item["jobId"] for item in _list(aws, queue, name=run_id)]
+        if ids:
+            # Of several the oldest is the run: `submit` stopped the others as duplicates.
+            return min(describe(aws, stage, ids), key=lambda job: job.created_at)
+    return None
+
+
+def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
+    """The stage's runs created at or after `since`, the newest first."""
+    found = list(chain.from_iterable(_list(aws, queue, since=since) for queue in stage.queues.values()))
+    jobs = describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])])
+    wanted = (job for job in jobs if job.created_at >= since and team in (None, job.team))
+    return sorted(wanted, key=lambda job: job.created_at, reverse=True)
+
+
+def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
+    """The jobs that Batch still knows of `job_ids`."""
+    return [_job(aws, stage, detail) for detail in _describe(aws, job_ids)]
+
+
+def terminate(aws: Aws, job: Job, *, reason: str) -> None:
+    """Stop a job in whichever state it is; what runs gets SIGTERM and the grace time to save a checkpoint."""
+    aws.batch.terminate_job(jobId=job.id, reason=reason)
+
+
+def _list(
+    aws: Aws, queue: str, *, name: str | None = None, since: datetime | None = None
+) -> Iterator[Mapping[str, Any]]:
+    """Summaries of jobs in every state, by name or by time of creation (Batch takes one filter a call)."""
+    if name is not None:
+        filters = [{"name": "JOB_NAME", "values": [name]}]
+    else:
+        milliseconds = int((since or datetime.fromtimestamp(0, timezone.utc)).timestamp() * 1000)
+        filters = [{"name": "AFTER_CREATED_AT", "values": [str(milliseconds)]}]
+    pages = aws.batch.get_paginator("list_jobs").paginate(jobQueue=queue, filters=filters)  # type: ignore[arg-type]
+    for page in pages:
+        yield from page["jobSummaryList"]
+
+
+def _describe(aws: Aws, job_ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    for start in range(0, len(job_ids), _DESCRIBE_LIMIT):
+        yield from aws.batch.describe_jobs(jobs=list(job_ids[start : start + _DESCRIBE_LIMIT]))["jobs"]
+
+
+def _job(aws: Aws, stage: DeployedStage, detail: Mapping[str, Any]) -> Job:
+    queues = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
+    physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
+    tags = detail.get("tags", {})
+    attempts = _attempts(detail)
+    nodes = detail.get("nodeProperties", {}).get("numNodes")
+    if nodes is None:
+        streams = _streams(attempts, node=None)
+    else:
+        by_index = {
+            int(node["jobId"].rsplit("#", 1)[-1]): _attempts(node)
+            for node in _describe(aws, [f"{detail['jobId']}#{index}" for index in range(nodes)])
+        }
+        streams = chain.from_iterable(_streams(of_node, node=index) for index, of_node in sorted(by_index.items()))
+    return Job(
+        id=detail["jobId"],
+        run_id=detail["jobName"],
+        state=detail["status"],
+        reason=detail.get("statusReason", ""),
+        queue=queues.get(physical_queue, physical_queue),
+        team=tags.get("trainyard:team", ""),
+        kind=tags.get("trainyard:job", ""),
+        created_at=_required_time(detail["createdAt"]),
+        started_at=_time(detail.get("startedAt")),
+        stopped_at=_time(detail.get("stoppedAt")),
+        attempts=attempts,
+        max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
+        log_streams=tuple(sorted(streams, key=lambda stream: (stream.attempt, stream.node or 0))),
+    )
+
+
+def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
+    """The finished attempts, and the one that runs: Batch keeps that one's log stream beside the list, not in it."""
+    attempts = [
+        _attempt(number, {**item, "statusReason": item.get("statusReason", "")})
+        for number, item in enumerate(detail.get("attempts", []), start=1)
+    ]
+    if detail["status"] in ("STARTING", "RUNNING"):
+        current = {**detail, **detail.get("ecsProperties", {}), "statusReason": "", "stoppedAt": None}
+        running = _attempt(len(attempts) + 1, current)
+        if running.log_stream and running.log_stream not in {attempt.log_stream for attempt in attempts}:
+            attempts.append(running)
+    return tuple(attempts)
+
+
+def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
+    """From an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
+    in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
+    container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
+    reasons = (item.get("statusReason", ""), container.get("reason", ""))
+    return JobAttempt(
+        number=number,
+        started_at=_time(item.get("startedAt")),
+        stopped_at=_time(item.get("stoppedAt")),
+        exit_code=container.get("exitCode"),
+        reason="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
+        log_stream=container.get("logStreamName"),
+    )
+
+
+def _streams(attempts: Iterable[JobAttempt], *, node: int | None) -> Iterator[LogStream]:
+    return (
+        LogStream(name=attempt.log_stream, attempt=attempt.number, node=node)
+        for attempt in attempts
+        if attempt.log_stream
+    )
+
+
+def _time(milliseconds: int | None) -> datetime | None:
+    return _required_time(milliseconds) if milliseconds else None
+
+
+def _required_time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
