@@ -29,6 +29,10 @@ class InstanceType:
     """What a job that owns the instance asks for: less than all, since the ECS agent and the kernel keep some back."""
     network_cards: int
     """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
+    gaudi_generation: int | None = None
+    """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
+    huge_pages: int = 0
+    """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
     image: str
     """Folder under images/ whose image fits the accelerator."""
     on_demand_usd_per_hour: float
@@ -52,6 +56,8 @@ _ROWS = (
         # 96.6 % of the memory: what the published DL1 job definitions ask for so that one job owns the node.
         job_memory_mib=760_000,
         network_cards=4,
+        gaudi_generation=1,
+        huge_pages=15_000,  # what Habana's installation guide sets
         image="gaudi",
         on_demand_usd_per_hour=13.10904,
         spot_usd_per_hour=3.93,

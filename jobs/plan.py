@@ -8,7 +8,7 @@ from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.instance_types import InstanceType
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix
 from jobs.spec import JobSpec
-from jobs.stage import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT, DeployedStage
+from jobs.stage import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT, DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
@@ -111,6 +111,8 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
         "jobName": run_id,
         "jobQueue": stage.queue(queue),
         "jobDefinition": definition,
+        # A queue with fair share refuses a job that names no share.
+        "shareIdentifier": share_identifier(spec.team),
         "ecsPropertiesOverride": {
             "taskProperties": [
                 {

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import tomllib
 
-from jobs.errors import UsageError, did_you_mean
+from jobs.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.instance_types import InstanceType
 
 RELEASES_FILE = Path(__file__).parent.parent / "images" / "releases.toml"
 
@@ -47,3 +48,19 @@ def release(name: str | None = None) -> Release:
         return rows[name]
     except KeyError:
         raise UsageError(f"release '{name}' has no row{did_you_mean(name, rows)}") from None
+
+
+def release_for(row: InstanceType, name: str | None = None) -> Release:
+    """The release called `name` (or the default one), if its software runs on the accelerators of `row`.
+
+    Raises UsageError where there is no such release, ConfigurationError where it dropped the row's generation of Gaudi.
+    """
+    chosen = release(name)
+    if row.gaudi_generation is None or row.gaudi_generation in chosen.gaudi:
+        return chosen
+    fitting = [other.name for other in releases().values() if row.gaudi_generation in other.gaudi]
+    raise ConfigurationError(
+        f"release '{chosen.name}' supports Gaudi {' and '.join(map(str, chosen.gaudi))}; {row.name} has Gaudi "
+        f"{row.gaudi_generation}",
+        next_step=f"choose one of {', '.join(fitting)}",
+    )

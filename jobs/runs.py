@@ -31,6 +31,10 @@ MODEL = "model/"
 ATTEMPTS = "attempts/"
 RECEIPT = "receipt.json"
 
+CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")
+"""Tag of every object of a checkpoint. The run bucket lets old checkpoints expire by it, since an S3 lifecycle rule
+cannot name a prefix that has a team and a run before `checkpoints/`."""
+
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 

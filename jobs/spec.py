@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from jobs.arguments import Arguments
 from jobs.catalog import CATALOG, JobKind, job_kind
 from jobs.errors import UsageError, did_you_mean
+from jobs.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10
 """AWS Batch's own limit."""
@@ -45,7 +46,7 @@ class JobSpec(_Strict):
     """Lower-case letters, digits and hyphens, at most 63; the run id starts with it."""
     job: str
     """A job kind of the catalog."""
-    team: str = Field(default="research", pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")
+    team: str = Field(default="research", pattern=f"^{TEAM_PATTERN}$")
     """Who pays: a team of infra/settings.py."""
     resources: Resources = Resources()
     """Instances and ranks."""

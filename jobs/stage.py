@@ -22,6 +22,16 @@ GAUDI_SPOT = "gaudi-spot"
 GAUDI_MULTINODE = "gaudi-multinode"
 CPU_SPOT = "cpu-spot"
 
+SHARED_PREFIX = "shared"
+"""What lies under it in the data bucket is read by all teams; a team's own files lie under the team's name."""
+
+TEAM_PATTERN = r"[a-z0-9][a-z0-9-]{0,30}"
+
+
+def share_identifier(team: str) -> str:
+    """What Batch's fair share knows a team by: its name without hyphens, since Batch takes letters and digits only."""
+    return team.replace("-", "")
+
 
 def parameter_path(stage: str) -> str:
     """The path under which all of a stage's parameters lie."""
