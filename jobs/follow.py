@@ -1,7 +1,7 @@
 """Follows a job to its end: its states, its attempts and its log lines, as they happen."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from jobs.aws import Aws, is_refused_connection, is_transient
 from jobs.batch import Job, describe
@@ -21,36 +21,39 @@ _QUIET_LOOKS = 3
 """Looks without a new line after which an ended job's log counts as complete: CloudWatch delivers late."""
 
 
-def follow(aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader | None) -> Iterator[Job | LogLine]:
-    """Yield the job whenever its state or attempt changed, and each line that `reader` finds; ends with the ended job.
+def follow(
+    aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine], None]
+) -> Job:
+    """Call `show` with the job whenever its state or attempt changed, and with each new line; returns the ended job.
 
-    Raises NotFoundError where Batch forgets the job, and the line's own error once patience runs out.
+    Raises NotFoundError where Batch forgets the job, and what the line itself raises once patience runs out.
     """
     pause = POLL_SECONDS_EMBEDDED if aws.embedded else POLL_SECONDS
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    patient_until = time.monotonic() + PATIENCE_SECONDS
     shown: tuple[str, int] | None = None
     quiet = 0
     while True:
         try:
             found = describe(aws, stage, [job_id])
-            lines = reader.read(found[0].log_streams) if reader and found else []
+            lines = reader.read(found[0].log_streams) if found else []
         except Exception as error:
             # A refused connection on loopback is an embedded AWS that was stopped, and every job with it.
             gone = aws.embedded and is_refused_connection(error)
-            if gone or not is_transient(error) or time.monotonic() > give_up_at:
+            if gone or not is_transient(error) or time.monotonic() > patient_until:
                 raise
             time.sleep(pause)
             continue
-        give_up_at = time.monotonic() + PATIENCE_SECONDS
+        patient_until = time.monotonic() + PATIENCE_SECONDS
         if not found:
             raise NotFoundError(f"AWS Batch does not know job {job_id} any more", next_step="trainyard receipt RUN")
         job = found[0]
         if not job.ended and (job.state, job.attempt) != shown:
             shown = (job.state, job.attempt)
-            yield job
-        yield from lines
+            show(job)
+        for line in lines:
+            show(line)
         quiet = 0 if lines else quiet + 1
-        if job.ended and (reader is None or quiet >= (1 if aws.embedded else _QUIET_LOOKS)):
-            yield job
-            return
+        if job.ended and quiet >= (1 if aws.embedded else _QUIET_LOOKS):
+            show(job)
+            return job
         time.sleep(pause)

@@ -1,5 +1,18 @@
-"""The command `trainyard`."""
+"""The command `trainyard`: what researchers type.
+
+trainyard submit SPEC      submit a spec and follow it        trainyard local up    the embedded AWS
+trainyard --help           the other commands
+
+Data goes to stdout, everything said about it to stderr. Exit codes are those of jobs/errors.py. Each command imports
+what it needs when it runs, so that help and completion stay quick.
+"""
+
+import sys
 
 
 def main() -> None:
     """Entry point of the console script."""
+    from jobs.cli.app import app
+    from jobs.cli.failures import run_reporting
+
+    sys.exit(run_reporting(lambda arguments: app(arguments, standalone_mode=False), sys.argv[1:] or ["--help"]))

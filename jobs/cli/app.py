@@ -1,0 +1,254 @@
+"""The commands of `trainyard`: their names, options and help. What they do lies in the modules they import."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from jobs.cli.completion import complete_run
+from jobs.stage import DEFAULT_STAGE
+
+if TYPE_CHECKING:
+    from jobs.aws import Aws
+
+GLOBAL_OPTIONS = ("--profile", "--region", "--stage")
+
+
+class GlobalOptionsAnywhere(TyperGroup):
+    """Takes the global options after the command too, where most people type them."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        hoisted: list[str] = []
+        rest: list[str] = []
+        waiting = iter(args)
+        for argument in waiting:
+            if argument == "--":
+                rest.append(argument)
+                break
+            if argument in GLOBAL_OPTIONS:
+                hoisted += [argument, *([value] if (value := next(waiting, None)) is not None else [])]
+            elif argument.startswith(tuple(f"{option}=" for option in GLOBAL_OPTIONS)):
+                hoisted.append(argument)
+            else:
+                rest.append(argument)
+        return super().parse_args(ctx, [*hoisted, *rest, *waiting])
+
+
+app = typer.Typer(
+    cls=GlobalOptionsAnywhere,
+    pretty_exceptions_enable=False,
+    help="Train Hugging Face models on Habana Gaudi in AWS, and try it all on a laptop first.",
+)
+local = typer.Typer(help="The embedded AWS on this machine: no account, no Docker needed.")
+app.add_typer(local, name="local")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The stage a command talks to, and with whose credentials."""
+
+    profile: str | None
+    region: str | None
+    stage: str
+
+    def aws(self) -> "Aws":
+        from jobs.aws import Aws
+
+        return Aws(self.profile, self.region)
+
+
+Output = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print: for eyes or scripts.")]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, the beginning of one, a spec's name (its newest run), or 'latest'.",
+        autocompletion=complete_run,
+    ),
+]
+StateFile = Annotated[Path, typer.Option(help="Where the embedded AWS says how it is reached.")]
+STATE_FILE = Path(".trainyard/emulator.json")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("trainyard"))
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    ctx: typer.Context,
+    profile: Annotated[str | None, typer.Option(help="AWS profile; default: AWS_PROFILE, as for the AWS CLI.")] = None,
+    region: Annotated[str | None, typer.Option(help="AWS region; default: the profile's.")] = None,
+    stage: Annotated[str, typer.Option(envvar="TRAINYARD_STAGE", help="The deployed stage.")] = DEFAULT_STAGE,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    ctx.obj = Target(profile, region, stage)
+
+
+@app.command()
+def submit(
+    ctx: typer.Context,
+    *,
+    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A job spec; ready ones lie in jobs/specs/.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the spec: --set arguments.epochs=2"),
+    ] = None,
+    output: Output = "table",
+) -> None:
+    """Submit a spec as one job, and follow it to its end.
+
+    Ctrl-C stops the following, never the job. The run id is printed on stdout. Exit code 1: the job failed.
+    """
+    from jobs.cli import submit as command
+
+    given = {"dry-run": dry_run, "follow": follow, "wait": wait, "detach": detach}
+    chosen = [name for name, is_given in given.items() if is_given] or ["follow"]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"--{chosen[0]} and --{chosen[1]} exclude each other")
+    how = command.How(chosen[0])
+    command.submit(ctx.obj.aws(), ctx.obj.stage, spec, overrides or [], how=how, yes=yes, output=output)
+
+
+@app.command("list")
+def list_runs(
+    ctx: typer.Context,
+    team: Annotated[str | None, typer.Option(help="Only this team's.")] = None,
+    since: Annotated[str, typer.Option(help="Submitted since: 30m, 12h, 7d, or an ISO 8601 time.")] = "7d",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 20,
+    output: Output = "table",
+) -> None:
+    """List the runs of the stage that AWS Batch remembers (at least a week after their end)."""
+    from jobs.cli import runs
+
+    runs.list_runs(ctx.obj.aws(), ctx.obj.stage, team=team, since=since, limit=limit, output=output)
+
+
+@app.command()
+def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
+    """Show a run: its state, its attempts and why they ended, how far it is."""
+    from jobs.cli import runs
+
+    runs.status(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    run: Run,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    since: Annotated[str | None, typer.Option(help="Lines since: 30m, 12h, 7d, or an ISO 8601 time.")] = None,
+    output: Output = "table",
+) -> None:
+    """Print a run's log: all its attempts, all its nodes."""
+    from jobs.cli import runs
+
+    runs.logs(ctx.obj.aws(), ctx.obj.stage, run, follow=follow, since=since, output=output)
+
+
+@app.command()
+def cancel(
+    ctx: typer.Context,
+    run: Run,
+    reason: Annotated[str, typer.Option(help="Kept with the job.")] = "cancelled with trainyard cancel",
+) -> None:
+    """Stop a run, whatever its state; what runs has the grace time to save a checkpoint."""
+    from jobs.cli import runs
+
+    runs.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason)
+
+
+@app.command()
+def fetch(
+    ctx: typer.Context,
+    run: Run,
+    to: Annotated[Path, typer.Option(help="Folder in which the run gets one of its own.")] = Path("runs"),
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="The checkpoints too.")] = False,
+    output: Output = "table",
+) -> None:
+    """Download what a run wrote: model, metrics, TensorBoard events, receipt."""
+    from jobs.cli import runs
+
+    runs.fetch(ctx.obj.aws(), ctx.obj.stage, run, to=to, checkpoints=checkpoints, output=output)
+
+
+@app.command()
+def receipt(ctx: typer.Context, run: Run, output: Output = "table") -> None:
+    """Show what a run took over all its attempts, and what it brought."""
+    from jobs.cli import runs
+
+    runs.receipt(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors."""
+    import json
+
+    from jobs.spec import spec_json_schema
+
+    print(json.dumps(spec_json_schema(), indent=2))
+
+
+@app.command()
+def demo() -> None:
+    """Deploy to an embedded AWS, fine-tune a real model there, show the result (what `make demo` runs)."""
+    from jobs.cli import demo as command
+
+    command.demo()
+
+
+@local.command("up")
+def local_up(
+    ctx: typer.Context,
+    state_file: StateFile = STATE_FILE,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 0,
+    executor: Annotated[
+        Literal["process", "docker"] | None,
+        typer.Option(help="What runs a job: this machine's processes (the default), or containers."),
+    ] = None,
+    deploy: Annotated[bool, typer.Option(help="Deploy the stage's stacks with the CDK CLI.")] = True,
+) -> None:
+    """Start the embedded AWS and deploy the stage to it."""
+    from jobs.cli import local as command
+
+    command.up(ctx.obj.stage, state_file, port=port, executor=executor, deploy=deploy)
+
+
+@local.command("down")
+def local_down(state_file: StateFile = STATE_FILE) -> None:
+    """Stop the embedded AWS and every job in it; its state was in memory and is gone."""
+    from jobs.cli import local as command
+
+    command.down(state_file)
+
+
+@local.command("status")
+def local_status(state_file: StateFile = STATE_FILE, output: Output = "table") -> None:
+    """Show whether the embedded AWS runs, its jobs, and what it does not prove."""
+    from jobs.cli import local as command
+
+    command.status(state_file, output=output)
+
+
+@local.command("env")
+def local_env(state_file: StateFile = STATE_FILE) -> None:
+    """Print the shell lines that point AWS tools at the embedded AWS: eval "$(trainyard local env)"."""
+    from jobs.cli import local as command
+
+    command.env(state_file)

@@ -1,0 +1,128 @@
+"""`trainyard demo`, which is `make demo`: the real stacks on an embedded AWS, a real model fine-tuned there.
+
+Everything goes the way it goes in AWS: the CDK CLI deploys, the spec is submitted through the Batch API, and what the
+run wrote is fetched from S3. Only the AWS is one that this process starts, and stops again.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.text import Text
+
+from jobs import storage
+from jobs.aws import Aws
+from jobs.batch import read_stage
+from jobs.cli import demo_data, embedded, tables
+from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.cli.submit import plan_run, raise_failure, send, watch
+from jobs.errors import Detached, JobFailedError
+from jobs.plan import DATA_SCHEME
+from jobs.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
+from jobs.spec import JobSpec
+from jobs.stage import DEFAULT_STAGE, DeployedStage
+
+SPEC = READY_SPECS / "finetune-reviews.yaml"
+STATE_FOLDER = Path(".trainyard")
+RUNS_FOLDER = Path("runs")
+_STEPS = 6
+
+
+def demo() -> None:
+    """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended."""
+    started_at = time.monotonic()
+    steps = Steps()
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupt)
+    try:
+        with _embedded_aws(steps) as server:
+            _run(steps, server)
+            steps.say(f"stopping the embedded AWS; all in all {tables.duration(time.monotonic() - started_at)}")
+    except (KeyboardInterrupt, Detached):
+        raise Detached("interrupted; what the demo had started is stopped", next_step="make demo") from None
+
+
+def _run(steps: "Steps", server: embedded.Server) -> None:
+    with steps.step(f"deploy stage '{DEFAULT_STAGE}' to it with the CDK CLI"):
+        embedded.deploy(server, DEFAULT_STAGE)
+
+    os.environ.update(server.environment)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        os.environ.pop(name, None)
+    aws = Aws()
+    stage = read_stage(aws, DEFAULT_STAGE)
+    spec = read_spec(SPEC)
+
+    with steps.step("put real data and pretrained weights into the data bucket"):
+        for done in demo_data.stage(aws, _inputs(spec, stage), STATE_FOLDER / "cache"):
+            steps.say(done)
+
+    with steps.step(f"trainyard submit {os.path.relpath(SPEC)} --follow"):
+        planned = plan_run(aws, stage, spec)
+        steps.print(tables.plan_table(planned))
+        job_id = send(aws, planned)
+        job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True)
+        raise_failure(job)
+        if receipt is None:
+            raise JobFailedError(f"{job.run_id} succeeded without a receipt", next_step="report this: it is a defect")
+
+    target = RUNS_FOLDER / planned.run_id
+    with steps.step(f"trainyard fetch {planned.run_id}"):
+        fetched = list(storage.fetch(aws, planned.run_location, target))
+        steps.say(f"{len(fetched)} files, {sum(path.stat().st_size for path in fetched) / 2**20:.0f} MiB")
+
+    with steps.step("the result"):
+        tables.stdout().print(tables.receipt_table(receipt, location=f"{target}/"))
+        folders = (RECEIPT, METRICS, MODEL, TENSORBOARD)
+        tables.stdout().print(tables.pairs([("fetched", "\n".join(str(target / name) for name in folders))]))
+
+
+@contextmanager
+def _embedded_aws(steps: "Steps") -> Iterator[embedded.Server]:
+    """An embedded AWS of the demo's own, which ends with this process however that ends."""
+    state_file = STATE_FOLDER / f"demo-{os.getpid()}.json"
+    with steps.step("start an embedded AWS"):
+        server = embedded.start(state_file, STATE_FOLDER / "demo.log", exit_with_pid=os.getpid())
+        steps.say(f"it answers at {server.endpoint}, and is not AWS: see infra/emulator/README.md for what it proves")
+    try:
+        yield server
+    finally:
+        # From here on a second Ctrl-C would only leave behind what the first one is about to stop.
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_IGN)
+        embedded.stop(server)
+
+
+def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
+    """Where the spec expects its inputs: argument to place in the data bucket."""
+    return {
+        argument: S3Location(stage.data_bucket, location.removeprefix(DATA_SCHEME))
+        for argument, location, _ in spec.entrypoint_arguments().sources()
+    }
+
+
+def _interrupt(_signal_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class Steps:
+    """Numbered steps on stderr, each with how long it took."""
+
+    def __init__(self) -> None:
+        self._console = tables.stderr()
+        self._number = 0
+        self.print = self._console.print
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        self._number += 1
+        self._console.print(Text(f"[{self._number}/{_STEPS}] {title}", style="bold"))
+        started_at = time.monotonic()
+        yield
+        self._console.print(Text(f"      done in {time.monotonic() - started_at:.1f} s", style="dim"))
+
+    def say(self, sentence: str) -> None:
+        self._console.print(Text(f"      {sentence}"))

@@ -1,0 +1,188 @@
+"""Starts, asks and stops the embedded AWS, which is a program of its own: `python -m infra.emulator`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+from jobs.errors import ConfigurationError, TrainyardError
+
+START_TIMEOUT_SECONDS = 60.0
+STOP_TIMEOUT_SECONDS = 60.0
+"""Longer than the grace time of the jobs that the server stops first."""
+
+_LOOK_AGAIN_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running embedded AWS, as its state file describes it."""
+
+    endpoint: str
+    port: int
+    pid: int
+    executor: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What points boto3, the AWS CLI and the CDK CLI at it. The credentials are no secret: it accepts any."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+
+def running(state_file: Path) -> Server | None:
+    """The server that `state_file` describes, if it answers; None for no file, or one that a killed server left."""
+    try:
+        state = json.loads(state_file.read_text())
+        server = Server(state["endpoint"], state["port"], state["pid"], state["executor"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigurationError(
+            f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
+        ) from None
+    answer = health(server)
+    return server if answer and answer.get("pid") == server.pid else None
+
+
+def health(server: Server) -> dict[str, Any] | None:
+    """What the server says of itself; None where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"{server.endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - loopback
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except (URLError, OSError, ValueError):
+        return None
+
+
+def start(
+    state_file: Path, log_file: Path, *, port: int = 0, executor: str = "process", exit_with_pid: int | None = None
+) -> Server:
+    """Start a server that outlives this process, unless `exit_with_pid` ties it to one.
+
+    Raises ConfigurationError with the server's own last words where it does not come up, a taken port for instance.
+    """
+    state_file.parent.mkdir(parents=True, exist_ok=True)
+    state_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
+    command += ["--state-file", str(state_file.absolute())]
+    command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        return _wait_until_up(process, state_file, log_file)
+    except BaseException:
+        end_group(process)
+        raise
+
+
+def _wait_until_up(process: subprocess.Popen[bytes], state_file: Path, log_file: Path) -> Server:
+    give_up_at = time.monotonic() + START_TIMEOUT_SECONDS
+    while time.monotonic() < give_up_at:
+        if server := running(state_file):
+            return server
+        if process.poll() is not None:
+            raise ConfigurationError(
+                _last_words(log_file) or f"the embedded AWS ended with exit code {process.returncode}",
+                next_step=f"see {log_file}",
+            )
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    raise ConfigurationError(
+        f"the embedded AWS did not come up within {START_TIMEOUT_SECONDS:.0f} s", next_step=f"see {log_file}"
+    )
+
+
+def deploy(server: Server, stage: str) -> None:
+    """Deploy a stage's stacks to `server` with the CDK CLI, whose progress goes to stderr.
+
+    Raises ConfigurationError where it fails.
+    """
+    code = run_in_group(
+        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
+    )
+    if code:
+        raise ConfigurationError(
+            f"the CDK CLI could not deploy stage '{stage}' to the embedded AWS (exit code {code}); its output is above",
+            next_step=f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
+        )
+
+
+def stop(server: Server) -> None:
+    """Stop the server, which stops every job first. Raises TrainyardError where it does not end in time."""
+    try:
+        os.kill(server.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    give_up_at = time.monotonic() + STOP_TIMEOUT_SECONDS
+    while _is_running(server.pid):
+        if time.monotonic() > give_up_at:
+            raise TrainyardError(
+                f"the embedded AWS (process {server.pid}) did not stop within {STOP_TIMEOUT_SECONDS:.0f} s",
+                next_step=f"kill -9 {server.pid}",
+            )
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+def run_in_group(command: Sequence[str], *, environment: dict[str, str] | None = None) -> int:
+    """Run a command to its end and return its exit code; if this process is interrupted, all that it started ends too.
+
+    It gets a process group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), start_new_session=True, env=environment
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        end_group(process)
+        raise
+
+
+def end_group(process: subprocess.Popen[bytes], *, grace_seconds: float = 10.0) -> None:
+    """SIGTERM, then SIGKILL, to the process group that `process` leads."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signal_number)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(grace_seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        ended, _ = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    else:
+        return ended == 0
+    try:
+        os.kill(pid, 0)
+        # An ended process stays in the list until its parent takes note, which pid 1 of many containers never does.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:
+        return not Path("/proc/self").exists()
+
+
+def _last_words(log_file: Path) -> str:
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(line.removeprefix("error: ") for line in lines[-3:])

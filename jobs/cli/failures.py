@@ -1,0 +1,80 @@
+"""How a command ends: its exit code, and one `error:` and one `next:` line in place of a traceback.
+
+With `-o json` the error is one JSON object on stderr: {"error": …, "next": …, "exit_code": …}.
+"""
+
+import errno
+import itertools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jobs.errors import Detached, TrainyardError
+
+ABORTED_EXIT_CODE = 1
+
+
+def run_reporting(command: Callable[[Sequence[str]], Any], arguments: Sequence[str]) -> int:
+    """Run `command` on `arguments` and return its exit code; what is no user's error keeps its traceback."""
+    import typer
+
+    try:
+        code = command(arguments)
+    except TrainyardError as error:
+        return _report(error, arguments)
+    except typer.TyperException as error:
+        return _report(_usage_error(error), arguments)
+    except typer.Abort:
+        return ABORTED_EXIT_CODE
+    except Exception as error:
+        explained = _explain(error)
+        if explained is None:
+            raise
+        return _report(explained, arguments)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: TrainyardError, arguments: Sequence[str]) -> int:
+    message = str(error.args[0])
+    if _wants_json(arguments):
+        report = {"error": message, "next": error.next_step, "exit_code": error.exit_code}
+        print(json.dumps(report, ensure_ascii=False), file=sys.stderr)
+    else:
+        prefix = "" if isinstance(error, Detached) else "error: "
+        for line in message.splitlines():
+            print(prefix + line, file=sys.stderr)
+        if error.next_step:
+            print(f"next: {error.next_step}", file=sys.stderr)
+    return error.exit_code
+
+
+def _usage_error(error: Any) -> TrainyardError:
+    context = getattr(error, "ctx", None)
+    usage = TrainyardError(
+        error.format_message(), next_step=f"{context.command_path if context else 'trainyard'} --help"
+    )
+    usage.exit_code = error.exit_code
+    return usage
+
+
+def _explain(error: Exception) -> TrainyardError | None:
+    if "botocore" in sys.modules:
+        from jobs.aws import explain
+
+        if explained := explain(error):
+            return explained
+    if isinstance(error, OSError) and error.filename:
+        full = error.errno == errno.ENOSPC
+        return TrainyardError(
+            f"{error.filename}: {error.strerror}", next_step="free some space, then again" if full else None
+        )
+    return None
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether `-o json` is among the arguments: known even where they are too wrong to be parsed."""
+    pairs = itertools.pairwise(arguments)
+    return any(pair in (("-o", "json"), ("--output", "json")) for pair in pairs) or any(
+        argument in ("-ojson", "--output=json") for argument in arguments
+    )

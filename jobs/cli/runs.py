@@ -1,0 +1,164 @@
+"""`trainyard list | status | logs | cancel | fetch | receipt`: what there is to know and do about runs."""
+
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from jobs import batch, storage
+from jobs.aws import Aws
+from jobs.cli import tables
+from jobs.errors import NotFoundError, UsageError
+from jobs.stage import DeployedStage
+
+_AGO = re.compile(r"(\d+)\s*([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def list_runs(aws: Aws, stage_name: str, *, team: str | None, since: str, limit: int, output: str) -> None:
+    """`trainyard list`."""
+    stage = batch.read_stage(aws, stage_name)
+    jobs = batch.list_jobs(aws, stage, since=parse_since(since), team=team)
+    if output == "json":
+        tables.print_json([tables.job_json(job) for job in jobs[:limit]])
+        return
+    if jobs:
+        tables.stdout().print(tables.jobs_table(jobs[:limit]))
+    console = tables.stderr()
+    if len(jobs) > limit:
+        console.print(f"{len(jobs) - limit} more; see --limit")
+    if not jobs:
+        console.print(f"no runs since {since} in stage '{stage.name}'; submit one: trainyard submit SPEC")
+
+
+def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
+    """`trainyard status`."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    job = batch.find_job(aws, stage, run.run_id)
+    metrics = storage.read_metrics(aws, run.location)
+    receipt = storage.read_receipt(aws, run.location)
+    if output == "json":
+        tables.print_json(
+            {
+                "run_id": run.run_id,
+                "location": str(run.location),
+                "job": tables.job_json(job) if job else None,
+                "last_metrics": metrics[-1] if metrics else None,
+                "receipt": receipt.model_dump(mode="json") if receipt else None,
+            }
+        )
+        return
+    console = tables.stdout()
+    last = ", ".join(f"{key} {value:.4g}" for key, value in metrics[-1].items() if key != "time") if metrics else ""
+    if job is None:
+        state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
+        rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]
+        console.print(tables.pairs([*rows, ("metrics", last), ("files", str(run.location))]))
+        return
+    console.print(
+        tables.pairs(
+            [
+                ("run", job.run_id),
+                ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}"),
+                ("reason", job.reason),
+                ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
+                ("submitted", tables.moment(job.created_at)),
+                ("started", tables.moment(job.started_at)),
+                ("stopped", tables.moment(job.stopped_at)),
+                ("metrics", last),
+                ("files", str(run.location)),
+                ("Batch job", job.id),
+            ]
+        )
+    )
+    if job.attempts:
+        console.print()
+        console.print(tables.attempts_table(job.attempts))
+
+
+def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:
+    """`trainyard logs`."""
+    from jobs.cli.live import LiveView, detaching, print_heading, print_line
+    from jobs.follow import follow as follow_job
+    from jobs.logs import LogReader
+
+    after = parse_since(since) if since else None
+    stage = batch.read_stage(aws, stage_name)
+    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    reader = LogReader(aws, stage.log_group, since=after)
+    if follow and not job.ended:
+        with detaching(job.run_id), LiveView(show_log=True, as_json=output == "json") as view:
+            follow_job(aws, stage, job.id, reader=reader, show=view.show)
+        return
+    console = tables.stderr()
+    attempt = 0
+    for line in reader.read(job.log_streams):
+        if line.attempt != attempt and job.max_attempts > 1 and len(job.attempts) > 1:
+            print_heading(console, line.attempt)
+        attempt = line.attempt
+        print_line(line, as_json=output == "json")
+    if not attempt:
+        console.print(f"{job.run_id} ({job.state}) has logged nothing{f' since {since}' if since else ' yet'}")
+
+
+def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
+    """`trainyard cancel`."""
+    stage = batch.read_stage(aws, stage_name)
+    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    console = tables.stderr()
+    if job.ended:
+        console.print(f"{job.run_id} had ended before: {job.state}")
+        return
+    batch.terminate(aws, job, reason=reason)
+    console.print(f"{job.run_id} ({job.state}) is being stopped; see: trainyard status {job.run_id}")
+
+
+def fetch(aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, output: str) -> None:
+    """`trainyard fetch`."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    fetched = []
+    for path in storage.fetch(aws, run.location, to / run.run_id, checkpoints=checkpoints):
+        fetched.append(str(path))
+        if output == "table":
+            print(path, flush=True)
+    if output == "json":
+        tables.print_json(fetched)
+
+
+def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
+    """`trainyard receipt`."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    found = storage.read_receipt(aws, run.location)
+    if found is None:
+        raise NotFoundError(
+            f"{run.run_id} has written no receipt: it has not started training, or failed before",
+            next_step=f"trainyard status {run.run_id}",
+        )
+    if output == "json":
+        tables.print_json(found.model_dump(mode="json"))
+    else:
+        tables.stdout().print(tables.receipt_table(found, location=str(run.location)))
+
+
+def parse_since(text: str) -> datetime:
+    """`30m`, `12h`, `7d`, or an ISO 8601 time (UTC where it names no offset). Raises UsageError for all else."""
+    match = _AGO.fullmatch(text.strip())
+    if match:
+        return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UsageError(f"--since {text}: it should look like 30m, 12h, 7d or 2026-01-31T12:00:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
+
+
+def _job_of(aws: Aws, stage: DeployedStage, run_id: str) -> batch.Job:
+    job = batch.find_job(aws, stage, run_id)
+    if job is None:
+        raise NotFoundError(
+            f"AWS Batch does not know {run_id} any more; its files are still there",
+            next_step=f"trainyard fetch {run_id}",
+        )
+    return job

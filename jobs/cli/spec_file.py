@@ -1,0 +1,101 @@
+"""Reads a spec file: YAML in UTF-8, with the line of a mistake, and `--set key=value` on top."""
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.errors import NotFoundError, UsageError
+from jobs.spec import JobSpec, parse_spec
+
+READY_SPECS = Path(__file__).parent.parent / "specs"
+
+
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """The spec in `path`, validated.
+
+    Raises NotFoundError where there is no such file, UsageError for everything wrong inside it or in `overrides`.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: no such file{_closest(path)}", next_step="trainyard submit SPEC") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a folder; name one of the specs in it{_closest(path)}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(
+            f"{path}: line {line}: byte {error.object[error.start]:#04x} is not UTF-8", next_step="save it as UTF-8"
+        ) from None
+    data = _parse(text, origin=str(path))
+    for override in overrides:
+        _override(data, override)
+    return _with_absolute_paths(parse_spec(data, origin=str(path)))
+
+
+def _parse(text: str, *, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_NoDuplicates)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise UsageError(f"{origin}: {place}{error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        # A character that YAML forbids; its message carries lines of its own about the reader.
+        raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
+
+
+class _NoDuplicates(yaml.SafeLoader):
+    """A SafeLoader that refuses a key given twice, of which PyYAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _override(data: Any, override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise UsageError(f"--set {override}: it should look like --set arguments.epochs=2")
+    target = data
+    for key in keys[:-1]:
+        if not isinstance(target, dict):
+            break
+        target = target.setdefault(key, {})
+    if not isinstance(target, dict):
+        raise UsageError(f"--set {override}: '{path}' leads into a value that holds no keys")
+    target[keys[-1]] = _parse(text, origin=f"--set {path}")
+
+
+def _with_absolute_paths(spec: JobSpec) -> JobSpec:
+    """Local inputs count from the working directory; a job does not run there."""
+    arguments = spec.entrypoint_arguments()
+    absolute = {
+        name: os.path.abspath(location)  # noqa: PTH100 - keeps symbolic links, as Path.absolute() keeps ".."
+        for name, location, _ in arguments.sources()
+        if "://" not in location
+    }
+    return spec.model_copy(update={"arguments": {**spec.arguments, **absolute}}) if absolute else spec
+
+
+def _closest(path: Path) -> str:
+    folders = [path if path.is_dir() else path.parent, READY_SPECS]
+    known = [
+        os.path.relpath(file) for folder in folders if folder.is_dir() for file in sorted(folder.glob("[!.]*.y*ml"))
+    ]
+    by_stem = {Path(file).stem: file for file in known}
+    close = difflib.get_close_matches(path.stem, by_stem, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {by_stem[close[0]]}?"
+    return f"; there is {', '.join(dict.fromkeys(known[:8]))}" if known else ""

@@ -1,0 +1,192 @@
+"""How runs, jobs, receipts and plans look as tables, and what they are as JSON."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.batch import Job, JobAttempt
+from jobs.plan import Plan
+from jobs.runs import Receipt
+
+_WIDTH_WITHOUT_TERMINAL = 160
+_RESULT_LABELS = {
+    "eval_accuracy": "accuracy",
+    "eval_majority_accuracy": "majority class",
+    "eval_f1": "F1",
+    "train_samples_per_second": "samples/s",
+}
+"""Results by the words people use; every other one is shown by its own key."""
+
+_STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "STARTING": "cyan"}
+
+
+def stdout() -> Console:
+    """For data."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+def stderr() -> Console:
+    """For what is said about it."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    """Labels on the left, values on the right; a row without a value is left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        if value:
+            table.add_row(label, Text(value))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """`48 s`, `12 min 05 s`, `3 h 20 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def moment(time: datetime | None) -> str:
+    """In local time, to the second."""
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""
+
+
+def usd(amount: float) -> str:
+    return f"{amount:.2f} USD" if amount >= 0.1 or amount == 0 else f"{amount:.4f} USD"
+
+
+def state(job: Job) -> Text:
+    return Text(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
+
+
+def plan_table(plan: Plan) -> Table:
+    row = plan.instance_type
+    nodes = f"{plan.nnodes} x {row.name}, {plan.nproc_per_node} ranks{' each' if plan.nnodes > 1 else ''}"
+    price = f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand, {plan.spot_usd_per_hour:.2f} USD/h Spot"
+    limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
+    return pairs(
+        [
+            ("run", plan.run_id),
+            ("queue", f"{plan.queue} ({plan.queue_reason})"),
+            ("instances", nodes),
+            ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
+            ("price", f"{price} (as of {row.price_date}, from {row.price_source})"),
+            ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
+            ("files", str(plan.run_location)),
+            *(("note", note) for note in plan.notes),
+        ]
+    )
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "run_id": plan.run_id,
+        "location": str(plan.run_location),
+        "queue": plan.queue,
+        "instance_type": plan.instance_type.name,
+        "nnodes": plan.nnodes,
+        "nproc_per_node": plan.nproc_per_node,
+        "on_demand_usd_per_hour": plan.on_demand_usd_per_hour,
+        "spot_usd_per_hour": plan.spot_usd_per_hour,
+        "price_date": plan.instance_type.price_date,
+        "price_source": plan.instance_type.price_source,
+    }
+
+
+def jobs_table(jobs: Iterable[Job]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK"):
+        table.add_column(heading, no_wrap=True)
+    for job in jobs:
+        took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else ""
+        table.add_row(
+            job.run_id,
+            state(job),
+            f"{job.attempt} of {job.max_attempts}",
+            job.team,
+            job.queue,
+            moment(job.created_at),
+            took,
+        )
+    return table
+
+
+def job_json(job: Job) -> dict[str, Any]:
+    """Times in ISO 8601, UTC."""
+    fields = dataclasses.asdict(job)
+    del fields["log_streams"]
+    return {key: _with_iso_times(value) for key, value in fields.items()}
+
+
+def _with_iso_times(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {key: _with_iso_times(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_iso_times(item) for item in value]
+    return value
+
+
+def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("REASON", overflow="fold")
+    for attempt in attempts:
+        table.add_row(
+            str(attempt.number),
+            moment(attempt.started_at),
+            moment(attempt.stopped_at) or "runs",
+            "" if attempt.exit_code is None else str(attempt.exit_code),
+            attempt.reason,
+        )
+    return table
+
+
+def receipt_table(receipt: Receipt, *, location: str) -> Table:
+    """What a run took and brought; its cost is an estimate and says so."""
+    cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
+    return pairs(
+        [
+            ("run", receipt.run_id),
+            ("state", receipt.state),
+            *result_rows(receipt.result),
+            ("attempts", str(len(receipt.attempts))),
+            ("duration", duration(receipt.duration_seconds)),
+            ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {receipt.instance_type})"),
+            ("price", f"as of {receipt.price_date}, from {receipt.price_source}"),
+            ("note", receipt.estimate_note),
+            ("files", location),
+        ]
+    )
+
+
+def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The final metrics, the well-known ones first."""
+    keys = [*(key for key in _RESULT_LABELS if key in result), *(key for key in result if key not in _RESULT_LABELS)]
+    return [(_RESULT_LABELS.get(key, key), _figure(result[key])) for key in keys]
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
