@@ -46,6 +46,11 @@ def job_definition_parameter(team: str, kind: str) -> str:
     return f"job-definition/{team}/{kind}"
 
 
+def image_repository_parameter(image: str) -> str:
+    """`image` is a folder under images/."""
+    return f"image-repository/{image}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeployedStage:
     """What one stage offers, by its physical names."""

@@ -1,0 +1,48 @@
+"""The CDK app: settings -> stages -> stacks.
+
+cdk synth                 the templates of all stages, into cdk.out; needs no account and no network
+cdk deploy 'dev/*'        one stage (with `-c stage=dev` the others are not even synthesised)
+"""
+
+import sys
+from collections.abc import Iterable
+
+import aws_cdk as cdk
+from cdk_nag import AwsSolutionsChecks, WriteNagSuppressionsToCloudFormationAspect
+
+from infra.compute_stack import ComputeStack
+from infra.image_stack import ImageStack
+from infra.job_stack import JobStack
+from infra.network_stack import NetworkStack
+from infra.settings import Stage
+from infra.settings_checks import selected_stages
+from infra.storage_stack import StorageStack
+from jobs.errors import TrainyardError
+
+
+def build(app: cdk.App, rows: Iterable[Stage]) -> None:
+    """All stacks of each stage, in the order in which they build on each other, and the rules that they must meet."""
+    for row in rows:
+        stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
+        network = NetworkStack(stage, stage=row)
+        storage = StorageStack(stage, stage=row)
+        image = ImageStack(stage, stage=row)
+        ComputeStack(stage, stage=row, network=network)
+        JobStack(stage, stage=row, storage=storage, image=image)
+        # Into the templates go the reasons why a rule does not apply.
+        cdk.Aspects.of(stage).add(WriteNagSuppressionsToCloudFormationAspect())
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks())
+
+
+def main() -> None:
+    app = cdk.App()
+    build(app, selected_stages(app.node.try_get_context("stage")))
+    app.synth()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

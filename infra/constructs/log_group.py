@@ -1,0 +1,16 @@
+"""A log group that outlives its stack and empties itself."""
+
+from aws_cdk import RemovalPolicy
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+
+class RetainedLogGroup(logs.LogGroup):
+    """Deleting the stack keeps it; its events expire after `retention_days`, of the values that CloudWatch accepts."""
+
+    def __init__(self, scope: Construct, name: str, *, retention_days: int) -> None:
+        super().__init__(scope, name, removal_policy=RemovalPolicy.RETAIN)
+        # The L2's own enumeration of the days has names only ("THREE_MONTHS"); settings say a number.
+        resource = self.node.default_child
+        assert isinstance(resource, logs.CfnLogGroup)  # noqa: S101 - narrows the type; the L2 is built on it
+        resource.retention_in_days = retention_days

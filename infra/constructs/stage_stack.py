@@ -1,0 +1,41 @@
+"""The base of every stack: its name, its tags, and how it publishes a name to the command line."""
+
+import aws_cdk as cdk
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from infra.settings import Stage
+from jobs.stage import parameter_path
+
+
+class StageStack(cdk.Stack):
+    """One stack of one stage; everything in it carries the tags `trainyard:project` and `trainyard:stage`."""
+
+    def __init__(self, scope: Construct, name: str, *, stage: Stage, description: str, stateful: bool = False) -> None:
+        """`stateful`: holds what cannot be made again; deleting it is refused where the stage says so."""
+        super().__init__(
+            scope,
+            name,
+            stack_name=f"trainyard-{stage.name}-{name}",
+            description=f"trainyard {stage.name}: {description}",
+            termination_protection=stateful and stage.termination_protection,
+        )
+        self.stage_row = stage
+        self.instance_tags = {"trainyard:project": "trainyard", "trainyard:stage": stage.name}
+        """The stack's own tags, for what Batch and EC2 create: CloudFormation does not tag that."""
+        for key, value in self.instance_tags.items():
+            cdk.Tags.of(self).add(key, value)
+
+    def publish(self, name: str, value: str) -> None:
+        """Writes `value` where `jobs.stage.DeployedStage` looks for `name`."""
+        ssm.StringParameter(
+            self,
+            f"Parameter-{name.replace('/', '-')}",
+            parameter_name=parameter_path(self.stage_row.name) + name,
+            string_value=value,
+        )
+
+
+def acknowledge(construct: Construct, reason: str, *rules: str) -> None:
+    """Records why cdk-nag's `rules` do not apply to `construct`; the reason goes into the template's metadata."""
+    cdk.Validations.of(construct).acknowledge(*(cdk.Acknowledgment(id=rule, reason=reason) for rule in rules))
