@@ -115,13 +115,13 @@ def is_loopback(url: str) -> bool:
 
 def is_transient(error: Exception) -> bool:
     """Whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
-    from botocore.exceptions import ClientError, HTTPClientError
+    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError  # noqa: A004 - botocore's own
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return status >= 500 or status == 429 or error_code(error) in _THROTTLED
-    return isinstance(error, (HTTPClientError, ResponseParserError))
+    return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
 
 
 def is_refused_connection(error: Exception) -> bool:
@@ -171,7 +171,7 @@ def explain(error: Exception) -> TrainyardError | None:
         )
     if isinstance(error, boto.NoRegionError):
         return ConfigurationError("no AWS region is set", next_step="--region NAME, or AWS_DEFAULT_REGION")
-    if isinstance(error, boto.HTTPClientError):
+    if isinstance(error, (boto.ConnectionError, boto.HTTPClientError)):
         return _explain_line(error)
     if isinstance(error, (boto.BotoCoreError, Boto3Error)):
         return ConfigurationError(_first_line(error))

@@ -62,7 +62,7 @@ def _run(steps: "Steps", server: embedded.Server) -> None:
 
     with steps.step(f"trainyard submit {os.path.relpath(SPEC)} --follow"):
         planned = plan_run(aws, stage, spec)
-        steps.print(tables.plan_table(planned))
+        steps.print(tables.plan_table(planned, embedded=stage.embedded))
         job_id = send(aws, planned)
         job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True)
         raise_failure(job)

@@ -96,9 +96,10 @@ def _wait_until_up(process: subprocess.Popen[bytes], state_file: Path, log_file:
         if server := running(state_file):
             return server
         if process.poll() is not None:
+            error, next_step = _last_words(log_file)
             raise ConfigurationError(
-                _last_words(log_file) or f"the embedded AWS ended with exit code {process.returncode}",
-                next_step=f"see {log_file}",
+                error or f"the embedded AWS ended with exit code {process.returncode}",
+                next_step=next_step or f"see {log_file}",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
     raise ConfigurationError(
@@ -183,6 +184,11 @@ def _is_running(pid: int) -> bool:
         return not Path("/proc/self").exists()
 
 
-def _last_words(log_file: Path) -> str:
-    lines = [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join(line.removeprefix("error: ") for line in lines[-3:])
+def _last_words(log_file: Path) -> tuple[str, str]:
+    """The error and the next step that an ended server's log names, each empty where it names none."""
+    found = {"error": "", "next": ""}
+    for line in log_file.read_text(errors="replace").splitlines():
+        label, _, text = line.partition(": ")
+        if label.lower() in found:
+            found[label.lower()] = text
+    return found["error"], found["next"]

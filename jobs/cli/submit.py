@@ -40,7 +40,7 @@ def submit(
     spec = read_spec(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     planned = plan_run(aws, stage, spec)
-    tables.stderr().print(tables.plan_table(planned))
+    tables.stderr().print(tables.plan_table(planned, embedded=stage.embedded))
     if how is How.DRY_RUN:
         tables.print_json(planned.request)
         return

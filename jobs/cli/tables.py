@@ -77,7 +77,7 @@ def state(job: Job) -> Text:
     return Text(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan, *, embedded: bool) -> Table:
     row = plan.instance_type
     nodes = f"{plan.nnodes} x {row.name}, {plan.nproc_per_node} ranks{' each' if plan.nnodes > 1 else ''}"
     price = f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand, {plan.spot_usd_per_hour:.2f} USD/h Spot"
@@ -88,7 +88,10 @@ def plan_table(plan: Plan) -> Table:
             ("queue", f"{plan.queue} ({plan.queue_reason})"),
             ("instances", nodes),
             ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
-            ("price", f"{price} (as of {row.price_date}, from {row.price_source})"),
+            (
+                "price",
+                f"{'nothing here; in AWS ' if embedded else ''}{price} (as of {row.price_date}, from {row.price_source})",
+            ),
             ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
             ("files", str(plan.run_location)),
             *(("note", note) for note in plan.notes),

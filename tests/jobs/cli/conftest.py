@@ -1,0 +1,43 @@
+"""The command line as users run it: the installed console script, in a folder and with an environment of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+TRAINYARD = Path(sys.executable).with_name("trainyard")
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def clean_environment(tmp_path: Path) -> dict[str, str]:
+    """An environment without anything that tells of an AWS: no settings, no credentials, an empty home."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAINYARD_"))}
+    home = tmp_path / "home"
+    home.mkdir()
+    return {**kept, "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+@pytest.fixture
+def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
+    """Runs `trainyard ARGUMENTS…` to its end in an empty folder; `environment` adds to the clean one."""
+
+    def run(
+        *arguments: str | Path, environment: Mapping[str, str] | None = None, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [TRAINYARD, *map(str, arguments)],
+            cwd=tmp_path,
+            env={**clean_environment, **(environment or {})},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run

@@ -1,0 +1,119 @@
+"""Each mistake of a user: what is said, what to do next, the exit code, and never a traceback."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from jobs.cli.spec_file import READY_SPECS
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+REVIEWS = READY_SPECS / "finetune-reviews.yaml"
+KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+REGION = {"AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def check(
+    finished: subprocess.CompletedProcess[str], *, exit_code: int, error: str, next_step: str | None = None
+) -> None:
+    assert finished.returncode == exit_code, finished.stderr
+    assert f"error: {error}" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert finished.stdout == ""
+    if next_step is not None:
+        assert f"next: {next_step}" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "next_step"),
+    [
+        (["sumbit"], "No such command 'sumbit'. Did you mean 'submit'?", "trainyard --help"),
+        (["submit"], "Missing argument", "trainyard submit --help"),
+        (["list", "--output", "xml"], "Invalid value for '--output'", "trainyard list --help"),
+        (["list", "--limit", "0"], "Invalid value for '--limit'", "trainyard list --help"),
+        (["list", "--nonsense"], "No such option", "trainyard list --help"),
+        (["local"], "Missing command", "trainyard local --help"),
+        (["submit", REVIEWS, "--wait", "--detach"], "Invalid value: --wait and --detach exclude each other", None),
+        (["submit", REVIEWS, "--set", "epochs"], "--set epochs: it should look like", None),
+    ],
+)
+def test_usage(trainyard: Trainyard, arguments: list[str | Path], error: str, next_step: str | None) -> None:
+    check(trainyard(*arguments), exit_code=2, error=error, next_step=next_step)
+
+
+def test_a_spec_that_is_not_there(trainyard: Trainyard) -> None:
+    misspelt = READY_SPECS / "finetune-review.yaml"
+    check(trainyard("submit", misspelt), exit_code=4, error=f"{misspelt}: no such file; did you mean ")
+
+
+def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: Bad Name\njob: finetune-classification\nattempts: 99\nteem: x\n")
+    finished = trainyard("submit", "bad.yaml")
+    check(finished, exit_code=2, error="bad.yaml: name: ")
+    lines = finished.stderr.splitlines()
+    assert len([line for line in lines if line.startswith("error: bad.yaml: ")]) == 3
+    assert "error: bad.yaml: teem: unknown key; did you mean 'team'?" in lines
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "next_step"),
+    [
+        ({}, "no AWS region is set", "--region NAME"),
+        (REGION, "no AWS credentials found", "aws configure"),
+        ({**REGION, "AWS_PROFILE": "nobody"}, "The config profile (nobody) could not be found", "aws configure list"),
+        ({**REGION, "AWS_ACCESS_KEY_ID": "half"}, "Partial credentials found", "aws configure"),
+    ],
+)
+def test_credentials_and_settings(
+    trainyard: Trainyard, environment: Mapping[str, str], error: str, next_step: str
+) -> None:
+    for command in (["submit", REVIEWS, "--dry-run"], ["list"], ["status", "latest"]):
+        check(trainyard(*command, environment=environment), exit_code=3, error=error, next_step=next_step)
+
+
+def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard) -> None:
+    for arguments in (["--profile", "nobody", "list"], ["list", "--profile", "nobody"], ["list", "--profile=nobody"]):
+        check(trainyard(*arguments, environment=REGION), exit_code=3, error="The config profile (nobody)")
+
+
+def test_an_embedded_aws_that_is_not_running(trainyard: Trainyard) -> None:
+    endpoint = f"http://localhost:{free_port()}"
+    finished = trainyard("list", environment={**KEYS, **REGION, "AWS_ENDPOINT_URL": endpoint})
+    check(
+        finished, exit_code=3, error=f"the embedded AWS at {endpoint} does not answer", next_step="trainyard local up"
+    )
+
+
+def test_errors_are_json_where_the_output_is(trainyard: Trainyard) -> None:
+    finished = trainyard("list", "-o", "json", environment=REGION)
+    error = json.loads(finished.stderr)
+    assert finished.returncode == error["exit_code"] == 3
+    assert error["error"] == "no AWS credentials found"
+    assert "aws sso login" in error["next"]
+    usage = trainyard("list", "--nonsense", "--output=json")
+    assert json.loads(usage.stderr)["exit_code"] == usage.returncode == 2
+
+
+@pytest.mark.parametrize("command", [["local", "status"], ["local", "env"]])
+def test_no_embedded_aws_to_speak_of(trainyard: Trainyard, command: list[str]) -> None:
+    check(trainyard(*command), exit_code=3, error="no embedded AWS runs", next_step="trainyard local up")
+
+
+def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("[]")
+    check(
+        trainyard("local", "status", "--state-file", "state.json"),
+        exit_code=3,
+        error="state.json is not the state file of an embedded AWS",
+    )

@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+
+from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.errors import NotFoundError, UsageError
+
+GOOD = """\
+name: reviews
+job: finetune-classification
+arguments:
+  model: data://models/minilm
+  train_data: data://reviews/train.jsonl
+"""
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "spec.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(READY_SPECS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_ready_spec_is_valid(path: Path) -> None:
+    assert read_spec(path).name == path.stem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(GOOD + "wokers: 2\n", "spec.yaml: wokers: unknown key", id="unknown key"),
+        pytest.param(
+            GOOD.replace("model:", "modle:"), "arguments.modle: unknown key; did you mean 'model'?", id="misspelt"
+        ),
+        pytest.param(GOOD + "attempts: many\n", "spec.yaml: attempts: ", id="wrong type"),
+        pytest.param(GOOD + "resources: {nnodes: 0}\n", "resources.nnodes: ", id="impossible resource"),
+        pytest.param(GOOD + "attempts: 11\n", "attempts: ", id="more attempts than Batch has"),
+        pytest.param(GOOD + "job: other\n", "line 6, column 1: key 'job' is given twice", id="key given twice"),
+        pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
+        pytest.param("name: a\n\tjob: b\n", "line 2, column 1: ", id="tab"),
+        pytest.param("name: a\x01\n", "special characters are not allowed", id="control character"),
+        pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
+        pytest.param("- a\n- b\n", "this is a list", id="list"),
+        pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
+        pytest.param(GOOD.replace("  train_data: data://reviews/train.jsonl\n", ""), "train_data", id="no data"),
+    ],
+)
+def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError) as error:
+        read_spec(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_several_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as error:
+        read_spec(write(tmp_path, GOOD + "attempts: 0\nteam: NOT OK\n"))
+    assert len(str(error.value).splitlines()) == 2
+
+
+def test_a_missing_file_suggests_the_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "reviews.yaml").write_text(GOOD)
+    with pytest.raises(NotFoundError, match=r"no such file; did you mean .*reviews\.yaml\?"):
+        read_spec(tmp_path / "review.yaml")
+
+
+def test_a_folder_is_no_spec(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        read_spec(tmp_path)
+
+
+def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    spec = read_spec(path, ["arguments.epochs=2", "resources.nproc_per_node=4", "name=other"])
+    assert (spec.name, spec.arguments["epochs"], spec.resources.nproc_per_node) == ("other", 2, 4)
+    with pytest.raises(UsageError, match=r"arguments\.epoch: unknown key; did you mean 'epochs'"):
+        read_spec(path, ["arguments.epoch=2"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("arguments.epochs", "it should look like --set arguments.epochs=2"),
+        ("=2", "it should look like"),
+        ("arguments..epochs=2", "it should look like"),
+        ("name.first=x", "leads into a value that holds no keys"),
+        ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
+    ],
+)
+def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_spec(write(tmp_path, GOOD), [override])
+    assert message in str(error.value)
+
+
+def test_local_inputs_count_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    spec = read_spec(write(tmp_path, GOOD), ["arguments.train_data=../train.jsonl"])
+    assert spec.arguments["train_data"] == str(tmp_path / "train.jsonl")
+    assert spec.arguments["model"] == "data://models/minilm"

@@ -1,0 +1,111 @@
+"""A proxy in front of the embedded AWS that fails as networks and services do."""
+
+import http.client
+import json
+import socket
+import threading
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request in place of a plain answer."""
+
+    kind: Literal["answer", "cut"]
+    """`answer`: an error of the service. `cut`: the connection ends without an answer."""
+    taken: Literal["never", "before", "late"] = "never"
+    """Whether the service gets the request: not at all, before the fault, or only when the next one arrives."""
+    status: int = 500
+    code: str = "InternalFailure"
+
+
+class FaultyProxy:
+    """Passes requests on to `upstream`, except where `faults` has something else for an operation."""
+
+    def __init__(self, upstream: str) -> None:
+        proxy = self
+        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
+        """By operation, in lower case: `submitjob`, `getparametersbypath`; the first is for the next request."""
+        self.seen: list[str] = []
+        """Operations asked for, in order."""
+        self._late: deque[tuple[str, str, dict[str, str], bytes]] = deque()
+        self._upstream = urlsplit(upstream).netloc
+        self._lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _handle(self) -> None:
+                proxy.handle(self)
+
+            do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _handle  # noqa: N815 - http.server's names
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://localhost:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        target = request.headers.get("X-Amz-Target", "")
+        operation = (target.rsplit(".", 1)[-1] or request.path.rsplit("/", 1)[-1]).lower()
+        message = (request.command, request.path, headers, body)
+        with self._lock:
+            self.seen.append(operation)
+            fault = self.faults[operation].popleft() if self.faults[operation] else None
+            late, self._late = self._late, deque()
+        for delayed in late:
+            self._pass_on(*delayed)
+        if fault is None:
+            self._answer(request, *self._pass_on(*message))
+            return
+        if fault.taken == "before":
+            self._pass_on(*message)
+        elif fault.taken == "late":
+            self._late.append(message)
+        if fault.kind == "cut":
+            request.connection.shutdown(socket.SHUT_RDWR)
+            request.close_connection = True
+            return
+        text = json.dumps({"__type": fault.code, "message": f"injected {fault.code}"}).encode()
+        self._answer(request, fault.status, {"x-amzn-errortype": fault.code}, text)
+
+    def _pass_on(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection(self._upstream, timeout=60)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    @staticmethod
+    def _answer(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
+        request.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                request.send_header(name, value)
+        # What a HEAD request is told of is not sent along.
+        length = headers.get("Content-Length", "0") if request.command == "HEAD" else str(len(body))
+        request.send_header("Content-Length", length)
+        request.end_headers()
+        request.wfile.write(body)
+
+    def __enter__(self) -> "FaultyProxy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
