@@ -80,7 +80,8 @@ def state(job: Job) -> Text:
 def plan_table(plan: Plan, *, embedded: bool) -> Table:
     row = plan.instance_type
     nodes = f"{plan.nnodes} x {row.name}, {plan.nproc_per_node} ranks{' each' if plan.nnodes > 1 else ''}"
-    price = f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand, {plan.spot_usd_per_hour:.2f} USD/h Spot"
+    price = "nothing here; in AWS " if embedded else ""
+    price += f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand, {plan.spot_usd_per_hour:.2f} USD/h Spot"
     limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
     return pairs(
         [
@@ -90,7 +91,7 @@ def plan_table(plan: Plan, *, embedded: bool) -> Table:
             ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
             (
                 "price",
-                f"{'nothing here; in AWS ' if embedded else ''}{price} (as of {row.price_date}, from {row.price_source})",
+                f"{price} (as of {row.price_date}, from {row.price_source})",
             ),
             ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
             ("files", str(plan.run_location)),

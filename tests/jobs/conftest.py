@@ -1,22 +1,80 @@
-from collections.abc import Iterator
+"""The embedded AWS with the project's own stacks deployed to it, as the modules under test see it."""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
+from jobs import batch
 from jobs.aws import Aws
+from jobs.cli.submit import send
+from jobs.stage import DEFAULT_STAGE, DeployedStage
 from tests.jobs.faulty_proxy import FaultyProxy
+from tests.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, planned_to_run, wait_for
+
+
+def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    for name, value in environment_of(endpoint).items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def environment_of(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
 
 
 @pytest.fixture
 def refusing_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A service whose answers are the `faults` of the test and nothing else; the environment points at it."""
     with FaultyProxy("http://localhost:9") as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        point_at(monkeypatch, proxy.url)
         yield proxy
 
 
 @pytest.fixture
 def refusing_aws(refusing_service: FaultyProxy) -> Aws:
     return Aws()
+
+
+@pytest.fixture
+def deployed_environment(deployed_aws: str) -> Mapping[str, str]:
+    """What points a process at the embedded AWS that the stage `dev` is deployed to."""
+    return environment_of(deployed_aws)
+
+
+@pytest.fixture
+def embedded(deployed_aws: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The embedded AWS with stage `dev` deployed; the environment points at it, and what the specs read is there."""
+    point_at(monkeypatch, deployed_aws)
+    aws = Aws()
+    data_bucket = batch.read_stage(aws, DEFAULT_STAGE).data_bucket
+    aws.s3.put_object(Bucket=data_bucket, Key=f"{MODEL_KEY}/config.json", Body=b"{}")
+    aws.s3.put_object(Bucket=data_bucket, Key=DATA_KEY, Body=b'{"text": "good", "label": 1}\n')
+    return aws
+
+
+@pytest.fixture
+def stage(embedded: Aws) -> DeployedStage:
+    return batch.read_stage(embedded, DEFAULT_STAGE)
+
+
+@pytest.fixture
+def faulty(stage: DeployedStage, deployed_aws: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the embedded AWS, to which the environment points; it does as its `faults` say."""
+    with FaultyProxy(deployed_aws) as proxy:
+        point_at(monkeypatch, proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def run_command(embedded: Aws, stage: DeployedStage) -> RunCommand:
+    def run(command: Sequence[str], *, name: str = "probe") -> Run:
+        plan = planned_to_run(embedded, stage, command, name=name)
+        return Run(plan, wait_for(embedded, stage, send(embedded, plan)))
+
+    return run

@@ -18,7 +18,7 @@ class Fault:
     kind: Literal["answer", "cut"]
     """`answer`: an error of the service. `cut`: the connection ends without an answer."""
     taken: Literal["never", "before", "late"] = "never"
-    """Whether the service gets the request: not at all, before the fault, or only when the next one arrives."""
+    """Whether the service gets the request: not at all, before the fault, or just before the next of its operation."""
     status: int = 500
     code: str = "InternalFailure"
 
@@ -32,7 +32,7 @@ class FaultyProxy:
         """By operation, in lower case: `submitjob`, `getparametersbypath`; the first is for the next request."""
         self.seen: list[str] = []
         """Operations asked for, in order."""
-        self._late: deque[tuple[str, str, dict[str, str], bytes]] = deque()
+        self._late: dict[str, tuple[str, str, dict[str, str], bytes]] = {}
         self._upstream = urlsplit(upstream).netloc
         self._lock = threading.Lock()
 
@@ -62,16 +62,16 @@ class FaultyProxy:
         with self._lock:
             self.seen.append(operation)
             fault = self.faults[operation].popleft() if self.faults[operation] else None
-            late, self._late = self._late, deque()
-        for delayed in late:
-            self._pass_on(*delayed)
+            late = self._late.pop(operation, None)
+        if late is not None:
+            self._pass_on(*late)
         if fault is None:
             self._answer(request, *self._pass_on(*message))
             return
         if fault.taken == "before":
             self._pass_on(*message)
         elif fault.taken == "late":
-            self._late.append(message)
+            self._late[operation] = message
         if fault.kind == "cut":
             request.connection.shutdown(socket.SHUT_RDWR)
             request.close_connection = True

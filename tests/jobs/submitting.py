@@ -1,0 +1,56 @@
+"""Plans whose job runs a command of the test in place of a training, and everything else as it is."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from jobs import batch
+from jobs.aws import Aws
+from jobs.batch import Job
+from jobs.cli.submit import plan_run
+from jobs.plan import Plan
+from jobs.spec import parse_spec
+from jobs.stage import DeployedStage
+
+MODEL_KEY = "tests/model"
+DATA_KEY = "tests/train.jsonl"
+SPEC = {
+    "name": "probe",
+    "job": "finetune-classification",
+    "team": "research",
+    "arguments": {"model": f"data://{MODEL_KEY}", "train_data": f"data://{DATA_KEY}"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    plan: Plan
+    ended: Job
+
+
+RunCommand = Callable[..., Run]
+"""`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
+
+
+def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
+    """The plan of `SPEC`, with `command` in the container."""
+    plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name}, origin="the test"))
+    request = copy.deepcopy(plan.request)
+    request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = list(command)
+    return replace(plan, request=request)
+
+
+def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
+    """The job once it is in `state`, or has ended; fails after 30 seconds."""
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at:
+        [job] = batch.describe(aws, stage, [job_id])
+        if job.state == state or (job.ended and state is None):
+            return job
+        if job.ended:
+            raise AssertionError(f"ended as {job.state} ({job.reason}) before it was {state}")
+        time.sleep(0.05)
+    raise AssertionError(f"still {job.state} after 30 s")
