@@ -9,7 +9,7 @@ from jobs.aws import Aws
 from jobs.cli.submit import send
 from jobs.stage import DEFAULT_STAGE, DeployedStage
 from tests.jobs.faulty_proxy import FaultyProxy
-from tests.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, planned_to_run, wait_for
+from tests.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, environment_of, planned_to_run, wait_for
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -17,15 +17,6 @@ def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-
-
-def environment_of(endpoint: str) -> dict[str, str]:
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Fault:
 class FaultyProxy:
     """Passes requests on to `upstream`, except where `faults` has something else for an operation."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, host: str = "localhost") -> None:
         proxy = self
         self.faults: dict[str, deque[Fault]] = defaultdict(deque)
         """By operation, in lower case: `submitjob`, `getparametersbypath`; the first is for the next request."""
@@ -47,9 +47,9 @@ class FaultyProxy:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1" if host == "localhost" else host, 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://localhost:{self._server.server_address[1]}"
+        self.url = f"http://{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 

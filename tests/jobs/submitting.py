@@ -35,6 +35,16 @@ RunCommand = Callable[..., Run]
 """`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
 
 
+def environment_of(endpoint: str) -> dict[str, str]:
+    """What points a process at an embedded AWS."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
 def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
     """The plan of `SPEC`, with `command` in the container."""
     plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name}, origin="the test"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -141,27 +142,22 @@ def test_the_attempt_that_runs_is_among_the_attempts(embedded: Aws, stage: Deplo
 
 
 def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws, stage: DeployedStage) -> None:
-    container = {
+    container: Any = {
         "image": "any",
         "command": ["sh", "-c", "echo hello; exit 3"],
         "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
     }
-    plain = embedded.batch.register_job_definition(
-        jobDefinitionName="plain",
-        type="container",
-        containerProperties=container,  # type: ignore[arg-type]
-    )["jobDefinitionArn"]
-    nodes = embedded.batch.register_job_definition(
+    register = embedded.batch.register_job_definition
+    plain = register(jobDefinitionName="plain", type="container", containerProperties=container)
+    range_of_nodes: Any = {"targetNodes": "0:", "container": container}
+    nodes = register(
         jobDefinitionName="nodes",
         type="multinode",
-        nodeProperties={
-            "numNodes": 2,
-            "mainNode": 0,
-            "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],  # type: ignore[typeddict-item]
-        },
-    )["jobDefinitionArn"]
-    for definition, expected in ((plain, [(1, None)]), (nodes, [(1, 0), (1, 1)])):
-        queue = stage.queues["gaudi-multinode" if definition == nodes else "cpu-spot"]
+        nodeProperties={"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [range_of_nodes]},
+    )
+    plain_arn, nodes_arn = plain["jobDefinitionArn"], nodes["jobDefinitionArn"]
+    for definition, expected in ((plain_arn, [(1, None)]), (nodes_arn, [(1, 0), (1, 1)])):
+        queue = stage.queues["gaudi-multinode" if definition == nodes_arn else "cpu-spot"]
         job_id = embedded.batch.submit_job(jobName="raw", jobQueue=queue, jobDefinition=definition)["jobId"]
         job = wait_for(embedded, stage, job_id)
         assert job.state == "FAILED"

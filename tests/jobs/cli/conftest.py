@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-TRAINYARD = Path(sys.executable).with_name("trainyard")
+from tests.jobs.cli.terminal import TRAINYARD
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -1,0 +1,104 @@
+"""`trainyard local`: the embedded AWS as a process of its own. Nothing is deployed here; the demo's test does that."""
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def up(trainyard: Trainyard, tmp_path: Path) -> Iterator[dict[str, object]]:
+    """A server brought up without a deployment, as its state file describes it."""
+    finished = trainyard("local", "up", "--no-deploy")
+    try:
+        assert finished.returncode == 0, finished.stderr
+        state: dict[str, object] = json.loads((tmp_path / ".trainyard/emulator.json").read_text())
+        assert f"export AWS_ENDPOINT_URL={state['endpoint']}" in finished.stdout.splitlines()
+        yield state
+    finally:
+        trainyard("local", "down")
+
+
+def is_alive(pid: object) -> bool:
+    try:
+        os.kill(int(str(pid)), 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_up_outlives_its_command_and_down_stops_it(trainyard: Trainyard, up: dict[str, object], tmp_path: Path) -> None:
+    with urllib.request.urlopen(f"{up['endpoint']}/trainyard/health") as answer:
+        assert json.load(answer)["pid"] == up["pid"]
+    stopped = trainyard("local", "down")
+    assert stopped.returncode == 0
+    assert "stopped the embedded AWS" in stopped.stderr
+    assert not is_alive(up["pid"])
+    assert not (tmp_path / ".trainyard/emulator.json").exists()
+    again = trainyard("local", "down")
+    assert again.returncode == 0
+    assert "no embedded AWS runs" in again.stderr
+
+
+def test_down_stops_the_jobs_too(trainyard: Trainyard, up: dict[str, object]) -> None:
+    status = json.loads(trainyard("local", "status", "-o", "json").stdout)
+    assert status["pid"] == up["pid"]
+    assert status["executor"] == "process"
+    table = trainyard("local", "status").stdout
+    assert str(up["endpoint"]) in table
+    assert "none" in table
+
+
+def test_up_twice_says_so(trainyard: Trainyard, up: dict[str, object]) -> None:
+    again = trainyard("local", "up", "--no-deploy")
+    assert again.returncode == 0
+    assert f"runs already at {up['endpoint']}" in again.stderr
+    other_port = trainyard("local", "up", "--no-deploy", "--port", "1")
+    assert other_port.returncode == 3
+    assert "next: trainyard local down" in other_port.stderr
+
+
+def test_env_is_what_a_shell_takes(
+    trainyard: Trainyard, up: dict[str, object], clean_environment: dict[str, str]
+) -> None:
+    lines = trainyard("local", "env", environment={"AWS_PROFILE": "mine"}).stdout
+    shown = subprocess.run(
+        ["sh", "-c", f"{lines}\nenv"], env={**clean_environment, "AWS_PROFILE": "mine"}, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert f"AWS_ENDPOINT_URL={up['endpoint']}" in shown
+    assert "AWS_DEFAULT_REGION=us-east-1" in shown
+    assert "AWS_PROFILE=mine" not in shown
+
+
+def test_a_port_that_is_taken(trainyard: Trainyard, tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        finished = trainyard("local", "up", "--no-deploy", "--port", str(port))
+    assert finished.returncode == 3
+    assert f"error: port {port} is taken" in finished.stderr
+    assert "next: choose another with --port" in finished.stderr
+    assert not (tmp_path / ".trainyard/emulator.json").exists()
+
+
+def test_a_state_file_that_a_killed_server_left_is_no_obstacle(
+    trainyard: Trainyard, up: dict[str, object], tmp_path: Path
+) -> None:
+    os.kill(int(str(up["pid"])), 9)
+    give_up_at = time.monotonic() + 10
+    while is_alive(up["pid"]) and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    assert (tmp_path / ".trainyard/emulator.json").exists()
+    assert trainyard("local", "status").returncode == 3
+    assert trainyard("local", "up", "--no-deploy").returncode == 0
+    assert trainyard("local", "status").returncode == 0

@@ -1,0 +1,234 @@
+"""`trainyard submit` against the deployed stage: what it prints, asks, sends, and how it ends."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs import batch
+from jobs.aws import Aws
+from jobs.runs import is_run_id
+from jobs.stage import DeployedStage
+from tests.jobs.cli.terminal import TRAINYARD, Terminal
+from tests.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.jobs.submitting import DATA_KEY, MODEL_KEY, SPEC, environment_of, wait_for
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A spec whose inputs exist, though its model is no model: a job of it fails in seconds."""
+    path = tmp_path / "probe.yaml"
+    path.write_text(yaml.safe_dump(SPEC))
+    return path
+
+
+@pytest.fixture
+def submit(trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str]) -> Trainyard:
+    """`trainyard submit …`, pointed at the embedded AWS."""
+    return lambda *arguments: trainyard("submit", *arguments, environment=deployed_environment)
+
+
+@pytest.fixture
+def network_environment(faulty_network: FaultyProxy) -> Mapping[str, str]:
+    """The embedded AWS behind an address that is not this machine's usual loopback: there, money would be spent."""
+    return environment_of(faulty_network.url)
+
+
+@pytest.fixture
+def faulty_network(embedded: Aws, deployed_aws: str) -> Iterator[FaultyProxy]:
+    with FaultyProxy(deployed_aws, host="127.0.0.2") as proxy:
+        yield proxy
+
+
+def runs_of(aws: Aws, stage: DeployedStage) -> list[str]:
+    objects = aws.s3.list_objects_v2(Bucket=stage.run_bucket, Prefix="research/probe-").get("Contents", [])
+    return [item["Key"] for item in objects]
+
+
+def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
+    submit: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage
+) -> None:
+    before = runs_of(embedded, stage)
+    finished = submit(spec, "--dry-run", "--set", "arguments.epochs=2", "--set", "attempts=5")
+    assert finished.returncode == 0, finished.stderr
+    request: dict[str, Any] = json.loads(finished.stdout)
+    assert is_run_id(request["jobName"])
+    assert request["jobQueue"] == stage.queues["gaudi-spot"]
+    assert request["retryStrategy"]["attempts"] == 5
+    [container] = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    assert f"--model=s3://{stage.data_bucket}/{MODEL_KEY}" in container["command"]
+    assert "--epochs=2.0" in container["command"]
+    assert runs_of(embedded, stage) == before
+    for word in ("gaudi-spot", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
+        assert word in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "exit_code", "error"),
+    [
+        ("arguments.model=data://tests/none", 4, "arguments.model: a pretrained model's folder was expected at s3://"),
+        ("arguments.train_data=data://tests/no.csv", 4, "arguments.train_data: a table of examples was expected"),
+        ("arguments.train_data=s3://no-such-bucket/a.csv", 4, "expected at s3://no-such-bucket/a.csv, where there is"),
+        ("arguments.model=data://tests", 4, "holds files but no config.json"),
+        ("arguments.train_data=/no/such/file.csv", 4, "expected at /no/such/file.csv, where there is nothing"),
+        ("resources.nproc_per_node=9", 2, "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge"),
+        ("team=nobody", 2, "team 'nobody' not found in stage 'dev'"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_sent(
+    *, submit: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, override: str, exit_code: int, error: str
+) -> None:
+    before = runs_of(embedded, stage)
+    finished = submit(spec, "--set", override, "--detach")
+    assert finished.returncode == exit_code
+    assert finished.stdout == ""
+    assert error in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert runs_of(embedded, stage) == before
+
+
+def test_a_stage_that_is_not_deployed(
+    trainyard: Trainyard, spec: Path, deployed_environment: Mapping[str, str]
+) -> None:
+    for arguments in (["--stage", "nowhere", "submit", spec], ["submit", spec, "--stage", "nowhere"]):
+        finished = trainyard(*arguments, environment=deployed_environment)
+        assert finished.returncode == 3
+        assert "error: stage 'nowhere' is not deployed here" in finished.stderr
+    by_variable = trainyard("list", environment={**deployed_environment, "TRAINYARD_STAGE": "nowhere"})
+    assert by_variable.returncode == 3
+
+
+def test_detached_it_prints_the_run_id_and_returns(
+    submit: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage
+) -> None:
+    finished = submit(spec, "--detach")
+    assert finished.returncode == 0, finished.stderr
+    run_id = finished.stdout.strip()
+    job = batch.find_job(embedded, stage, run_id)
+    assert job is not None
+    resolved = embedded.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")["Body"].read()
+    assert yaml.safe_load(resolved)["arguments"]["train_data"] == f"s3://{stage.data_bucket}/{DATA_KEY}"
+    batch.terminate(embedded, job, reason="the test is over")
+    wait_for(embedded, stage, job.id)
+
+
+def test_a_job_that_fails_by_its_own_fault_ends_with_1_and_the_end_of_its_log(submit: Trainyard, spec: Path) -> None:
+    finished = submit(spec, "--wait")
+    assert finished.returncode == 1, finished.stderr
+    run_id = finished.stdout.splitlines()[0]
+    assert f"error: {run_id} failed in attempt 1 of 3" in finished.stderr
+    assert f"next: trainyard logs {run_id}" in finished.stderr
+    # What the entrypoint said of a model that is none.
+    assert "config.json" in finished.stderr
+
+
+def test_ctrl_c_detaches_from_a_submission(
+    spec: Path,
+    embedded: Aws,
+    stage: DeployedStage,
+    clean_environment: dict[str, str],
+    deployed_environment: Mapping[str, str],
+) -> None:
+    with Terminal(
+        [TRAINYARD, "submit", spec],
+        environment={**clean_environment, **deployed_environment},
+        folder=spec.parent,
+    ) as terminal:
+        terminal.wait_until_shown("attempt 1 of 3")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.wait() == 130
+    assert "it goes on" in terminal.shown
+    run_id = next(word for word in terminal.shown.split() if is_run_id(word))
+    job = batch.find_job(embedded, stage, run_id)
+    assert job is not None
+    batch.terminate(embedded, job, reason="the test is over")
+    wait_for(embedded, stage, job.id)
+
+
+def test_money_is_not_spent_unasked(
+    *,
+    trainyard: Trainyard,
+    spec: Path,
+    embedded: Aws,
+    stage: DeployedStage,
+    clean_environment: dict[str, str],
+    network_environment: Mapping[str, str],
+) -> None:
+    before = runs_of(embedded, stage)
+    unasked = trainyard("submit", spec, "--detach", environment=network_environment)
+    assert unasked.returncode == 2
+    assert "there is no terminal to ask on" in unasked.stderr
+    assert "next: add --yes" in unasked.stderr
+    assert "nothing here" not in unasked.stderr
+    with Terminal(
+        [TRAINYARD, "submit", spec, "--detach"],
+        environment={**clean_environment, **network_environment},
+        folder=spec.parent,
+    ) as terminal:
+        terminal.wait_until_shown("Submit to gaudi-spot?")
+        assert "13.11 USD/h On-Demand, 3.93 USD/h Spot" in terminal.shown
+        terminal.type("n\n")
+        assert terminal.wait() == 1
+    assert runs_of(embedded, stage) == before
+
+    for answer in ("typed", "given"):
+        with Terminal(
+            [TRAINYARD, "submit", spec, "--detach", *(["-y"] if answer == "given" else [])],
+            environment={**clean_environment, **network_environment},
+            folder=spec.parent,
+        ) as terminal:
+            if answer == "typed":
+                terminal.wait_until_shown("Submit to gaudi-spot?")
+                terminal.type("y\n")
+            assert terminal.wait() == 0
+        run_id = next(word for word in reversed(terminal.shown.split()) if is_run_id(word))
+        job = batch.find_job(embedded, stage, run_id)
+        assert job is not None
+        batch.terminate(embedded, job, reason="the test is over")
+        wait_for(embedded, stage, job.id)
+
+
+def test_a_file_of_this_machine_is_refused_where_the_job_runs_elsewhere(
+    trainyard: Trainyard, spec: Path, tmp_path: Path, network_environment: Mapping[str, str]
+) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n")
+    finished = trainyard(
+        "submit", spec, "--set", "arguments.train_data=train.csv", "-y", environment=network_environment
+    )
+    assert finished.returncode == 2
+    assert f"{tmp_path}/train.csv lies on this machine" in finished.stderr
+
+
+def test_one_job_exists_though_the_service_failed_in_mid_submit(
+    trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+) -> None:
+    faulty.faults["submitjob"].extend([Fault("answer", status=500), Fault("cut", taken="before")])
+    finished = trainyard("submit", spec, "--detach", environment=environment_of(faulty.url))
+    assert finished.returncode == 0, finished.stderr
+    named = embedded.batch.list_jobs(
+        jobQueue=stage.queues["gaudi-spot"], filters=[{"name": "JOB_NAME", "values": [finished.stdout.strip()]}]
+    )["jobSummaryList"]
+    assert len(named) == 1
+    [job] = batch.describe(embedded, stage, [named[0]["jobId"]])
+    batch.terminate(embedded, job, reason="the test is over")
+    wait_for(embedded, stage, job.id)
+
+
+def test_an_aws_that_stays_broken_is_told_with_the_way_back(
+    trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+) -> None:
+    before = runs_of(embedded, stage)
+    faulty.faults["submitjob"].extend([Fault("answer", status=503, code="ServiceUnavailable")] * 10)
+    finished = trainyard("submit", spec, "-o", "json", environment=environment_of(faulty.url))
+    error = json.loads(finished.stderr.splitlines()[-1])
+    assert finished.returncode == error["exit_code"] == 1
+    assert "was not submitted" in error["error"]
+    assert error["next"] == "try again in some minutes"
+    assert runs_of(embedded, stage) == before
