@@ -1,0 +1,177 @@
+"""What a job trains on: HPU, CUDA or CPU, chosen once, with its reason. The only importer of optimum.habana.
+
+TRAINYARD_ACCELERATOR says which (`hpu`, `cuda`, `cpu`, `auto`). Asking for `hpu` where there is none is an error: a
+silent CPU run at the price of a DL1 instance would be worse. All that differs between the branches is here: the Trainer
+and its arguments, the communication backend, the environment of a rank.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from jobs.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.runs import ACCELERATOR_VARIABLE
+
+Name = Literal["hpu", "cuda", "cpu"]
+
+AUTO = "auto"
+
+HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
+"""Where the Gaudi driver puts its cards: /dev/accel/accelN, older ones /dev/hlN (their control nodes are not cards)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One choice."""
+
+    name: Name
+    devices: int
+    """Cards in this node; 0 for a CPU, which any number of ranks shares."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+    @property
+    def backend(self) -> str:
+        """Of torch.distributed."""
+        return {"hpu": "hccl", "cuda": "nccl", "cpu": "gloo"}[self.name]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a rank's environment must hold before torch is imported; `of_rank` reads the choice back."""
+        chosen: dict[str, str] = {ACCELERATOR_VARIABLE: self.name}
+        if self.name == "hpu":
+            # The bridge's default was lazy mode through release 1.19 and is eager mode in later ones (docs.habana.ai,
+            # Runtime Environment Variables); `use_lazy_mode` below needs it said.
+            chosen["PT_HPU_LAZY_MODE"] = "1"
+        return chosen
+
+    @property
+    def warmup_steps(self) -> int:
+        """First steps of an attempt that throughput leaves out: on an HPU they compile the graphs."""
+        # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
+        return 3 if self.name == "hpu" else 0
+
+    def trainer_class(self) -> type[Any]:
+        if self.name == "hpu":
+            from optimum.habana import GaudiTrainer
+
+            return cast("type[Any]", GaudiTrainer)
+        from transformers import Trainer
+
+        return cast("type[Any]", Trainer)
+
+    def training_arguments_class(self) -> type[Any]:
+        if self.name == "hpu":
+            from optimum.habana import GaudiTrainingArguments
+
+            return cast("type[Any]", GaudiTrainingArguments)
+        from transformers import TrainingArguments
+
+        return cast("type[Any]", TrainingArguments)
+
+    def training_arguments(self) -> dict[str, Any]:
+        """Arguments of `training_arguments_class` that this accelerator sets; the entrypoint adds the recipe's."""
+        # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
+        fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
+        if self.name == "cpu":
+            return {**fused, "use_cpu": True, "ddp_backend": self.backend}
+        if self.name == "cuda":
+            return {**fused, "bf16": _cuda_has_bf16()}
+        return {
+            "use_habana": True,
+            # Graphs of many operations, compiled once for each shape: the mode that BERT on Gaudi1 was published with.
+            "use_lazy_mode": True,
+            # GaudiTrainer's own throughput; ours (jobs.train.metrics) leaves the same steps out.
+            "throughput_warmup_steps": self.warmup_steps,
+            # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, written down because `fast_ddp`
+            # is the alternative, which reduces all gradients after the backward pass instead of during it.
+            "distribution_strategy": "ddp",
+            "ddp_bucket_cap_mb": 230,
+            # No parameter of an encoder with its head goes unused; looking for one costs a walk of the graph a step.
+            "ddp_find_unused_parameters": False,
+            # Habana's FusedAdamW was tuned with 1e-6 (optimum-habana's default; PyTorch's is 1e-8).
+            "adam_epsilon": 1e-6,
+        }
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Further arguments of `trainer_class`."""
+        if self.name != "hpu":
+            return {}
+        from optimum.habana import GaudiConfig
+
+        return {
+            # What the published configurations Habana/bert-base-uncased and -large-… hold.
+            "gaudi_config": GaudiConfig(
+                use_fused_adam=True,
+                use_fused_clip_norm=True,
+                # bf16 for matrix work, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
+                use_torch_autocast=True,
+            )
+        }
+
+
+def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
+    """The accelerator for `nproc_per_node` ranks of this node.
+
+    Raises UsageError on an unknown name or too many ranks, ConfigurationError where the one asked for is not here.
+    """
+    finders = {"hpu": _hpus, "cuda": _cuda_devices}
+    if asked == "cpu":
+        return Accelerator(name="cpu", devices=0, reason="asked for")
+    if asked in finders:
+        devices, absence = finders[asked]()
+        if not devices:
+            raise ConfigurationError(
+                f"accelerator '{asked}' was asked for, but {absence}",
+                next_step="run on an instance and in an image that have it, or ask for 'cpu' or 'auto'",
+            )
+        if nproc_per_node > devices:
+            raise UsageError(
+                f"{nproc_per_node} ranks need a card each, but this node has {devices} ({asked})",
+                next_step=f"--nproc-per-node={devices}, or fewer",
+            )
+        return Accelerator(name=cast("Name", asked), devices=devices, reason="asked for")
+    if asked != AUTO:
+        raise UsageError(f"accelerator '{asked}' is unknown{did_you_mean(asked, (*finders, 'cpu', AUTO))}")
+    absences = []
+    for name, find in finders.items():
+        devices, absence = find()
+        if devices >= nproc_per_node:
+            return Accelerator(name=cast("Name", name), devices=devices, reason=f"auto: {devices} found")
+        absences.append(absence if not devices else f"{devices} {name.upper()} for {nproc_per_node} ranks")
+    return Accelerator(name="cpu", devices=0, reason="auto: " + ", ".join(absences))
+
+
+def of_rank(environment: Mapping[str, str]) -> Accelerator:
+    """In a rank: what the launcher chose and wrote there; nothing is looked for again."""
+    name = environment.get(ACCELERATOR_VARIABLE, "cpu")
+    if name not in ("hpu", "cuda", "cpu"):
+        raise UsageError(f"{ACCELERATOR_VARIABLE} is '{name}' in a rank", next_step="start it with jobs.train.launch")
+    return Accelerator(name=cast("Name", name), devices=0, reason="the launcher's choice")
+
+
+def _hpus() -> tuple[int, str]:
+    """Cards, and why there are none. Imports nothing of Habana's: its modules open the driver."""
+    cards = max(len(list(Path(folder).glob(pattern))) for folder, pattern in HPU_DEVICES)
+    if not cards:
+        return 0, "no HPU found"
+    if importlib.util.find_spec("habana_frameworks") is None:
+        return 0, "no Habana PyTorch (habana_frameworks) installed"
+    return cards, ""
+
+
+def _cuda_devices() -> tuple[int, str]:
+    import torch
+
+    devices = torch.cuda.device_count()
+    return devices, "" if devices else "no CUDA device found"
+
+
+def _cuda_has_bf16() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported())

@@ -1,0 +1,188 @@
+"""What an attempt leaves behind: attempts/N.json, from its start, and the receipt over all attempts.
+
+The launcher of the main node writes both when it starts, every half minute, and when it ends; so an attempt whose node
+was lost still has the last sign of its life.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.instance_types import InstanceType
+from jobs.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
+from jobs.train import s3 as object_store
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+HEARTBEAT_SECONDS = 30.0
+
+State = Literal["running", "interrupted", "succeeded", "failed"]
+
+
+class RankStatus(BaseModel):
+    """How far the ranks are: rank 0 writes it into the scratch folder, the launcher reads it."""
+
+    resumed_from_step: int = 0
+    last_step: int = 0
+    result: dict[str, Any] = {}
+
+    def write(self, scratch: Path) -> None:
+        part = scratch / "status.part"
+        part.write_text(self.model_dump_json())
+        part.replace(scratch / "status.json")
+
+    @classmethod
+    def read(cls, scratch: Path) -> "RankStatus":
+        path = scratch / "status.json"
+        return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
+
+
+class AttemptRecord:
+    """The record of this attempt, kept up to date on S3 from `start` to `finish`."""
+
+    def __init__(
+        self,
+        s3: "S3Client",
+        run: S3Location,
+        *,
+        job: str,
+        instance: InstanceType,
+        number: int,
+        accelerator: str,
+        on_instance: bool,
+        nnodes: int,
+        world_size: int,
+        scratch: Path,
+    ) -> None:
+        """`on_instance` is False where the job runs on some other machine than the instance type it names."""
+        now = datetime.now(timezone.utc)
+        self._attempt = Attempt(
+            number=number,
+            started_at=now,
+            last_seen_at=now,
+            instance_type=instance.name,
+            accelerator=accelerator,
+            nnodes=nnodes,
+            world_size=world_size,
+        )
+        self._s3 = s3
+        self._run = run
+        self._job = job
+        self._instance = instance
+        self._on_instance = on_instance
+        self._scratch = scratch
+        self._result: dict[str, Any] = {}
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="attempt-record", daemon=True)
+
+    def start(self) -> None:
+        """Raises TrainyardError where the run cannot be written to: better now than after hours of training."""
+        self._write("running")
+        self._thread.start()
+
+    def finish(self, exit_code: int, reason: str | None) -> None:
+        """Raises TrainyardError where the run cannot be written to."""
+        self._finished.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(exit_code, "failed")  # type: ignore[assignment]
+        ended = {"finished_at": datetime.now(timezone.utc), "exit_code": exit_code, "reason": reason}
+        self._attempt = self._attempt.model_copy(update=ended)
+        self._write(state)
+
+    def _beat(self) -> None:
+        while not self._finished.wait(HEARTBEAT_SECONDS):
+            try:
+                self._write("running")
+            except TrainyardError as error:  # noqa: PERF203 - one round in half a minute
+                log.warning("warning: the attempt's record is late: %s", error.args[0])
+
+    def _write(self, state: State) -> None:
+        status = RankStatus.read(self._scratch)
+        self._attempt = self._attempt.model_copy(
+            update={
+                "last_seen_at": datetime.now(timezone.utc),
+                "resumed_from_step": status.resumed_from_step,
+                "last_step": status.last_step,
+            }
+        )
+        place = self._run / ATTEMPTS / f"{self._attempt.number}.json"
+        object_store.write(self._s3, place, _json(self._attempt))
+        attempts = {self._attempt.number: self._attempt}
+        for name in object_store.sizes(self._s3, self._run / ATTEMPTS):
+            content = object_store.read(self._s3, self._run / ATTEMPTS / name)
+            if content is not None:
+                earlier = Attempt.model_validate_json(content)
+                attempts.setdefault(earlier.number, earlier)
+        bill = receipt(
+            self._run,
+            [attempts[number] for number in sorted(attempts)],
+            job=self._job,
+            instance=self._instance,
+            state=state,
+            result=status.result,
+            on_instance=self._on_instance,
+        )
+        object_store.write(self._s3, self._run / RECEIPT, _json(bill))
+
+
+def receipt(
+    run: S3Location,
+    attempts: list[Attempt],
+    *,
+    job: str,
+    instance: InstanceType,
+    state: State,
+    result: Mapping[str, Any],
+    on_instance: bool,
+) -> Receipt:
+    """What the attempts took. Times the recorded prices, which makes it an estimate; `estimate_note` says of what."""
+    team, _, run_id = run.key.strip("/").rpartition("/")
+    durations = [(attempt.finished_at or attempt.last_seen_at) - attempt.started_at for attempt in attempts]
+    seconds = [duration.total_seconds() for duration in durations]
+    hours = sum(span * attempt.nnodes for span, attempt in zip(seconds, attempts, strict=True)) / 3600
+    note = (
+        f"An estimate: instance hours times the {instance.name} prices recorded on {instance.price_date}. It "
+        "leaves out the instance's start-up, storage and transfer, and Spot prices change."
+    )
+    if not on_instance:
+        note += (
+            f" These minutes were not spent on {instance.name} but on the machine that stood in for it "
+            f"({attempts[-1].accelerator}); there they would have been others."
+        )
+    return Receipt(
+        run_id=run_id,
+        team=team,
+        job=job,
+        state=state,
+        attempts=attempts,
+        duration_seconds=round(sum(seconds), 3),
+        instance_hours=round(hours, 6),
+        instance_type=instance.name,
+        on_demand_usd=round(hours * instance.on_demand_usd_per_hour, 6),
+        spot_usd=round(hours * instance.spot_usd_per_hour, 6),
+        price_date=instance.price_date,
+        price_source=instance.price_source,
+        estimate_note=note,
+        result=dict(result),
+    )
+
+
+def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
+    """Batch counts from 1."""
+    return int(environment.get("AWS_BATCH_JOB_ATTEMPT", "1"))
+
+
+def _json(model: BaseModel) -> bytes:
+    return (json.dumps(model.model_dump(mode="json"), indent=2) + "\n").encode()

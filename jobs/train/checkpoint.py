@@ -1,0 +1,299 @@
+"""Checkpoints: written by the Trainer, uploaded while it goes on, complete only once their manifest is there.
+
+    s3://…/<run>/checkpoints/step-N/…               what the Trainer saved: model, optimizer, RNG of each rank, …
+    s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
+
+Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+from transformers import TrainerCallback
+
+from jobs.arguments import Arguments
+from jobs.errors import TrainyardError, UsageError
+from jobs.runs import CHECKPOINTS, MANIFEST, S3Location
+from jobs.train import s3 as object_store
+from jobs.train.metrics import Throughput
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+KEPT = 2
+"""Complete checkpoints that stay on S3: the newest, and the one before for the day when the newest is corrupt."""
+
+_STEP = re.compile(r"step-(\d+)/(.+)")
+
+
+class File(BaseModel):
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """What makes a checkpoint complete."""
+
+    step: int
+    world_size: int
+    fingerprint: str
+    """Of the arguments; a checkpoint is resumed with the same ones only."""
+    written_at: datetime
+    throughput: Throughput
+    files: dict[str, File]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """A complete checkpoint, downloaded and verified."""
+
+    step: int
+    folder: Path
+    throughput: Throughput
+
+
+def fingerprint(arguments: Arguments) -> str:
+    return hashlib.sha256(arguments.model_dump_json().encode()).hexdigest()
+
+
+def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resume | None:
+    """The newest checkpoint that is complete and intact, on every node; None where there is none. All ranks call it.
+
+    Raises UsageError where it was made with other arguments or another number of ranks.
+    """
+    store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
+    expected = fingerprint(arguments)
+    step = rank.once("resume/step", lambda: store.select(expected, rank.world_size))
+    if step is None:
+        return None
+    # Rank 0 has the files from the selection.
+    rank.once_per_node("resume/files", lambda: rank.is_first or store.fetch(step))
+    manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
+    return Resume(step=step, folder=store.local(step), throughput=manifest.throughput)
+
+
+class _Store:
+    """The checkpoints of a run on S3, and the folder they are downloaded to."""
+
+    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path) -> None:
+        self._s3 = s3
+        self._remote = remote
+        self._folder = folder
+
+    def local(self, step: int) -> Path:
+        return self._folder / f"checkpoint-{step}"
+
+    def select(self, expected_fingerprint: str, world_size: int) -> int | None:
+        """Step of the newest complete and intact checkpoint, which then lies in its local folder."""
+        for step in sorted(listing(self._s3, self._remote), reverse=True):
+            try:
+                manifest = self.fetch(step)
+            except _IncompleteError as error:
+                log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
+                continue
+            if manifest.fingerprint != expected_fingerprint:
+                raise UsageError(
+                    f"checkpoint step-{step} of this run was made with other arguments",
+                    next_step="submit a new run: a run keeps its arguments through all its attempts",
+                )
+            if manifest.world_size != world_size:
+                raise UsageError(
+                    f"checkpoint step-{step} was made by {manifest.world_size} ranks; {world_size} cannot resume it",
+                    next_step=f"start {manifest.world_size} ranks, or submit a new run",
+                )
+            return step
+        return None
+
+    def fetch(self, step: int) -> Manifest:
+        """Download and verify. Raises _IncompleteError with what is wrong with it."""
+        remote, local = self._remote / f"step-{step}", self.local(step)
+        content = object_store.read(self._s3, remote / MANIFEST)
+        if content is None:
+            raise _IncompleteError("it has no manifest: its upload was cut off")
+        try:
+            manifest = Manifest.model_validate_json(content)
+        except ValidationError as error:
+            raise _IncompleteError(f"its manifest is damaged ({error.error_count()} errors)") from None
+        present = object_store.sizes(self._s3, remote)
+        for name, file in manifest.files.items():
+            if name not in present:
+                raise _IncompleteError(f"{name} is missing")
+            if present[name] != file.bytes:
+                raise _IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
+        shutil.rmtree(local, ignore_errors=True)
+        object_store.download_all(self._s3, remote, manifest.files, local)
+        damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
+        if damaged:
+            shutil.rmtree(local)
+            raise _IncompleteError(f"the checksum of {damaged[0]} does not match")
+        (local / MANIFEST).write_bytes(content)
+        return manifest
+
+
+class _IncompleteError(TrainyardError):
+    """A checkpoint that must not be used."""
+
+
+def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
+    """Names of the files below each `step-N/`."""
+    steps: dict[int, list[str]] = {}
+    for name in object_store.sizes(s3, remote):
+        if match := _STEP.fullmatch(name):
+            steps.setdefault(int(match[1]), []).append(match[2])
+    return steps
+
+
+class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Uploads what the Trainer saves, in a thread of one rank of each node. `finish` waits for the last one.
+
+    A failed upload ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    """
+
+    def __init__(
+        self, rank: "Rank", s3: "S3Client | None", arguments: Arguments, throughput: Callable[[], Throughput]
+    ) -> None:
+        """`s3` is needed on one rank of each node; `throughput` gives the figure to go on from after a resume."""
+        self._rank = rank
+        self._s3 = s3
+        self._fingerprint = fingerprint(arguments)
+        self._throughput = throughput
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Every rank has written its part of the step when it gets here; the last on its node says so."""
+        step, node = state.global_step, self._rank.node
+        key = f"checkpoint/{step}"
+        if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
+            self._rank.store.set(f"{key}/all-saved/{node}", "")
+        if self._s3 is None:
+            return
+        self.finish()
+        folder = Path(args.output_dir) / f"checkpoint-{step}"
+        throughput = self._throughput().model_copy()
+        work = (self._s3, step, folder, throughput)
+        self._thread = threading.Thread(target=self._guarded, args=work, name=f"checkpoint-{step}", daemon=True)
+        self._thread.start()
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        self._raise_failure()
+
+    def finish(self) -> None:
+        """Wait for the upload under way. Raises TrainyardError where it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
+        try:
+            self._upload(s3, step, folder, throughput)
+        except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
+            self._error = error
+
+    def _upload(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
+        started = time.monotonic()
+        rank = self._rank
+        store = rank.connect_store()
+        remote = rank.run / CHECKPOINTS / f"step-{step}"
+        key = f"checkpoint/{step}"
+        if rank.is_first:
+            # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
+            object_store.delete_all(s3, remote, [MANIFEST])
+        store.get(f"{key}/all-saved/{rank.node}")
+        names = object_store.files_below(folder)
+        digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
+        files = {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
+            for name, digest in zip(names, digests, strict=True)
+        }
+        object_store.upload_all(s3, folder, names, remote)
+        shutil.rmtree(folder)
+        store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
+        if not rank.is_first:
+            return
+        for node in range(rank.nnodes):
+            files |= json.loads(store.get(f"{key}/uploaded/{node}"))
+        manifest = Manifest.model_validate(
+            {
+                "step": step,
+                "world_size": rank.world_size,
+                "fingerprint": self._fingerprint,
+                "written_at": datetime.now(timezone.utc),
+                "throughput": throughput,
+                "files": files,
+            }
+        )
+        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode())
+        megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
+        log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
+        prune(s3, rank.run / CHECKPOINTS)
+
+
+def prune(s3: "S3Client", remote: S3Location) -> None:
+    """Keep the newest complete checkpoints; of the others, each manifest goes first."""
+    steps = listing(s3, remote)
+    complete = sorted(step for step, names in steps.items() if MANIFEST in names)
+    if not complete:
+        return
+    for step, names in steps.items():
+        if step < complete[-1] and step not in complete[-KEPT:]:
+            folder = remote / f"step-{step}"
+            object_store.delete_all(s3, folder, [MANIFEST])
+            object_store.delete_all(s3, folder, names)
+
+
+def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
+    """The Trainer class whose save says, when the disk is full, what that means for the run."""
+
+    class CheckpointingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            with _explained_writes(self.state.global_step, Path(self.args.output_dir), run):
+                return super()._save_checkpoint(*args, **kwargs)
+
+    return CheckpointingTrainer
+
+
+@contextlib.contextmanager
+def _explained_writes(step: int, folder: Path, run: S3Location) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # OSError of Python's own writes, RuntimeError of torch.save, SafetensorError (an Exception) of safetensors.
+        if not _is_failed_write(error):
+            raise
+        free = shutil.disk_usage(folder).free
+        raise TrainyardError(
+            f"checkpoint step-{step} could not be written to {folder} ({free / 1e9:.1f} GB free): "
+            f"{str(error).splitlines()[0]}; the last complete one in {run / CHECKPOINTS} is untouched",
+            next_step="give the instance a larger volume and submit again",
+        ) from error
+
+
+def _is_failed_write(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return True
+    text = str(error).lower()
+    return any(part in text for part in ("file write failed", "no space left", "file too large", "pytorchstreamwriter"))

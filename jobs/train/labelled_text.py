@@ -1,0 +1,288 @@
+"""Labelled sentences and pairs: from tables to token ids of one static shape, prepared by one rank of each node.
+
+The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from jobs.catalog import FinetuneClassification, GlueTask
+from jobs.errors import UsageError, did_you_mean
+from jobs.train.sources import Table, read_table
+
+if TYPE_CHECKING:
+    import torch
+    from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
+
+GLUE = "hf://nyu-mll/glue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Which tables and columns a job reads."""
+
+    train: str
+    evaluation: str | None
+    """None: a share of `train` is held out."""
+    text: str
+    text_pair: str | None
+    label: str
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.text, *([self.text_pair] if self.text_pair else []), self.label]
+
+
+_GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
+    "cola": ("sentence", None),
+    "sst2": ("sentence", None),
+    "mrpc": ("sentence1", "sentence2"),
+    "qqp": ("question1", "question2"),
+    "mnli": ("premise", "hypothesis"),
+    "qnli": ("question", "sentence"),
+    "rte": ("sentence1", "sentence2"),
+    "wnli": ("sentence1", "sentence2"),
+}
+"""As the data set's own card on the hub lists them; `label` is the class in all of them."""
+
+
+def inputs(arguments: FinetuneClassification) -> Inputs:
+    """What the arguments name; a GLUE task is read from the hub, its public validation split is the held-out data."""
+    if arguments.glue_task is None:
+        assert arguments.train_data is not None  # noqa: S101 - the model of the arguments guarantees it
+        return Inputs(
+            train=arguments.train_data,
+            evaluation=arguments.eval_data,
+            text=arguments.text_column,
+            text_pair=arguments.text_pair_column,
+            label=arguments.label_column,
+        )
+    task = arguments.glue_task
+    text, text_pair = _GLUE_COLUMNS[task]
+    validation = "validation_matched" if task == "mnli" else "validation"
+    return Inputs(
+        train=f"{GLUE}?config={task}&split=train",
+        evaluation=f"{GLUE}?config={task}&split={validation}",
+        text=text,
+        text_pair=text_pair,
+        label="label",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Texts with the numbers of their classes."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Sequence[int]) -> "Examples":
+        return Examples(
+            texts=[self.texts[row] for row in rows],
+            pairs=[self.pairs[row] for row in rows] if self.pairs is not None else None,
+            labels=[self.labels[row] for row in rows],
+        )
+
+
+def load(
+    arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], scratch: Path
+) -> tuple[list[str], Examples, Examples]:
+    """Class names, training and held-out examples.
+
+    Raises UsageError where a table does not hold what it should; the message names file and line.
+    """
+    source = inputs(arguments)
+    train = read_table(source.train, source.columns, s3=s3, scratch=scratch)
+    held_out = None
+    if source.evaluation is not None:
+        held_out = read_table(source.evaluation, source.columns, s3=s3, scratch=scratch)
+    names = class_names(train, source.label)
+    examples = _examples(train, source, names)
+    if held_out is not None:
+        return names, examples, _examples(held_out, source, names)
+    order = np.random.default_rng(arguments.seed).permutation(len(examples)).tolist()
+    count = max(1, round(len(examples) * arguments.eval_fraction))
+    if count >= len(examples):
+        raise UsageError(f"{source.train} has {len(examples)} examples: too few to hold some out; give eval_data")
+    return names, examples.take(order[count:]), examples.take(order[:count])
+
+
+def class_names(table: Table, column: str) -> list[str]:
+    """The classes of a label column, in a fixed order; a number's name is the number, unless the data set names it.
+
+    Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
+    """
+    values = table.columns[column]
+    kinds = [_kind(value) for value in values]
+    for row, kind in enumerate(kinds):
+        if kind is None:
+            raise UsageError(f"{table.place(row)}: '{column}' is {values[row]!r}, which is no class")
+        if kind != kinds[0]:
+            raise UsageError(
+                f"{table.place(row)}: '{column}' is the {kind} {values[row]!r}, but the {kinds[0]} {values[0]!r} in "
+                f"{table.unit} {table.lines[0]}",
+                next_step="write all labels as numbers, or all as names",
+            )
+    if table.class_names is not None:
+        return list(table.class_names)
+    distinct = {_canonical(value) for value in values}
+    if len(distinct) < 2:
+        raise UsageError(f"{table.location}: every '{column}' is {values[0]!r}; there is nothing to tell apart")
+    return [str(value) for value in sorted(distinct)]
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "number" if _is_number(value) else ("name" if value.strip() else None)
+    if isinstance(value, bool):
+        return "name"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "number"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().lstrip("-").isdecimal()
+
+
+def _canonical(value: Any) -> int | str:
+    """1, 1.0 and "1" are one class; so are True (of JSON) and "True" (of CSV)."""
+    if isinstance(value, str):
+        return int(value) if _is_number(value) else value
+    return str(value) if isinstance(value, bool) else int(value)
+
+
+def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = []
+    for row, value in enumerate(table.columns[source.label]):
+        if table.class_names is not None:
+            label = value if isinstance(value, int) and 0 <= value < len(names) else None
+        else:
+            label = numbers.get(str(_canonical(value))) if _kind(value) else None
+        if label is None:
+            raise UsageError(
+                f"{table.place(row)}: label {value!r} is none of the training data's" + did_you_mean(str(value), names),
+                next_step="correct the label, or leave out the examples of that class",
+            )
+        labels.append(label)
+    columns = [source.text, *([source.text_pair] if source.text_pair else [])]
+    for column in columns:
+        for row, text in enumerate(table.columns[column]):
+            if not isinstance(text, str):
+                raise UsageError(f"{table.place(row)}: '{column}' is not text but {text!r}")
+    pairs = table.columns[source.text_pair] if source.text_pair else None
+    return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
+
+
+class Prepared(BaseModel):
+    """What one rank of a node prepared for all of them."""
+
+    folder: Path
+    class_names: list[str]
+    train_examples: int
+    eval_examples: int
+    sequence_length: int
+    longest: int
+    """Tokens of the longest example, before the cut at max_length ended it."""
+
+    @property
+    def train(self) -> "TokenizedExamples":
+        return TokenizedExamples(self.folder, "train")
+
+    @property
+    def evaluation(self) -> "TokenizedExamples":
+        return TokenizedExamples(self.folder, "eval")
+
+
+def prepare(names: list[str], parts: dict[str, Examples], *, tokenizer: Any, max_length: int, folder: Path) -> Prepared:
+    """Tokenize the examples of both parts (`train`, `eval`) into .npy files below `folder`.
+
+    One shape serves all batches: the longest example of either part, rounded up to a multiple of 8, at most
+    `max_length`; Gaudi compiles a graph for each new shape.
+    """
+    if tokenizer.pad_token_id is None:
+        raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
+    folder.mkdir(parents=True, exist_ok=True)
+    # Ranks have it off (jobs.train.launch); this one works alone on its node, so all cores are its own.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    ragged = {part: _encode(examples, tokenizer, max_length) for part, examples in parts.items()}
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    longest = max(int(lengths.max()) for _, lengths in ragged.values())
+    width = min(max_length, -(-longest // 8) * 8)
+    for part, (columns, lengths) in ragged.items():
+        right = tokenizer.padding_side == "right"
+        positions = np.arange(width) if right else np.arange(width)[::-1]
+        mask = positions < lengths[:, None]
+        padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+        for column, flat in columns.items():
+            array = np.full(mask.shape, padding[column], dtype=np.int32)
+            array[mask] = flat
+            np.save(folder / f"{part}.{column}.npy", array)
+        np.save(folder / f"{part}.attention_mask.npy", mask.astype(np.int8))
+        np.save(folder / f"{part}.labels.npy", np.asarray(parts[part].labels, dtype=np.int64))
+    return Prepared(
+        folder=folder,
+        class_names=names,
+        train_examples=len(parts["train"]),
+        eval_examples=len(parts["eval"]),
+        sequence_length=width,
+        longest=longest,
+    )
+
+
+def _encode(
+    examples: Examples, tokenizer: Any, max_length: int, *, chunk: int = 10_000
+) -> tuple[dict[str, "NDArray[np.int32]"], "NDArray[np.int64]"]:
+    """Token ids (and types) of all examples one after the other, and the length of each."""
+    wanted = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
+    flat: dict[str, list[NDArray[np.int32]]] = {name: [] for name in wanted}
+    lengths: list[int] = []
+    for start in range(0, len(examples), chunk):
+        stop = start + chunk
+        encoded = tokenizer(
+            examples.texts[start:stop],
+            examples.pairs[start:stop] if examples.pairs is not None else None,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+        )
+        for name in wanted:
+            flat[name].append(np.concatenate([np.asarray(row, dtype=np.int32) for row in encoded[name]]))
+        lengths.extend(len(row) for row in encoded["input_ids"])
+    return {name: np.concatenate(chunks) for name, chunks in flat.items()}, np.asarray(lengths)
+
+
+class TokenizedExamples:
+    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        paths = sorted(folder.glob(f"{part}.*.npy"))
+        self.columns = {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in paths}
+
+    def __len__(self) -> int:
+        return len(self.columns["labels"])
+
+    def __getitem__(self, row: int) -> dict[str, "torch.Tensor"]:
+        return {name: values[0] for name, values in self.__getitems__([row]).items()}
+
+    def __getitems__(self, rows: Sequence[int]) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        return {name: torch.from_numpy(array[rows].astype(np.int64)) for name, array in self.columns.items()}
+
+    @staticmethod
+    def collate(batch: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+        """`__getitems__` has made the batch already."""
+        return batch

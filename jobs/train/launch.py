@@ -1,0 +1,301 @@
+"""Start a job's ranks inside its container, watch over them, and tell Batch how it ended.
+
+    python -m jobs.train.launch --instance-type=dl1.24xlarge --nproc-per-node=8 finetune-classification --model=… …
+
+TRAINYARD_RUN_URI says where the run lies, TRAINYARD_ACCELERATOR what it trains on; the rest comes from Batch's own
+variables. Exit codes: 0 done; 1 the job's own fault, not to be started again; 75 interrupted, to be resumed.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.arguments import Arguments, parse_flags
+from jobs.catalog import CATALOG, JobKind
+from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
+from jobs.instance_types import InstanceType, instance_type
+from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
+from jobs.train import accelerator as accelerators
+from jobs.train import s3 as object_store
+from jobs.train.accelerator import AUTO, Accelerator
+from jobs.train.attempts import AttemptRecord, attempt_number
+from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
+
+log = logging.getLogger("trainyard")
+
+MEETING_SECONDS = 900
+"""How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: the job is to be resumed
+    """SIGTERM (or Ctrl-C) arrived."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """This container among those of its job, as Batch's variables tell."""
+
+    index: int
+    """0 is the main node."""
+    nnodes: int
+    main_address: str
+    """Where the ranks meet; the main node itself, to which Batch gives no address, meets on loopback."""
+    port: int
+    """0: any free one, which is enough for a single node."""
+
+    @property
+    def is_main(self) -> bool:
+        return self.index == 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Node":
+        """Raises ConfigurationError where Batch's variables contradict each other."""
+        nnodes = int(environment.get("AWS_BATCH_JOB_NUM_NODES", "1"))
+        if nnodes == 1:
+            return cls(index=0, nnodes=1, main_address="localhost", port=0)
+        main = int(environment.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0"))
+        index = (int(environment["AWS_BATCH_JOB_NODE_INDEX"]) - main) % nnodes
+        address = environment.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
+        if index and not address:
+            raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
+        # All nodes know the job and the attempt, so they agree on a port without a word; jobs side by side on one
+        # machine (the embedded AWS) get different ones.
+        job = environment.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
+        port = 20_000 + zlib.crc32(f"{job}/{attempt_number(environment)}".encode()) % 10_000
+        return cls(index=index, nnodes=nnodes, main_address=address or "localhost", port=port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """All that is known before anything heavy starts."""
+
+    kind: JobKind
+    arguments: Arguments
+    instance: InstanceType
+    nproc_per_node: int
+    node: Node
+    run: S3Location
+    accelerator_asked: str
+    attempt: int
+
+    @property
+    def world_size(self) -> int:
+        return self.node.nnodes * self.nproc_per_node
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code for Batch."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
+    log.setLevel(logging.INFO)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+    try:
+        launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        _one_live_stream()
+        accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
+        if launch.node.is_main:
+            log.info("accelerator: %s", accelerator)
+        scratch = Path(tempfile.mkdtemp(prefix="trainyard-"))
+        try:
+            return _attempt(launch, accelerator, scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except (TrainyardError, ValidationError) as error:
+        print(f"error: {one_line(error)}", flush=True)
+        return 1
+    except Interrupted as interruption:
+        log.info("interrupted: %s before the ranks had started", interruption)
+        return INTERRUPTED_EXIT_CODE
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
+    """What is to be started. Raises TrainyardError or pydantic's ValidationError on what cannot work."""
+    kinds = "\n".join(f"  {kind.name:<26}{kind.summary}" for kind in CATALOG.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m jobs.train.launch",
+        description="Start a job's ranks inside its container, and watch over them.",
+        epilog=f"job kinds (KIND --help lists its flags):\n{kinds}\n\n"
+        "environment:\n"
+        f"  {RUN_URI_VARIABLE:<26}s3://bucket/team/run-id/: where the run reads and writes; required\n"
+        f"  {ACCELERATOR_VARIABLE:<26}hpu, cuda, cpu or auto (the default)\n"
+        "  AWS_BATCH_JOB_…           attempt and node, set by AWS Batch\n\n"
+        f"exit codes: 0 done; 1 the job's own fault; {INTERRUPTED_EXIT_CODE} interrupted, to be resumed",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--instance-type", required=True, help="EC2 instance type whose price the receipt counts")
+    parser.add_argument("--nproc-per-node", type=int, required=True, metavar="N", help="ranks on this node")
+    parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="what to run")
+    parser.add_argument("flags", metavar="--flag=value", nargs=argparse.REMAINDER, help="its arguments")
+    given = parser.parse_args(list(argv))
+    kind = CATALOG[given.kind]
+    if given.nproc_per_node < 1:
+        raise UsageError(f"--nproc-per-node is {given.nproc_per_node}; at least one rank is needed")
+    arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
+    if not environment.get(RUN_URI_VARIABLE):
+        raise ConfigurationError(
+            f"{RUN_URI_VARIABLE} is not set: there is no place for the run's files",
+            next_step="set it to s3://bucket/team/run-id/, as `trainyard submit` does",
+        )
+    launch = Launch(
+        kind=kind,
+        arguments=arguments,
+        instance=instance_type(given.instance_type),
+        nproc_per_node=given.nproc_per_node,
+        node=Node.from_environment(environment),
+        run=S3Location.parse(environment[RUN_URI_VARIABLE]),
+        accelerator_asked=environment.get(ACCELERATOR_VARIABLE, AUTO),
+        attempt=attempt_number(environment),
+    )
+    importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
+    return launch
+
+
+def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
+    """One attempt, from its record's first line to its last."""
+    record = None
+    if launch.node.is_main:
+        record = AttemptRecord(
+            object_store.connect(),
+            launch.run,
+            job=launch.kind.name,
+            instance=launch.instance,
+            number=launch.attempt,
+            accelerator=accelerator.name,
+            on_instance=launch.accelerator_asked != AUTO,
+            nnodes=launch.node.nnodes,
+            world_size=launch.world_size,
+            scratch=scratch,
+        )
+        record.start()
+        log.info(
+            "attempt %s of %s: %s, %s ranks on %s node(s) over %s",
+            launch.attempt,
+            launch.run,
+            launch.kind.name,
+            launch.world_size,
+            launch.node.nnodes,
+            accelerator.backend,
+        )
+    code, reason = _run_ranks(launch, accelerator, scratch)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the ranks have ended; what is left takes a second and must be done
+    if record is not None:
+        record.finish(code, reason)
+    if reason is not None:
+        print(f"{'interrupted' if code == INTERRUPTED_EXIT_CODE else 'error'}: {reason}", flush=True)
+    return code
+
+
+def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple[int, str | None]:
+    """Exit code and reason of the attempt. torchrun as a library, since its command turns every failure into 1."""
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.update(_rank_environment(launch, accelerator, scratch))
+    config = LaunchConfig(
+        min_nodes=launch.node.nnodes,
+        max_nodes=launch.node.nnodes,
+        nproc_per_node=launch.nproc_per_node,
+        run_id=f"attempt-{launch.attempt}",
+        # One node: any free port, no race for it. Several: Batch has numbered them, so rank 0 is on the main node.
+        rdzv_backend="c10d" if launch.node.nnodes == 1 else "static",
+        rdzv_endpoint=f"{launch.node.main_address}:{launch.node.port}",
+        rdzv_configs={"rank": launch.node.index, "timeout": MEETING_SECONDS},
+        local_addr="localhost" if launch.node.nnodes == 1 else None,
+        max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
+        start_method="spawn",
+        log_line_prefix_template="[rank ${rank}] ",
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(scratch / "logs"),
+            # Local rank 0 writes straight to our own stream, unless it is not the first of all.
+            tee={
+                rank: Std.NONE if rank == 0 and launch.node.is_main else Std.ALL
+                for rank in range(launch.nproc_per_node)
+            },
+        ),
+    )
+    command = ["-m", launch.kind.entrypoint, *launch.arguments.to_flags()]
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except (Interrupted, SignalException) as interruption:
+        return INTERRUPTED_EXIT_CODE, f"{_signal_name(interruption)}; the next attempt resumes from the last checkpoint"
+    except ChildFailedError as error:
+        return outcome(
+            {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
+        )
+    return 0, None
+
+
+def outcome(failures: Mapping[int, tuple[int, int, str]]) -> tuple[int, str]:
+    """Exit code and reason from the failed ranks: (exit code, time, message) of each.
+
+    The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause.
+    """
+    own = {rank: failure for rank, failure in failures.items() if failure[0] != -signal.SIGTERM}
+    if not own:
+        return INTERRUPTED_EXIT_CODE, "the ranks got SIGTERM; the next attempt resumes from the last checkpoint"
+    rank = min(own, key=lambda number: own[number][1])
+    code, _, message = own[rank]
+    if code == INTERRUPTED_EXIT_CODE:
+        return code, f"rank {rank} asked to be resumed: {message}"
+    if code == -signal.SIGKILL:
+        return (
+            1,
+            f"rank {rank} was killed (SIGKILL), most often for want of memory. Next: lower max_batch_size_per_rank",
+        )
+    if code < 0:
+        return 1, f"rank {rank} was ended by {signal.Signals(-code).name}"
+    return 1, message
+
+
+def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {
+        # Each rank's share of the cores; PyTorch takes them all for each of its processes.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
+        # The one rank of a node that tokenizes turns it on for that time (jobs.train.labelled_text).
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.
+        "USE_TF": "0",
+        "USE_FLAX": "0",
+        SCRATCH_VARIABLE: str(scratch),
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        **accelerator.environment,
+    }
+
+
+def _one_live_stream() -> None:
+    """Standard error joins standard output, line by line: a job's log is one stream."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
+    sys.stdout.flush()
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+
+
+def _interrupt(number: int, _: Any) -> None:
+    raise Interrupted(signal.Signals(number).name)
+
+
+def _signal_name(interruption: Exception) -> str:
+    number = getattr(interruption, "sigval", None)
+    return number.name if number is not None else str(interruption)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What a run measures: metrics.jsonl, TensorBoard events and progress lines, continuous over its attempts.
+
+S3 has no append, so the files grow locally and are put there again whole, by a thread, whenever they changed.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel
+from transformers import TrainerCallback
+
+from jobs.errors import TrainyardError
+from jobs.runs import METRICS, TENSORBOARD, Progress
+from jobs.train import s3 as object_store
+from jobs.train.attempts import RankStatus
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
+
+    from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+UPLOAD_EVERY_SECONDS = 5.0
+"""A reader of metrics.jsonl is at most this far behind; each upload carries the whole file."""
+
+LOGGED = ("loss", "grad_norm", "learning_rate")
+"""What is taken from the Trainer's own log lines."""
+
+
+class Throughput(BaseModel):
+    """Time and samples of the steps that count: those of earlier attempts up to where this one resumed, and its own."""
+
+    train_seconds: float = 0.0
+    """Wall time of all steps, checkpoint stalls included."""
+    timed_seconds: float = 0.0
+    """The same without the warm-up steps of each attempt."""
+    timed_samples: int = 0
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.timed_samples / self.timed_seconds if self.timed_seconds else 0.0
+
+
+class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Watches a Trainer on every rank; rank 0 writes. `close` puts all files on S3."""
+
+    def __init__(
+        self,
+        rank: "Rank",
+        s3: "S3Client | None",
+        *,
+        resumed_from_step: int,
+        throughput: Throughput,
+        samples_per_step: int,
+        warmup_steps: int,
+    ) -> None:
+        """`s3` is needed on rank 0 only."""
+        self.throughput = throughput
+        self._rank = rank
+        self._samples_per_step = samples_per_step
+        self._warmup_steps = warmup_steps
+        self._step = self._resumed_from_step = resumed_from_step
+        self._steps_here = 0
+        self._step_started = 0.0
+        self._files = _MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
+        self._status()
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step_started = time.monotonic()
+        if self._files:
+            print(Progress(state.global_step, state.max_steps, "training"), flush=True)
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        seconds, self._step_started = now - self._step_started, now
+        self._step = state.global_step
+        self._steps_here += 1
+        self.throughput.train_seconds += seconds
+        if self._steps_here > self._warmup_steps:
+            self.throughput.timed_seconds += seconds
+            self.throughput.timed_samples += self._samples_per_step
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        if self._files is None or "loss" not in logs:
+            return
+        values = {name: float(logs[name]) for name in LOGGED if name in logs}
+        speed = self.throughput.samples_per_second
+        self._files.write(state.global_step, {"epoch": state.epoch, **values, "samples_per_second": speed})
+        self._status()
+        left = (state.max_steps - state.global_step) * self._samples_per_step / speed if speed else 0.0
+        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {left:.0f} s left"
+        print(Progress(state.global_step, state.max_steps, note), flush=True)
+
+    def result(self, step: int, values: Mapping[str, Any]) -> None:
+        """The final metrics: the last line of the file, and the result of the receipt."""
+        if self._files is not None:
+            self._files.write(step, values)
+            self._status(values)
+
+    def close(self) -> None:
+        """Raises TrainyardError where the files cannot be put on S3."""
+        if self._files is not None:
+            self._files.close()
+
+    def _status(self, result: Mapping[str, Any] | None = None) -> None:
+        if self._rank.is_first:
+            RankStatus(
+                resumed_from_step=self._resumed_from_step, last_step=self._step, result=dict(result or {})
+            ).write(self._rank.scratch)
+
+
+class _MetricsFiles:
+    """metrics.jsonl and the event files, locally and (by a thread) on S3."""
+
+    def __init__(self, rank: "Rank", s3: "S3Client", resumed_from_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._s3 = s3
+        self._run = rank.run
+        self._folder = rank.scratch / "metrics"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
+        self._lines.write(_lines_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step))
+        # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
+        self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
+        self._thread.start()
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        row = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
+        # JSON has no NaN; a reader in another language would refuse the whole file.
+        row = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
+        with self._lock:
+            self._lines.write(json.dumps(row) + "\n")
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(name.replace("_", "/", 1) if "_" in name else f"train/{name}", value, step)
+        self._changed.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._changed.set()
+        self._thread.join()
+        self._events.close()
+        self._upload()
+        self._lines.close()
+
+    def _upload_now_and_then(self) -> None:
+        while not self._closed.is_set():
+            self._changed.wait()
+            self._changed.clear()
+            if self._closed.is_set():
+                return
+            try:
+                self._upload()
+            except TrainyardError as error:
+                log.warning("warning: metrics are late: %s", error.args[0])
+            self._closed.wait(UPLOAD_EVERY_SECONDS)
+
+    def _upload(self) -> None:
+        with self._lock:
+            self._lines.flush()
+            self._events.flush()
+            content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
+        for name, data in content.items():
+            object_store.write(self._s3, self._run / name, data)
+
+
+def _lines_up_to(content: bytes | None, step: int) -> str:
+    """What earlier attempts wrote, less the steps that this one does again."""
+    lines = (content or b"").decode().splitlines()
+    return "".join(f"{line}\n" for line in lines if 0 < json.loads(line)["step"] <= step)
+
+
+def classification_metrics(logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]") -> dict[str, float]:
+    """Of held-out examples: accuracy, F1, cross-entropy, and the accuracy of always naming the most frequent class.
+
+    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
+    class that is neither there nor predicted is left out of the mean.
+    """
+    predicted = logits.argmax(axis=-1)
+    classes = logits.shape[-1]
+    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
+    support = np.bincount(labels, minlength=classes)
+    relevant = support + np.bincount(predicted, minlength=classes)
+    f1 = 2 * true_positives / np.maximum(relevant, 1)
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
+    return {
+        "eval_accuracy": float((predicted == labels).mean()),
+        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
+        "eval_majority_accuracy": float(support.max() / len(labels)),
+        "eval_loss": float(-log_likelihood.mean()),
+    }

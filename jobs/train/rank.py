@@ -1,0 +1,168 @@
+"""One rank: what it knows of its peers and its run, and how it ends.
+
+An entrypoint's module is `python -m` of every rank; it hands its function to `run`:
+
+    if __name__ == "__main__":
+        run(finetune, FinetuneClassification)
+
+A user's mistake ends a rank with one line and exit code 1, everything unexpected with its traceback and exit code 1.
+"""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from jobs.arguments import ArgumentsT, parse_flags
+from jobs.errors import ConfigurationError, TrainyardError
+from jobs.runs import RUN_URI_VARIABLE, S3Location
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
+
+log = logging.getLogger("trainyard")
+
+SCRATCH_VARIABLE = "TRAINYARD_SCRATCH"
+"""A local folder that the launcher makes for its node's ranks and removes when they have ended."""
+
+LAUNCHER_PID_VARIABLE = "TRAINYARD_LAUNCHER_PID"
+
+PEER_TIMEOUT = timedelta(hours=24)
+"""A peer that prepares data may take hours; one that dies ends the attempt through the launcher, not through this."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """This process among its peers."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+    nnodes: int
+    run: S3Location
+    scratch: Path
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_first_on_node(self) -> bool:
+        return self.local_rank == 0
+
+    @classmethod
+    def from_environment(cls) -> "Rank":
+        """From what torchrun and the launcher set. Raises ConfigurationError where they did not."""
+        try:
+            return cls(
+                rank=int(os.environ["RANK"]),
+                local_rank=int(os.environ["LOCAL_RANK"]),
+                world_size=int(os.environ["WORLD_SIZE"]),
+                local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+                node=int(os.environ["GROUP_RANK"]),
+                nnodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
+                run=S3Location.parse(os.environ[RUN_URI_VARIABLE]),
+                scratch=Path(os.environ[SCRATCH_VARIABLE]),
+            )
+        except KeyError as missing:
+            raise ConfigurationError(
+                f"{missing.args[0]} is not set: a rank is started by the launcher",
+                next_step="python -m jobs.train.launch --help",
+            ) from None
+
+    @cached_property
+    def store(self) -> "Store":
+        """The key-value store that the launcher of the main node keeps: it outlives any rank."""
+        return self.connect_store()
+
+    def connect_store(self) -> "Store":
+        """A connection of one's own: a thread that waits on one would block the others that share it."""
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = TCPStore(address, port, is_master=False, timeout=PEER_TIMEOUT)
+        return PrefixStore("trainyard", store)
+
+    def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
+        """`work()` done by one rank of each node; all get its value (which must pass through JSON).
+
+        A rank that fails in it ends its process; the launcher then stops those that wait.
+        """
+        key = f"{name}/{self.node}"
+        if self.is_first_on_node:
+            self.store.set(key, json.dumps(work()))
+        return json.loads(self.store.get(key))
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        """`work()` done by rank 0 of all; all get its value (which must pass through JSON)."""
+        if self.is_first:
+            self.store.set(name, json.dumps(work()))
+        return json.loads(self.store.get(name))
+
+
+def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
+    """What the module of an entrypoint does when it is run: parse the flags, become a rank, call `main`, exit."""
+    parsed = parse_flags(arguments, sys.argv[1:], program=f"python -m {main.__module__}")
+    _die_with_the_launcher()
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
+    log.setLevel(logging.INFO)
+    code = 0
+    try:
+        main(Rank.from_environment(), parsed)
+    except (TrainyardError, ValidationError) as error:
+        code = 1
+        # The launcher prints it, once for all ranks that met it.
+        _tell_the_launcher(one_line(error))
+    except Exception as error:  # noqa: BLE001 - the process ends here; torch's threads would otherwise keep it alive
+        code = 1
+        traceback.print_exc()
+        _tell_the_launcher(f"{type(error).__name__}: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: a rank whose peers are gone would wait for them in the clean-up of its process group.
+    os._exit(code)
+
+
+def one_line(error: Exception) -> str:
+    """An error as the one line a log shows: what is wrong, where, and what next."""
+    if isinstance(error, ValidationError):
+        return "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or error.title}: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors(include_url=False)
+        )
+    return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")
+
+
+def _die_with_the_launcher() -> None:
+    """The kernel kills this process when the launcher ends, however that ends: kill -9 of it leaves no rank behind."""
+    launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
+    if launcher and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(launcher):  # it ended before the kernel was told
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell_the_launcher(message: str) -> None:
+    """Torchrun's error file: from it the launcher takes which rank failed first, and why."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        print(f"error: {message}", flush=True)
+    else:
+        content = {"message": message, "timestamp": int(time.time())}
+        Path(path).write_text(json.dumps(content))

@@ -1,0 +1,156 @@
+"""The run's files on S3: one client with retries, and whole folders moved by several threads.
+
+AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the embedded AWS.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from jobs.aws import error_code, explain
+from jobs.errors import NotFoundError, TrainyardError
+from jobs.runs import S3Location
+
+if TYPE_CHECKING:
+    from boto3.s3.transfer import TransferConfig
+    from mypy_boto3_s3.client import S3Client
+
+THREADS = 8
+"""Files moved at once; a single stream would leave most of an instance's network idle."""
+
+PARTS = 4
+"""Parts of one large file moved at once."""
+
+RETRIES = 10
+"""Tries of one request, with botocore's jittered back-off; a job of hours must not die of a minute's throttling."""
+
+_MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def connect() -> "S3Client":
+    """A client; it is thread-safe, and cheap enough (0.1 s) to be made once a process."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": RETRIES},
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=THREADS * (PARTS + 1),
+    )
+    with explained("connect to S3"):
+        return boto3.client("s3", config=config)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns boto3's exceptions into TrainyardErrors that say `what` could not be done, and why."""
+    try:
+        yield
+    except TrainyardError:
+        raise
+    except Exception as error:
+        reason = explain(error)
+        if reason is None:
+            raise
+        raise type(reason)(
+            f"cannot {what}: {reason.args[0]}",
+            next_step="check that the bucket exists and that the job's role may use it",
+        ) from error
+
+
+def read(s3: "S3Client", location: S3Location) -> bytes | None:
+    """The object, or None where there is none."""
+    with explained(f"read {location}"):
+        try:
+            return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
+        except s3.exceptions.ClientError as error:
+            if error_code(error) in _MISSING:
+                return None
+            raise
+
+
+def write(s3: "S3Client", location: S3Location, content: bytes) -> None:
+    with explained(f"write {location}"):
+        s3.put_object(Bucket=location.bucket, Key=location.key, Body=content)
+
+
+def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
+    """Bytes of every object below the folder, by its name relative to it."""
+    prefix = folder.key.rstrip("/") + "/" if folder.key else ""
+    with explained(f"list {folder}"):
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=folder.bucket, Prefix=prefix)
+        return {
+            item["Key"][len(prefix) :]: item["Size"]
+            for page in pages
+            for item in page.get("Contents", [])
+            if not item["Key"].endswith("/")
+        }
+
+
+def download(s3: "S3Client", location: S3Location, target: Path) -> None:
+    """One object into a file. Raises NotFoundError where there is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with explained(f"read {location}"):
+        try:
+            s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
+        except s3.exceptions.ClientError as error:
+            if error_code(error) in _MISSING:
+                raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
+            raise
+
+
+def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
+    """The named objects below the folder into a local one."""
+    in_threads(lambda name: download(s3, folder / name, target / name), names)
+
+
+def upload_all(s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location) -> None:
+    """The named files of a local folder below the S3 one. Returns when all of them are there."""
+
+    def upload(name: str) -> None:
+        with explained(f"write {folder / name}"):
+            s3.upload_file(str(source / name), folder.bucket, (folder / name).key, Config=_transfer())
+
+    in_threads(upload, names)
+
+
+def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
+    """The named objects below the folder; one that is not there is no error."""
+    with explained(f"remove objects below {folder}"):
+        in_threads(lambda name: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key), names)
+
+
+def files_below(folder: Path) -> list[str]:
+    """Relative names of all files in a local folder, in a fixed order."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`work` on each item, several at once; the first exception is raised when all have ended."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+        return list(pool.map(work, items))
+
+
+def _transfer() -> "TransferConfig":
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(max_concurrency=PARTS)
+
+
+def _parent(location: S3Location) -> str:
+    return str(S3Location(location.bucket, location.key.rpartition("/")[0])).rstrip("/") + "/"
