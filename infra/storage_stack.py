@@ -38,6 +38,12 @@ class StorageStack(StageStack):
                 )
             ],
         )
+        access_logs_arn = self.resolve(self._access_logs.bucket_arn)["Fn::GetAtt"]
+        acknowledge(
+            self._access_logs,
+            "S3's logging service names the log objects itself; it may write from these buckets of this account only",
+            *(f"AwsSolutions-IAM5[Resource::<{'.'.join(access_logs_arn)}>/{prefix}*]" for prefix in ("data/", "runs/")),
+        )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
 

@@ -1,0 +1,36 @@
+"""Synthesis: once a session for what `cdk synth` gives, and on demand for settings of a test's own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.settings import STAGES, Stage, Team
+from tests.infra.synthesis import Templates, read_assembly, synthesise
+
+
+@pytest.fixture(scope="session")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cloud assembly of all stages of infra/settings.py."""
+    directory = tmp_path_factory.mktemp("assembly")
+    synthesise(STAGES.values(), directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def templates(assembly: Path) -> Templates:
+    """The templates of all stages of infra/settings.py."""
+    return read_assembly(assembly)
+
+
+@pytest.fixture
+def synthesised(tmp_path: Path) -> Callable[..., Templates]:
+    """Synthesises one stage called `test` with the given settings; keys are the stacks' names."""
+
+    def synthesise_one(**settings: Any) -> Templates:
+        row = Stage(**{"name": "test", "teams": (Team(name="research"),), **settings})
+        made = synthesise([row], tmp_path / "assembly")
+        return {path.split("/")[1]: template for path, template in made.items()}
+
+    return synthesise_one

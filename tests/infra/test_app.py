@@ -1,0 +1,216 @@
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+from aws_cdk import aws_s3 as s3
+
+import infra.app
+from infra.settings import STAGES, TEAMS, Stage, Team
+from tests.infra.synthesis import ROOT, Templates, new_app, synthesise
+
+STACKS = ("network", "storage", "image", "compute", "jobs")
+
+DEVIATIONS = {
+    # "weak" would let the data bucket's stack be deleted while jobs still name the bucket, and needs an intrinsic
+    # function (Fn::GetStackOutput) that neither older tools nor the embedded AWS know.
+    "@aws-cdk/core:defaultCrossStackReferences": "strong",
+    # DL1 is in the standard partition only.
+    "@aws-cdk/core:target-partitions": ["aws"],
+}
+
+
+def test_each_stage_has_its_stacks_by_their_names(assembly: Path, templates: Templates) -> None:
+    assert set(templates) == {f"{stage}/{stack}" for stage in STAGES for stack in STACKS}
+    names = {
+        artifact["properties"]["stackName"]
+        for artifact in _artifacts(assembly, "aws:cloudformation:stack")
+        if "stackName" in artifact["properties"]
+    }
+    assert names == {f"trainyard-{stage}-{stack}" for stage in STAGES for stack in STACKS}
+
+
+def test_synthesis_looks_nothing_up(assembly: Path) -> None:
+    manifests = [json.loads(path.read_text()) for path in assembly.rglob("manifest.json")]
+    assert len(manifests) == 1 + len(STAGES)
+    assert not any(manifest.get("missing") for manifest in manifests)
+    environments = {artifact["environment"] for artifact in _artifacts(assembly, "aws:cloudformation:stack")}
+    assert environments == {"aws://unknown-account/unknown-region"}
+
+
+def test_a_stage_of_a_fixed_account_looks_nothing_up_either(tmp_path: Path) -> None:
+    # Trap: with a fixed environment ec2.Vpc asks the account for its zones.
+    row = Stage(name="test", teams=TEAMS, account="123456789012", region="us-west-2")
+    synthesise([row], tmp_path)
+    assert not any(json.loads(path.read_text()).get("missing") for path in tmp_path.rglob("manifest.json"))
+    environments = {artifact["environment"] for artifact in _artifacts(tmp_path, "aws:cloudformation:stack")}
+    assert environments == {"aws://123456789012/us-west-2"}
+
+
+def test_the_app_runs_as_cdk_json_says_without_credentials(tmp_path: Path) -> None:
+    # GIVEN neither credentials nor configuration nor an activated environment
+    nothing = str(tmp_path / "nothing")
+    # WHEN the CLI starts the app as cdk.json says, for one stage
+    done = _run_app(tmp_path, stage="dev", AWS_CONFIG_FILE=nothing, AWS_SHARED_CREDENTIALS_FILE=nothing)
+    # THEN that stage is synthesised, and it alone
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.glob("out/assembly-*")] == ["assembly-dev"]
+
+
+def test_a_stage_that_does_not_exist_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    done = _run_app(tmp_path, stage="prd")
+    assert done.returncode == 3
+    message = "\n".join(line for line in done.stderr.splitlines() if line and "!!" not in line)
+    assert message == (
+        "stage 'prd' is not in infra/settings.py; did you mean 'prod'?\nNext: name one that is there, or add a row"
+    )
+
+
+def test_feature_flags_are_those_that_this_cdk_recommends() -> None:
+    archive = Path(cdk.__file__).parent / "_jsii" / f"aws-cdk-lib@{version('aws-cdk-lib')}.jsii.tgz"
+    with tarfile.open(archive) as files:
+        member = files.extractfile("package/recommended-feature-flags.json")
+        assert member is not None
+        recommended = json.load(member)
+    assert json.loads((ROOT / "cdk.json").read_text())["context"] == {**recommended, **DEVIATIONS}
+    assert all(recommended[flag] != value for flag, value in DEVIATIONS.items())
+
+
+def test_what_the_rules_forbid_is_not_synthesised(tmp_path: Path) -> None:
+    # GIVEN a stack with a bucket that lacks everything
+    app = new_app(tmp_path)
+    infra.app.build(app, [])
+    s3.Bucket(cdk.Stack(cdk.Stage(app, "test"), "careless"), "Bucket")
+    # WHEN the app is synthesised, THEN cdk-nag stops it
+    with pytest.raises(RuntimeError, match="S3 Bucket has server access logs disabled"):
+        app.synth()
+
+
+def test_stages_differ_by_their_names_only_where_their_settings_are_equal(tmp_path: Path) -> None:
+    alpha, omega = (synthesise([Stage(name=name, teams=TEAMS)], tmp_path / name) for name in ("alpha", "omega"))
+    assert {
+        path.replace("alpha", "omega"): _renamed(template, "alpha", "omega") for path, template in alpha.items()
+    } == (omega)
+
+
+@pytest.mark.parametrize(
+    ("changed", "stacks", "paths"),
+    [
+        ({"max_nodes": 7}, {"compute"}, {"Accelerated36B3EAF4.Properties.ComputeResources.MaxvCpus"}),
+        (
+            {"log_retention_days": 30},
+            {"network", "jobs"},
+            {
+                "FlowLogs16C1943A.Properties.RetentionInDays",
+                "DefaultGroupHandlerLogs0805A114.Properties.RetentionInDays",
+                "JobLogs4F84869B.Properties.RetentionInDays",
+            },
+        ),
+        (
+            {"teams": (Team(name="research", share=4.0), Team(name="product"))},
+            {"compute"},
+            {"TeamShares.Properties.FairsharePolicy.ShareDistribution.0.WeightFactor"},
+        ),
+        (
+            {"checkpoint_retention_days": 7},
+            {"storage"},
+            {"RunsE45A2291.Properties.LifecycleConfiguration.Rules.1.ExpirationInDays"},
+        ),
+        ({"termination_protection": True}, set(), set()),
+    ],
+    ids=["limit", "retention", "share", "checkpoints", "protection"],
+)
+def test_a_setting_changes_what_it_names_and_nothing_else(
+    tmp_path: Path, changed: dict[str, Any], stacks: set[str], paths: set[str]
+) -> None:
+    row = Stage(name="test", teams=TEAMS)
+    before = synthesise([row], tmp_path / "before")
+    after = synthesise([replace(row, **changed)], tmp_path / "after")
+    assert {path.split("/")[1] for path in before if before[path] != after[path]} == stacks
+    assert {
+        difference
+        for path in before
+        for difference in _differences(before[path]["Resources"], after[path]["Resources"])
+    } == paths
+
+
+def test_a_new_team_adds_and_changes_nothing_of_the_others(tmp_path: Path) -> None:
+    row = Stage(name="test", teams=TEAMS)
+    before = synthesise([row], tmp_path / "before")
+    after = synthesise([replace(row, teams=(*TEAMS, Team(name="vision")))], tmp_path / "after")
+    assert {path.split("/")[1] for path in before if before[path] != after[path]} == {"compute", "jobs"}
+    old, new = before["test/jobs"]["Resources"], after["test/jobs"]["Resources"]
+    assert {name: new[name] for name in old} == old
+    assert all("vision" in name for name in new.keys() - old.keys())
+
+
+def test_stacks_with_data_are_protected_where_the_stage_says_so(assembly: Path) -> None:
+    protected = {
+        artifact["properties"]["stackName"]
+        for artifact in _artifacts(assembly, "aws:cloudformation:stack")
+        if artifact["properties"].get("terminationProtection")
+    }
+    assert protected == {"trainyard-prod-storage", "trainyard-prod-image"}
+
+
+def _run_app(tmp_path: Path, *, stage: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What the CDK CLI does with cdk.json's `app`, given `-c stage=…`."""
+    configuration = json.loads((ROOT / "cdk.json").read_text())
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CDK_", "PYTHON", "VIRTUAL_ENV"))
+    }
+    # Where the project's own environment is not at its usual place, the active one must do.
+    path = f"{Path(sys.executable).parent}:{inherited['PATH']}"
+    return subprocess.run(
+        ["sh", "-c", configuration["app"]],
+        cwd=ROOT,
+        env={
+            **inherited,
+            "PATH": path,
+            "CDK_OUTDIR": str(tmp_path / "out"),
+            "CDK_CONTEXT_JSON": json.dumps({**configuration["context"], "stage": stage}),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _artifacts(assembly: Path, kind: str) -> list[dict[str, Any]]:
+    return [
+        artifact
+        for path in assembly.glob("assembly-*/manifest.json")
+        for artifact in json.loads(path.read_text())["artifacts"].values()
+        if artifact["type"] == kind
+    ]
+
+
+def _renamed(template: dict[str, Any], old: str, new: str) -> Any:
+    return json.loads(json.dumps(template).replace(old, new))
+
+
+def _differences(before: Any, after: Any, path: str = "") -> set[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        return {
+            found
+            for key in before.keys() | after.keys()
+            for found in _differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        }
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return {
+            found
+            for index, (left, right) in enumerate(zip(before, after, strict=True))
+            for found in _differences(left, right, f"{path}.{index}")
+        }
+    return set() if before == after else {path}

@@ -1,0 +1,312 @@
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+
+from infra.image_stack import ImageStack
+from infra.job_stack import JobStack
+from infra.settings import STAGES, TEAMS, Stage, Team
+from infra.storage_stack import StorageStack
+from jobs.catalog import CATALOG, JobKind
+from jobs.instance_types import instance_type
+from jobs.plan import CONTAINER_NAME, RETRY_RULES
+from jobs.stage import DeployedStage
+from tests.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
+
+MAX_DEFINITION_BYTES = 24 * 1024
+"""AWS Batch's limit."""
+
+
+@pytest.fixture(scope="module")
+def jobs(templates: Templates) -> dict[str, Any]:
+    return templates["dev/jobs"]
+
+
+@pytest.fixture(scope="module")
+def definitions(jobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return resources(jobs, "AWS::Batch::JobDefinition")
+
+
+@pytest.fixture(scope="module")
+def container(definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return _container(definitions["Jobresearchfinetuneclassification"])
+
+
+def test_each_team_has_a_definition_of_each_kind_and_the_command_line_finds_it(jobs: dict[str, Any]) -> None:
+    published = {
+        item["Name"]: item["Value"]
+        for item in resources(jobs, "AWS::SSM::Parameter").values()
+        if "/job-definition/" in item["Name"]
+    }
+    assert set(published) == {f"/trainyard/dev/job-definition/{team.name}/{kind}" for team in TEAMS for kind in CATALOG}
+    referenced = {value["Ref"] for value in published.values()}
+    assert referenced == set(resources(jobs, "AWS::Batch::JobDefinition"))
+
+
+def test_what_the_stacks_publish_is_what_a_submission_reads(templates: Templates) -> None:
+    prefix = "/trainyard/dev/"
+    parameters = {
+        item["Name"].removeprefix(prefix): item["Value"] if isinstance(item["Value"], str) else json.dumps(item)
+        for path, template in templates.items()
+        for item in resources(template, "AWS::SSM::Parameter").values()
+        if path.startswith("dev/")
+    }
+    stage = DeployedStage.from_parameters("dev", parameters)
+    assert set(stage.queues) == {"gaudi-spot", "cpu-spot"}
+    assert stage.teams == ("product", "research")
+    assert stage.instance_type.name == STAGES["dev"].instance_type
+
+
+def test_definitions_say_ecs_properties_with_the_container_that_an_override_names(
+    definitions: dict[str, dict[str, Any]],
+) -> None:
+    # Trap: containerProperties knows no ipcMode, and a submission overrides ecsProperties by the container's name.
+    for definition in definitions.values():
+        assert definition["Type"] == "container"
+        assert definition["PlatformCapabilities"] == ["EC2"]
+        assert "ContainerProperties" not in definition
+        assert _container(definition)["Name"] == CONTAINER_NAME
+        assert _container(definition)["Essential"] is True
+
+
+def test_hccl_gets_the_hosts_ipc_namespace_and_memory_that_may_be_pinned(
+    definitions: dict[str, dict[str, Any]], container: dict[str, Any]
+) -> None:
+    for definition in definitions.values():
+        (task,) = definition["EcsProperties"]["TaskProperties"]
+        assert task["IpcMode"] == "host"
+    assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
+
+
+def test_one_job_owns_the_node(container: dict[str, Any]) -> None:
+    # Trap: there is no resource type for HPUs, and asking for all 768 GiB leaves a job waiting for ever.
+    row = instance_type("dl1.24xlarge")
+    asked = {item["Type"]: int(item["Value"]) for item in container["ResourceRequirements"]}
+    assert asked == {"VCPU": 96, "MEMORY": 760_000}
+    assert asked["VCPU"] == row.vcpus
+    assert row.memory_mib / 2 < asked["MEMORY"] < row.memory_mib
+
+
+def test_containers_get_no_more_rights_and_no_more_environment_than_they_need(
+    definitions: dict[str, dict[str, Any]],
+) -> None:
+    for definition in definitions.values():
+        container = _container(definition)
+        assert not {"Privileged", "Environment", "Secrets"} & container.keys()
+        assert container["LinuxParameters"] == {"InitProcessEnabled": True}
+
+
+def test_a_definition_does_no_harm_when_submitted_as_it_is(container: dict[str, Any]) -> None:
+    assert container["Command"] == ["python", "-m", "jobs.train.launch", "--help"]
+
+
+def test_retries_are_those_of_a_submission(definitions: dict[str, dict[str, Any]]) -> None:
+    # Trap: what no rule matches is started again, so the last rules must match everything.
+    for definition in definitions.values():
+        rules = [
+            {key[0].lower() + key[1:]: value for key, value in rule.items()}
+            for rule in definition["RetryStrategy"]["EvaluateOnExit"]
+        ]
+        assert rules == [dict(rule) for rule in RETRY_RULES]
+        assert len(rules) <= 5
+        assert definition["RetryStrategy"]["Attempts"] == 3
+
+
+def test_the_timeout_is_the_kinds(definitions: dict[str, dict[str, Any]]) -> None:
+    hours = CATALOG["finetune-classification"].timeout_hours
+    for definition in definitions.values():
+        assert definition["Timeout"] == {"AttemptDurationSeconds": hours * 3600}
+
+
+def test_old_revisions_stay(definitions: dict[str, dict[str, Any]]) -> None:
+    # Trap: CloudFormation deregisters the old revision at each change, and its waiting jobs fail.
+    for definition in definitions.values():
+        assert definition["ResourceRetentionPolicy"] == {"SkipDeregisterOnUpdate": True}
+        assert "JobDefinitionName" not in definition
+
+
+def test_fair_share_gets_a_priority_and_tags_reach_the_task(definitions: dict[str, dict[str, Any]]) -> None:
+    for definition in definitions.values():
+        assert definition["SchedulingPriority"] == 1
+        assert definition["PropagateTags"] is True
+    tags = definitions["Jobproductfinetuneclassification"]["Tags"]
+    assert tags == {"trainyard:project": "trainyard", "trainyard:stage": "dev", "trainyard:team": "product"}
+
+
+def test_definitions_fit_batchs_limit(definitions: dict[str, dict[str, Any]]) -> None:
+    for definition in definitions.values():
+        assert len(json.dumps(definition)) < MAX_DEFINITION_BYTES
+
+
+def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, Any]) -> None:
+    (group,) = resources(jobs, "AWS::Logs::LogGroup")
+    assert container["LogConfiguration"] == {
+        "LogDriver": "awslogs",
+        "Options": {
+            "awslogs-group": {"Ref": group},
+            "awslogs-region": {"Ref": "AWS::Region"},
+            "awslogs-stream-prefix": "finetune-classification",
+        },
+    }
+    (published,) = (
+        item["Value"]
+        for item in resources(jobs, "AWS::SSM::Parameter").values()
+        if item["Name"] == "/trainyard/dev/log-group"
+    )
+    assert published == {"Ref": group}
+
+
+@pytest.mark.parametrize(
+    ("settings", "tag"),
+    [({}, "1.21.0"), ({"release": "1.19.0"}, "1.19.0"), ({"image_tag": "2026-11-21"}, "2026-11-21")],
+)
+def test_the_image_follows_from_release_or_tag(synthesised: Any, settings: dict[str, str], tag: str) -> None:
+    template = synthesised(**settings)["jobs"]
+    image = flatten(_container(only(template, "AWS::Batch::JobDefinition"))["Image"])
+    assert "Gaudi" in image
+    assert image.endswith(f":{tag}")
+
+
+def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_path: Path) -> None:
+    # GIVEN a kind that needs no accelerator
+    kind = JobKind(
+        name="build-corpus",
+        summary="",
+        entrypoint="json",
+        arguments=CATALOG["finetune-classification"].arguments,
+        accelerated=False,
+        timeout_hours=2.5,
+    )
+    row = Stage(name="test", teams=(Team(name="research"),))
+    app = new_app(tmp_path)
+    scope = cdk.Stage(app, "test")
+    # WHEN the job stack is made from a catalog that has it
+    JobStack(
+        scope,
+        stage=row,
+        storage=StorageStack(scope, stage=row),
+        image=ImageStack(scope, stage=row),
+        catalog={**CATALOG, kind.name: kind},
+    )
+    app.synth()
+    definitions = resources(read_assembly(tmp_path)["test/jobs"], "AWS::Batch::JobDefinition")
+    # THEN it follows from the row of the CPU instance type
+    assert set(definitions) == {"Jobresearchfinetuneclassification", "Jobresearchbuildcorpus"}
+    definition = definitions["Jobresearchbuildcorpus"]
+    (task,) = definition["EcsProperties"]["TaskProperties"]
+    assert "IpcMode" not in task
+    container = _container(definition)
+    assert "Cpu" in flatten(container["Image"])
+    assert {item["Type"]: item["Value"] for item in container["ResourceRequirements"]} == {
+        "VCPU": "16",
+        "MEMORY": "60000",
+    }
+    assert container["LinuxParameters"]["SharedMemorySize"] == 15_000
+    assert "Ulimits" not in container
+    assert definition["Timeout"] == {"AttemptDurationSeconds": 9000}
+
+
+ALLOWED = [
+    ("s3:GetObject", "DATA/shared/models/minilm/config.json"),
+    ("s3:GetObject", "DATA/research/reviews/train.jsonl"),
+    ("s3:GetObject", "RUNS/research/a-run/spec.yaml"),
+    ("s3:PutObject", "RUNS/research/a-run/checkpoints/step-1/manifest.json"),
+    ("s3:PutObjectTagging", "RUNS/research/a-run/checkpoints/step-1/manifest.json"),
+    ("s3:DeleteObject", "RUNS/research/a-run/checkpoints/step-1/manifest.json"),
+]
+REFUSED = [
+    ("s3:GetObject", "DATA/product/secret.jsonl"),
+    ("s3:GetObject", "DATA/research-2/x"),
+    ("s3:PutObject", "DATA/research/x"),
+    ("s3:PutObject", "DATA/shared/x"),
+    ("s3:DeleteObject", "DATA/research/x"),
+    ("s3:GetObject", "RUNS/product/a-run/model/model.safetensors"),
+    ("s3:PutObject", "RUNS/product/a-run/spec.yaml"),
+    ("s3:PutObject", "RUNS/shared/x"),
+    ("s3:DeleteObjectVersion", "RUNS/research/a-run/spec.yaml"),
+    ("s3:PutBucketPolicy", "RUNS"),
+    ("ssm:GetParameter", "arn:aws:ssm:us-east-1:123456789012:parameter/trainyard/dev/bucket/run"),
+]
+
+
+@pytest.mark.parametrize(("action", "resource"), ALLOWED)
+def test_a_team_reads_and_writes_its_own(jobs: dict[str, Any], action: str, resource: str) -> None:
+    assert _is_allowed(jobs, "research", action, resource)
+
+
+@pytest.mark.parametrize(("action", "resource"), REFUSED)
+def test_a_team_gets_at_nothing_else(jobs: dict[str, Any], action: str, resource: str) -> None:
+    assert not _is_allowed(jobs, "research", action, resource)
+
+
+def test_a_team_lists_its_own_prefixes_only(jobs: dict[str, Any]) -> None:
+    listing = {
+        flatten(statement["Resource"]): statement["Condition"]
+        for statement in _statements(jobs, "research")
+        if statement["Action"] == "s3:ListBucket"
+    }
+    assert {_bucket(resource): condition for resource, condition in listing.items()} == {
+        "DATA": {"StringLike": {"s3:prefix": ["shared/*", "research/*"]}},
+        "RUNS": {"StringLike": {"s3:prefix": ["research/*"]}},
+    }
+
+
+def test_definitions_run_under_their_own_teams_role(definitions: dict[str, dict[str, Any]]) -> None:
+    roles = {
+        name: definition["EcsProperties"]["TaskProperties"][0]["TaskRoleArn"]["Fn::GetAtt"][0]
+        for name, definition in definitions.items()
+    }
+    assert roles["Jobresearchfinetuneclassification"].startswith("Teamresearch")
+    assert roles["Jobproductfinetuneclassification"].startswith("Teamproduct")
+
+
+def test_roles_are_for_tasks_of_this_account(jobs: dict[str, Any]) -> None:
+    for role in resources(jobs, "AWS::IAM::Role").values():
+        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+        assert statement["Principal"] == {"Service": "ecs-tasks.amazonaws.com"}
+        assert statement["Condition"]["StringEquals"] == {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
+        assert flatten(statement["Condition"]["ArnLike"]["aws:SourceArn"]).endswith(":<AWS::AccountId>:*")
+
+
+def _container(definition: dict[str, Any]) -> dict[str, Any]:
+    (task,) = definition["EcsProperties"]["TaskProperties"]
+    (container,) = task["Containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def _statements(jobs: dict[str, Any], team: str) -> list[dict[str, Any]]:
+    """Every statement of a team's role, wherever it is attached."""
+    (role,) = (name for name in resources(jobs, "AWS::IAM::Role") if name.startswith(f"Team{team}"))
+    assert not {"Policies", "ManagedPolicyArns"} & resources(jobs, "AWS::IAM::Role")[role].keys()
+    return [
+        statement
+        for policy in resources(jobs, "AWS::IAM::Policy").values()
+        if {"Ref": role} in policy["Roles"]
+        for statement in policy["PolicyDocument"]["Statement"]
+    ]
+
+
+def _is_allowed(jobs: dict[str, Any], team: str, action: str, resource: str) -> bool:
+    """Whether a statement without a condition allows it; the role has no other ones but those for listing."""
+    for statement in _statements(jobs, team):
+        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        patterns = statement["Resource"] if isinstance(statement["Resource"], list) else [statement["Resource"]]
+        if (
+            statement["Effect"] == "Allow"
+            and "Condition" not in statement
+            and any(fnmatchcase(action, pattern) for pattern in actions)
+            and any(fnmatchcase(resource, _bucket(flatten(pattern))) for pattern in patterns)
+        ):
+            return True
+    return False
+
+
+def _bucket(resource: str) -> str:
+    """The name of an export as DATA or RUNS, with what follows it."""
+    name, _, key = resource.partition("/")
+    bucket = "DATA" if "Data666C94C7Arn" in name else "RUNS" if "RunsE45A2291Arn" in name else name
+    return f"{bucket}/{key}" if key else bucket

@@ -1,0 +1,151 @@
+from typing import Any
+
+import pytest
+
+from infra import settings
+from infra.settings import STAGES, TEAMS, Stage, Team
+from infra.settings_checks import LOG_RETENTION_DAYS, check, selected_stages
+from jobs.errors import ConfigurationError
+
+WHERE = "infra/settings.py: stage 'test': "
+
+
+def test_the_stages_of_this_repository_pass() -> None:
+    assert [stage.name for stage in selected_stages()] == ["dev", "prod"]
+
+
+def test_one_stage_can_be_selected() -> None:
+    assert selected_stages("prod") == (STAGES["prod"],)
+
+
+def test_a_stage_that_is_not_there_is_named_with_the_closest_one() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        selected_stages("dve")
+    assert str(caught.value) == (
+        "stage 'dve' is not in infra/settings.py; did you mean 'dev'?\nNext: name one that is there, or add a row"
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.STAGES, "broken", Stage(name="broken", teams=()))
+    with pytest.raises(ConfigurationError, match="stage 'broken': teams: at least one is needed"):
+        selected_stages()
+    # The other stages can still be worked on.
+    assert selected_stages("dev")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_nodes", 0, "must be from 1 to 1000, not 0"),
+        ("max_cpu_nodes", 1001, "must be from 1 to 1000, not 1001"),
+        ("root_volume_gib", 50, "must be from 100 to 16384, not 50"),
+        ("cpu_root_volume_gib", 16_385, "must be from 30 to 16384, not 16385"),
+        ("share_decay_hours", 169, "must be from 1 to 168, not 169"),
+        ("checkpoint_retention_days", 0, "must be from 1 to 3650, not 0"),
+        ("noncurrent_retention_days", 0, "must be from 1 to 3650, not 0"),
+        ("nat_gateways", 3, "must be from 0 to 2, one a zone, not 3"),
+        ("nat_gateways", -1, "must be from 0 to 2, one a zone, not -1"),
+        (
+            "log_retention_days",
+            91,
+            (
+                "must be one of 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, "
+                "1827, 2192, 2557, 2922, 3653"
+            ),
+        ),
+        ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
+        ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
+        ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
+        ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
+        (
+            "availability_zone_ids",
+            ("us-east-1a",),
+            "must be ids such as 'use1-az2', not 'us-east-1a'",
+        ),
+        ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
+        (
+            "cpu_instance_type",
+            "dl1.24xlarge",
+            "must be a row without an accelerator, not 'dl1.24xlarge'",
+        ),
+        (
+            "instance_type",
+            "dl1.24xlarg",
+            (
+                "instance type 'dl1.24xlarg' has no row; did you mean 'dl1.24xlarge'?\n"
+                "Next: add a row to jobs/instance_types.py, or name one that is there"
+            ),
+        ),
+        (
+            "release",
+            "1.22.0",
+            (
+                "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\n"
+                "Next: choose one of 1.21.0, 1.20.0, 1.19.0, 1.18.0, 1.17.1, 1.16.2, 1.15.1, 1.14.0"
+            ),
+        ),
+        ("release", "1.21.1", "release '1.21.1' has no row; did you mean '1.21.0'?"),
+    ],
+)
+def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(**{"name": "test", "teams": TEAMS, field: value}))
+    assert str(caught.value) == f"{WHERE}{field}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("teams", "message"),
+    [
+        ((), "teams: at least one is needed"),
+        ((Team(name="Research"),), "team 'Research': must be at most 31 lower-case letters, digits and hyphens"),
+        ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
+        ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
+        ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
+        (
+            (Team(name="ml-ops"), Team(name="mlops")),
+            "team 'mlops': Batch's fair share drops hyphens and cannot tell it from team 'ml-ops'",
+        ),
+    ],
+)
+def test_teams_that_cannot_be_told_apart_or_served_are_refused(teams: tuple[Team, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=teams))
+    assert str(caught.value) == WHERE + message
+
+
+def test_the_name_of_a_stage_is_part_of_stack_names() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="My Stage", teams=TEAMS))
+    assert str(caught.value) == (
+        "infra/settings.py: stage 'My Stage': name: must be 1 to 16 lower-case letters, digits and hyphens, "
+        "not 'My Stage'"
+    )
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=(Team(name="shared"),), max_nodes=0, release="2.0"))
+    assert [line.removeprefix(WHERE).split(":")[0] for line in str(caught.value).splitlines()] == [
+        "max_nodes",
+        "team 'shared'",
+        "release",
+    ]
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        {"nat_gateways": 0},
+        {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
+        {"machine_image": "ami-0123456789abcdef0"},
+        {"instance_type": "m6i.4xlarge", "release": "1.22.0"},
+        {"image_tag": "1.21.0-2"},
+        {"log_retention_days": LOG_RETENTION_DAYS[-1]},
+        {"teams": (Team(name="a", share=0.01), Team(name="b-2", share=1000))},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
+    check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
