@@ -10,17 +10,18 @@ import pytest
 from tests.jobs.cli.terminal import TRAINYARD, Terminal
 
 MARK = "TRAINYARD_TEST_DEMO"
-"""A variable that every process the demo starts inherits, however far it moves from its parent."""
+"""A variable that every process the demo starts inherits, however far it moves from its parent; jobs do not."""
 
 
-def started_by_demo(mark: str) -> list[str]:
+def started_by_demo(mark: str, endpoint: str) -> list[str]:
+    """Command lines of what runs by the demo: it inherited the mark, or it is a job of the demo's embedded AWS."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            environment = process.environ()
+            ours = environment.get(MARK) == mark or environment.get("AWS_ENDPOINT_URL", "-") == endpoint
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
     return found
 
 
@@ -40,9 +41,12 @@ def test_interrupted_it_leaves_no_process_behind(
     mark = f"{os.getpid()}-{tmp_path.name}"
     with Terminal([TRAINYARD, "demo"], environment={**clean_environment, MARK: mark}, folder=tmp_path) as terminal:
         terminal.wait_until_shown(moment, timeout_seconds=180)
-        assert started_by_demo(mark)
+        descendants = psutil.Process(terminal.process.pid).children(recursive=True)
+        assert descendants
         terminal.process.send_signal(ending)
         assert terminal.wait(timeout_seconds=60) == 130
     assert "interrupted; what the demo had started is stopped" in terminal.shown
-    assert started_by_demo(mark) == []
+    answers_at = re.search(r"http://localhost:\d+", terminal.shown)
+    assert started_by_demo(mark, answers_at[0] if answers_at else "") == []
+    assert not [process for process in descendants if process.is_running()]
     assert not list((tmp_path / ".trainyard").glob("*.json"))

@@ -72,7 +72,11 @@ def test_env_is_what_a_shell_takes(
 ) -> None:
     lines = trainyard("local", "env", environment={"AWS_PROFILE": "mine"}).stdout
     shown = subprocess.run(
-        ["sh", "-c", f"{lines}\nenv"], env={**clean_environment, "AWS_PROFILE": "mine"}, capture_output=True, text=True
+        ["sh", "-c", f"{lines}\nenv"],
+        env={**clean_environment, "AWS_PROFILE": "mine"},
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.splitlines()
     assert f"AWS_ENDPOINT_URL={up['endpoint']}" in shown
     assert "AWS_DEFAULT_REGION=us-east-1" in shown
