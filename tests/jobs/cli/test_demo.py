@@ -1,7 +1,9 @@
 """The demo as a newcomer runs it, interrupted at each of its stages: no process may stay behind."""
 
 import os
+import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
