@@ -1,0 +1,53 @@
+"""The embedded AWS and the CDK CLI against it.
+
+python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor process|docker]
+python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
+"""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from jobs.errors import TrainyardError
+from jobs.stage import DEFAULT_STAGE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.emulator", description="An AWS on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    serve_parser = commands.add_parser("serve", help="run the server in the foreground")
+    serve_parser.add_argument("--port", type=int, default=0, help="0, the default: any that is free")
+    serve_parser.add_argument("--state-file", type=Path, help="written once the server answers, removed at its end")
+    serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
+    serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
+
+    deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
+    deploy_parser.add_argument("--endpoint", required=True, help="as the state file has it")
+    deploy_parser.add_argument("--stage", default=DEFAULT_STAGE)
+
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line for each request hides the rest
+    try:
+        if options.command == "serve":
+            from infra.emulator.server import serve
+
+            serve(
+                port=options.port,
+                state_file=options.state_file,
+                executor=options.executor,
+                exit_with_pid=options.exit_with_pid,
+            )
+            return 0
+        from infra.emulator.deploy import deploy
+
+        return deploy(endpoint=options.endpoint, stage=options.stage)
+    except TrainyardError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The WSGI application: moto's services, /trainyard/… beside them, and the record of what went wrong inside."""
+
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import parse_qs
+from xml.sax.saxutils import escape
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.wrappers import Response
+
+from infra.emulator import batch, cloudformation, server_errors
+
+logger = logging.getLogger(__name__)
+
+StartResponse = Callable[..., Any]
+_RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
+_CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
+
+
+class Application:
+    """Answers every request of the embedded AWS."""
+
+    def __init__(self, executor: str) -> None:
+        self._aws = DomainDispatcherApplication(create_backend_app)
+        self._executor = executor
+        self._started_at = datetime.now(timezone.utc)
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        if path.startswith("/trainyard/"):
+            return self._own(environ["REQUEST_METHOD"], path)(environ, start_response)
+        return self._service(environ, start_response)
+
+    def _own(self, method: str, path: str) -> Response:
+        if (method, path) == ("GET", "/trainyard/health"):
+            return _json(self.health())
+        reclaim = _RECLAIM.fullmatch(path)
+        if method == "POST" and reclaim:
+            job_id = reclaim[1]
+            if batch.reclaim(job_id):
+                return _json({"jobId": job_id, "reclaimed": True})
+            return _json({"message": f"no job {job_id} is running on an instance"}, status=404)
+        return _json(
+            {"message": f"{method} {path}: there is GET /trainyard/health, POST /trainyard/jobs/<id>/reclaim"}, 404
+        )
+
+    def health(self) -> dict[str, Any]:
+        """What GET /trainyard/health answers."""
+        return {
+            "executor": self._executor,
+            "pid": os.getpid(),
+            "started_at": self._started_at.isoformat(timespec="seconds"),
+            "jobs": batch.job_counts(),
+            "server_errors": server_errors.recorded(),
+            "unproven": cloudformation.unproven_types(),
+        }
+
+    def _service(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        path, operation = environ.get("PATH_INFO", ""), _operation(environ)
+
+        def watch(status: str, *rest: Any) -> Any:
+            if status.startswith("500"):
+                server_errors.record(path, operation, status)
+            return start_response(status, *rest)
+
+        try:
+            return self._aws(environ, watch)  # type: ignore[no-any-return] # untyped
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
+            server_errors.record_exception(path, operation, error)
+            message = f"the embedded AWS failed in {operation}: {type(error).__name__}: {error}"
+            return _failure(message, environ)(environ, start_response)
+
+
+def _operation(environ: dict[str, Any]) -> str:
+    """What was asked for, as its client would name it: `cloudformation:CreateStack`, `s3:PUT`."""
+    scope = _CREDENTIAL_SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
+    service = scope[1] if scope else "unsigned"
+    target = environ.get("HTTP_X_AMZ_TARGET")
+    if target:
+        return f"{service}:{target.rsplit('.', 1)[-1]}"
+    query = environ.get("QUERY_STRING", "")
+    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)  # for those who read it after us
+        query = body.decode(errors="replace")
+    action = parse_qs(query).get("Action")
+    return f"{service}:{action[0] if action else environ.get('REQUEST_METHOD')}"
+
+
+def _failure(message: str, environ: Mapping[str, Any]) -> Response:
+    """An answer of 500 that the client of the service can read: some speak JSON, some XML."""
+    if "HTTP_X_AMZ_TARGET" in environ or "json" in environ.get("CONTENT_TYPE", ""):
+        return _json({"__type": "InternalFailure", "message": message}, status=500)
+    error = f"<Error><Code>InternalFailure</Code><Message>{escape(message)}</Message></Error>"
+    return Response(f"<ErrorResponse>{error}</ErrorResponse>", status=500, mimetype="text/xml")
+
+
+def _json(body: Mapping[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(body), status=status, mimetype="application/json")

@@ -1,0 +1,24 @@
+"""CloudFormation of the embedded AWS: moto's resource models under a stack engine that behaves like AWS's.
+
+`template` resolves, `stack` makes, changes and rolls back, `service` holds a region's stacks and change sets,
+`responses` is the API; `models` finds the code behind each resource type, `recorded` stands in where there is none.
+"""
+
+from infra.emulator.cloudformation import (
+    ec2_models,  # noqa: F401 - defines models
+    iam_models,
+    logs_models,  # noqa: F401 - defines models
+    responses,
+    s3_models,
+    ssm_models,  # noqa: F401 - defines models
+)
+from infra.emulator.cloudformation.responses import unproven_types
+
+__all__ = ["install", "unproven_types"]
+
+
+def install() -> None:
+    """Put this CloudFormation in moto's place. Call it before the server starts."""
+    iam_models.install()
+    s3_models.install()
+    responses.install()

@@ -1,0 +1,430 @@
+"""One stack: makes, changes and deletes its resources in order, and rolls back what failed, as CloudFormation does.
+
+Everything happens within the request that asks for it, so a stack is never seen in progress.
+"""
+
+import copy
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from infra.emulator.cloudformation import models
+from infra.emulator.cloudformation.models import Place, ResourceError
+from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
+
+FINAL_FAILURES = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
+"""States in which a stack can only be deleted."""
+
+
+@dataclass(kw_only=True)
+class StackResource:
+    """One resource of a stack."""
+
+    logical_id: str
+    resource_type: str
+    physical_id: str
+    properties: Mapping[str, Any]
+    """As the template had them when it was last made or changed, references resolved."""
+    declaration: Mapping[str, Any]
+    """As the template has them now: its policies for deletion count."""
+    model: Any
+    status: str = "CREATE_COMPLETE"
+    reason: str | None = None
+    updated_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A value that a stack shows, and maybe exports."""
+
+    key: str
+    value: str
+    description: str | None
+    export_name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A change of state of a stack or of one of its resources."""
+
+    logical_id: str
+    physical_id: str
+    resource_type: str
+    status: str
+    reason: str | None
+    client_request_token: str | None
+    timestamp: datetime
+    event_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class Stack:
+    """A stack and its history."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        account_id: str,
+        region: str,
+        neighbours: Callable[[], Iterable["Stack"]],
+    ) -> None:
+        """`neighbours` gives all stacks of the account and region: they share their exports."""
+        self.name = name
+        self.account_id = account_id
+        self.region = region
+        self.stack_id = f"arn:aws:cloudformation:{region}:{account_id}:stack/{name}/{uuid.uuid4()}"
+        self.created_at = datetime.now(timezone.utc)
+        self.updated_at: datetime | None = None
+        self.deleted_at: datetime | None = None
+        self.status = "REVIEW_IN_PROGRESS"
+        self.reason: str | None = None
+        self.template_body = ""
+        self.template: Mapping[str, Any] = {}
+        self.given_parameters: Mapping[str, str] = {}
+        self.parameters: Mapping[str, Any] = {}
+        self.tags: Mapping[str, str] = {}
+        self.role_arn: str | None = None
+        self.description: str | None = None
+        self.termination_protection = False
+        self.change_set_id: str | None = None
+        self.resources: dict[str, StackResource] = {}
+        self.outputs: list[Output] = []
+        self.imports: set[str] = set()
+        self.events: list[Event] = []
+        self.client_request_token: str | None = None
+        self._neighbours = neighbours
+        self._importing: set[str] = set()
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """What other stacks may import, by name."""
+        return {output.export_name: output.value for output in self.outputs if output.export_name}
+
+    # What CloudFormation does with a stack
+
+    def create(self, template_body: str, parameters: Mapping[str, str], *, on_failure: str = "ROLLBACK") -> None:
+        """Make the stack's resources. `on_failure`: ROLLBACK, DELETE or DO_NOTHING.
+
+        Raises TemplateError, with nothing done, where the template or a parameter is wrong. What a service refuses
+        shows in `status` and `reason`.
+        """
+        template = parse_template(template_body)
+        scope = self._scope(template, parameters)
+        order = scope.active_resources()
+        self._remember(template_body, template, parameters, scope)
+        self._enter("CREATE_IN_PROGRESS", "User Initiated")
+        try:
+            for logical_id, declaration in order.items():
+                self._create_resource(logical_id, declaration, scope.resolve(declaration.get("Properties", {})))
+            self.outputs = self._resolve_outputs(scope)
+        except (ResourceError, TemplateError) as error:
+            self._fail_create(str(error), on_failure)
+        else:
+            self.imports = self._importing
+            self._enter("CREATE_COMPLETE")
+
+    def update(self, template_body: str, parameters: Mapping[str, str]) -> None:
+        """Change the stack to another template; back to the old one where that fails.
+
+        Raises TemplateError, with nothing done, where the template or a parameter is wrong.
+        """
+        template = parse_template(template_body)
+        scope = self._scope(template, parameters)
+        order = scope.active_resources()
+        before = (self.template_body, self.template, self.given_parameters, self.parameters, self.description)
+        undo: list[Callable[[], None]] = []
+        replaced: list[StackResource] = []
+        self._remember(template_body, template, parameters, scope)
+        self.updated_at = datetime.now(timezone.utc)
+        self._enter("UPDATE_IN_PROGRESS", "User Initiated")
+        try:
+            for logical_id, declaration in order.items():
+                self._apply(logical_id, declaration, scope, undo, replaced)
+            outputs = self._resolve_outputs(scope)
+            self._check_exports_in_use({output.export_name for output in outputs}, outputs)
+        except (ResourceError, TemplateError) as error:
+            self.template_body, self.template, self.given_parameters, self.parameters, self.description = before
+            self._roll_update_back(str(error), undo)
+            return
+        self.outputs = outputs
+        self.imports = self._importing
+        self._enter("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
+        removed = [resource for key, resource in self.resources.items() if key not in order]
+        for resource in reversed((*removed, *replaced)):
+            if not self._retained(resource):
+                self._delete_resource(resource, must=False)
+        self.resources = {logical_id: self.resources[logical_id] for logical_id in order}
+        self._enter("UPDATE_COMPLETE")
+
+    def delete(self, *, retain: frozenset[str] = frozenset()) -> None:
+        """Delete the stack's resources, those last that others need; DELETE_FAILED where one cannot go."""
+        self._enter("DELETE_IN_PROGRESS", "User Initiated")
+        try:
+            self._check_exports_in_use(set(), [])
+            self._delete_all(retain=retain)
+        except (ResourceError, TemplateError) as error:
+            self._enter("DELETE_FAILED", str(error))
+            return
+        self.resources.clear()
+        self.outputs = []
+        self.deleted_at = datetime.now(timezone.utc)
+        self._enter("DELETE_COMPLETE")
+
+    def is_same(self, template_body: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> bool:
+        """Whether an update to these would change nothing."""
+        template = parse_template(template_body)
+        resolved = self._scope(template, parameters).parameters
+        return template == self.template and resolved == self.parameters and dict(tags) == dict(self.tags)
+
+    # Resources
+
+    def _create_resource(self, logical_id: str, declaration: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+        resource_type = declaration["Type"]
+        self._event(logical_id, "", resource_type, "CREATE_IN_PROGRESS")
+        try:
+            model = models.create(resource_type, logical_id, properties, self._place)
+        except (ResourceError, TemplateError) as error:
+            self._event(logical_id, "", resource_type, "CREATE_FAILED", str(error))
+            raise ResourceError(f"{logical_id} ({resource_type}): {error}") from None
+        physical_id = getattr(model, "physical_resource_id", None)
+        self.resources[logical_id] = StackResource(
+            logical_id=logical_id,
+            resource_type=resource_type,
+            physical_id=physical_id or models.generate_name(resource_type, self.name, logical_id),
+            properties=copy.deepcopy(properties),
+            declaration=declaration,
+            model=model,
+        )
+        self._event_of(self.resources[logical_id], "CREATE_COMPLETE")
+
+    def _apply(
+        self,
+        logical_id: str,
+        declaration: Mapping[str, Any],
+        scope: Scope,
+        undo: list[Callable[[], None]],
+        replaced: list[StackResource],
+    ) -> None:
+        """Bring one resource to what the new template says.
+
+        Adds to `undo` what takes it back, and to `replaced` what another one took the place of.
+        """
+        properties = scope.resolve(declaration.get("Properties", {}))
+        resource = self.resources.get(logical_id)
+        if resource is None:
+            self._create_resource(logical_id, declaration, properties)
+            created = self.resources[logical_id]
+            undo.append(lambda: self._undo_create(created))
+            return
+        if resource.resource_type != declaration["Type"]:
+            raise ResourceError(
+                f"{logical_id}: Update of resource type is not permitted. The new template modifies resource type of "
+                f"the following resources: [{logical_id}]"
+            )
+        old_properties, old_declaration = resource.properties, resource.declaration
+        resource.declaration = declaration
+        undo.append(lambda: setattr(resource, "declaration", old_declaration))
+        # Compared after references are resolved, so what needs a replaced resource follows it.
+        if properties == old_properties:
+            return
+        if models.must_replace(resource.model, resource.resource_type, old_properties, properties):
+            self._create_resource(logical_id, declaration, properties)
+            replacement = self.resources[logical_id]
+            replaced.append(resource)
+            undo.append(lambda: self.resources.__setitem__(logical_id, resource))
+            undo.append(lambda: self._undo_create(replacement))
+        else:
+            undo.append(lambda: self._change(resource, old_properties))
+            self._change(resource, properties)
+
+    def _change(self, resource: StackResource, properties: Mapping[str, Any]) -> None:
+        self._event_of(resource, "UPDATE_IN_PROGRESS")
+        try:
+            model = models.update(
+                resource.model,
+                resource.resource_type,
+                resource.logical_id,
+                old=resource.properties,
+                new=properties,
+                physical_id=resource.physical_id,
+                place=self._place,
+            )
+        except (ResourceError, TemplateError) as error:
+            self._event_of(resource, "UPDATE_FAILED", str(error))
+            raise ResourceError(f"{resource.logical_id} ({resource.resource_type}): {error}") from None
+        resource.model = model
+        resource.physical_id = getattr(model, "physical_resource_id", None) or resource.physical_id
+        resource.properties = copy.deepcopy(properties)
+        self._event_of(resource, "UPDATE_COMPLETE")
+
+    def _undo_create(self, resource: StackResource) -> None:
+        self._delete_resource(resource, must=False)
+        del self.resources[resource.logical_id]
+
+    def _delete_resource(self, resource: StackResource, *, must: bool) -> None:
+        self._event_of(resource, "DELETE_IN_PROGRESS")
+        try:
+            note = models.delete(
+                resource.model, resource.resource_type, resource.properties, resource.physical_id, self._place
+            )
+        except ResourceError as error:
+            self._event_of(resource, "DELETE_FAILED", str(error))
+            if must:
+                raise ResourceError(
+                    f"The following resource(s) failed to delete: [{resource.logical_id}]. {error}"
+                ) from None
+        else:
+            self._event_of(resource, "DELETE_COMPLETE", note)
+
+    def _delete_all(self, *, retain: frozenset[str] = frozenset(), must: bool = True) -> None:
+        for resource in reversed(list(self.resources.values())):
+            if resource.logical_id in retain or self._retained(resource):
+                self._event_of(resource, "DELETE_SKIPPED")
+            else:
+                self._delete_resource(resource, must=must)
+            del self.resources[resource.logical_id]
+
+    def _retained(self, resource: StackResource) -> bool:
+        policy = resource.declaration.get("DeletionPolicy")
+        # The latter deletes what a failed create made, and keeps it ever after.
+        return policy == "Retain" or (policy == "RetainExceptOnCreate" and not self.status.startswith("ROLLBACK"))
+
+    # Failure
+
+    def _fail_create(self, reason: str, on_failure: str) -> None:
+        if on_failure == "DO_NOTHING":
+            self._enter("CREATE_FAILED", reason)
+            return
+        self._enter("ROLLBACK_IN_PROGRESS", f"{reason}. Rollback requested by user.")
+        self._delete_all(must=False)
+        self._enter("ROLLBACK_COMPLETE")
+        self.reason = reason
+        if on_failure == "DELETE":
+            self.delete()
+
+    def _roll_update_back(self, reason: str, undo: list[Callable[[], None]]) -> None:
+        self._enter("UPDATE_ROLLBACK_IN_PROGRESS", reason)
+        failed = None
+        for step in reversed(undo):
+            try:
+                step()
+            except ResourceError as error:  # noqa: PERF203 - the other steps still count
+                failed = str(error)
+        if failed is not None:
+            self._enter("UPDATE_ROLLBACK_FAILED", failed)
+        else:
+            self._enter("UPDATE_ROLLBACK_COMPLETE")
+        self.reason = reason
+
+    # Outputs
+
+    def _resolve_outputs(self, scope: Scope) -> list[Output]:
+        outputs = []
+        for key, declaration in (scope.template.get("Outputs") or {}).items():
+            if "Condition" in declaration and not scope.condition(declaration["Condition"]):
+                continue
+            export = declaration.get("Export")
+            output = Output(
+                key=key,
+                value=str(scope.resolve(declaration["Value"])),
+                description=declaration.get("Description"),
+                export_name=str(scope.resolve(export["Name"])) if export else None,
+            )
+            for stack in self._neighbours():
+                if output.export_name and stack is not self and output.export_name in stack.exports:
+                    raise TemplateError(
+                        f"Export with name {output.export_name} is already exported by stack {stack.name}"
+                    )
+            outputs.append(output)
+        return outputs
+
+    def _check_exports_in_use(self, kept: set[str | None], outputs: list[Output]) -> None:
+        """Raises ResourceError where an export would go or change that another stack imports."""
+        values = {output.export_name: output.value for output in outputs}
+        for output in self.outputs:
+            name = output.export_name
+            if name is None or (name in kept and values[name] == output.value):
+                continue
+            users = sorted(stack.name for stack in self._neighbours() if stack is not self and name in stack.imports)
+            if users:
+                what = "updated" if name in kept else "deleted"
+                raise ResourceError(f"Export {name} cannot be {what} as it is in use by {', '.join(users)}")
+
+    # Ways to the rest
+
+    @property
+    def _place(self) -> Place:
+        return Place(
+            account_id=self.account_id,
+            region=self.region,
+            stack_id=self.stack_id,
+            stack_name=self.name,
+            tags=self.tags,
+        )
+
+    def _scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
+        self._importing = set()
+        return Scope(
+            template=template,
+            account_id=self.account_id,
+            region=self.region,
+            stack_id=self.stack_id,
+            stack_name=self.name,
+            given_parameters=parameters,
+            ref=lambda name: self._resource(name).physical_id,
+            attribute=self._attribute,
+            import_value=self._import_value,
+        )
+
+    def _resource(self, logical_id: str) -> StackResource:
+        try:
+            return self.resources[logical_id]
+        except KeyError:
+            raise TemplateError(f"Template format error: Unresolved resource dependencies [{logical_id}]") from None
+
+    def _attribute(self, logical_id: str, name: str) -> Any:
+        resource = self._resource(logical_id)
+        return models.attribute(resource.model, resource.resource_type, logical_id, name)
+
+    def _import_value(self, name: str) -> str:
+        for stack in self._neighbours():
+            if name in stack.exports:
+                self._importing.add(name)
+                return stack.exports[name]
+        raise TemplateError(f"No export named {name} found.")
+
+    def _remember(self, body: str, template: Mapping[str, Any], parameters: Mapping[str, str], scope: Scope) -> None:
+        self.template_body = body
+        self.template = template
+        self.given_parameters = parameters
+        self.parameters = scope.parameters
+        self.description = template.get("Description")
+
+    def _enter(self, status: str, reason: str | None = None) -> None:
+        self.status, self.reason = status, reason
+        self._event(self.name, self.stack_id, "AWS::CloudFormation::Stack", status, reason)
+
+    def _event_of(self, resource: StackResource, status: str, reason: str | None = None) -> None:
+        resource.status, resource.reason, resource.updated_at = status, reason, datetime.now(timezone.utc)
+        self._event(resource.logical_id, resource.physical_id, resource.resource_type, status, reason)
+
+    def _event(
+        self, logical_id: str, physical_id: str, resource_type: str, status: str, reason: str | None = None
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        if self.events:
+            # Clients sort by time, and read it in milliseconds; much happens here within one.
+            now = max(now, self.events[-1].timestamp + timedelta(milliseconds=1))
+        self.events.append(
+            Event(
+                timestamp=now,
+                logical_id=logical_id,
+                physical_id=physical_id,
+                resource_type=resource_type,
+                status=status,
+                reason=reason,
+                client_request_token=self.client_request_token,
+            )
+        )

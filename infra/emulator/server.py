@@ -1,0 +1,132 @@
+"""The embedded AWS as a process: binds a port, says where in a state file, and leaves nothing behind at its end."""
+
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from infra.emulator import HOST
+from jobs.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+PARENT_POLL_SECONDS = 0.5
+"""How often the process given with --exit-with-pid is looked for."""
+
+
+def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: int | None) -> None:
+    """Serve until SIGTERM, SIGINT or the end of `exit_with_pid`; then stop every job.
+
+    Raises ConfigurationError where the port is taken.
+    """
+    stop = Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        logger.info("%s: stopping", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    parent = _process(exit_with_pid)
+
+    # Here rather than above: the port is checked and the signals are set before moto takes its second to load.
+    with _listening(port) as listener:
+        from moto.moto_server.werkzeug_app import MotoRequestHandler
+        from werkzeug.serving import make_server
+
+        from infra.emulator import batch, cloudformation
+        from infra.emulator.application import Application
+
+        cloudformation.install()
+        batch.install(executor)
+        server = make_server(
+            "127.0.0.1",
+            0,
+            Application(executor),
+            threaded=True,
+            request_handler=MotoRequestHandler,
+            fd=listener.fileno(),
+        )
+        thread = Thread(target=server.serve_forever, name="server", daemon=True)
+        thread.start()
+    endpoint = f"http://{HOST}:{server.port}"
+    state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor}
+    try:
+        if state_file is not None:
+            _write_state(state_file, state)
+        logger.info(
+            "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process)", endpoint, executor
+        )
+        while not stop.wait(PARENT_POLL_SECONDS if parent else None):
+            if parent is not None and not _alive(parent):
+                logger.info("process %s is gone: stopping", parent.pid)
+                break
+    finally:
+        if state_file is not None:
+            _remove_state(state_file)
+        batch.shutdown()
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[Any]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            reason = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights"
+            raise ConfigurationError(
+                f"port {port} {reason}", next_step="choose another with --port, or --port 0 for any that is free"
+            ) from None
+        listener.listen(128)
+        yield listener
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        json.dump(state, file)
+    Path(file.name).replace(path)
+
+
+def _remove_state(path: Path) -> None:
+    try:
+        if json.loads(path.read_text())["pid"] != os.getpid():
+            return  # another server's by now
+    except (OSError, ValueError, KeyError):
+        return
+    path.unlink(missing_ok=True)
+
+
+def _process(pid: int | None) -> psutil.Process | None:
+    """The process to end with. Raises ConfigurationError where there is none of that id."""
+    if pid is None:
+        return None
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        raise ConfigurationError(f"--exit-with-pid: there is no process {pid}") from None
+
+
+def _alive(process: psutil.Process) -> bool:
+    # A zombie has ended; only its parent has not looked yet.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
