@@ -153,15 +153,17 @@ def run_in_group(command: Sequence[str], *, environment: dict[str, str] | None =
         raise
 
 
-def end_group(process: subprocess.Popen[bytes], *, grace_seconds: float = 10.0) -> None:
-    """SIGTERM, then SIGKILL, to the process group that `process` leads."""
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+def end_group(process: subprocess.Popen[bytes], *, grace_seconds: float = 15.0) -> None:
+    """End the process group that `process` leads: SIGINT, on which it stops what it has put into groups of their own.
+
+    SIGTERM and SIGKILL follow, `grace_seconds` apart.
+    """
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)
-        except ProcessLookupError:
-            return
-        try:
             process.wait(grace_seconds)
+        except ProcessLookupError:
+            break
         except subprocess.TimeoutExpired:
             continue
     process.wait()

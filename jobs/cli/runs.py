@@ -49,7 +49,8 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         )
         return
     console = tables.stdout()
-    last = ", ".join(f"{key} {value:.4g}" for key, value in metrics[-1].items() if key != "time") if metrics else ""
+    figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
+    last = ", ".join(f"{key} {value:.6g}" for key, value in figures)
     if job is None:
         state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
         rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]

@@ -20,6 +20,8 @@ _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
     "eval_majority_accuracy": "majority class",
     "eval_f1": "F1",
+    "eval_loss": "loss",
+    "eval_samples": "held-out examples",
     "train_samples_per_second": "samples/s",
 }
 """Results by the words people use; every other one is shown by its own key."""
