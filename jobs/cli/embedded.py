@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,14 +160,10 @@ def end_group(process: subprocess.Popen[bytes], *, grace_seconds: float = 15.0) 
     SIGTERM and SIGKILL follow, `grace_seconds` apart.
     """
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        try:
+        if process.poll() is None:
             os.killpg(process.pid, signal_number)
-            process.wait(grace_seconds)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(grace_seconds)
 
 
 def _is_running(pid: int) -> bool:
