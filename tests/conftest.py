@@ -1,0 +1,109 @@
+"""What tests of several folders share: the embedded AWS, as a real process with its real HTTP API."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from infra.emulator import CREDENTIALS, REGION
+
+START_SECONDS = 60
+DEPLOY_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class EmbeddedAws:
+    """A running server and ways to talk to it."""
+
+    endpoint: str
+    process: "subprocess.Popen[bytes]"
+    state_file: Path
+    log: Path
+
+    @property
+    def session(self) -> boto3.Session:
+        return boto3.Session(
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region_name=REGION,
+        )
+
+    def client(self, service: str) -> Any:
+        """A boto3 client that does not try again: an error is what the test wants to see."""
+        client: Any = self.session.client
+        return client(service, endpoint_url=self.endpoint, config=Config(retries={"total_max_attempts": 1}))
+
+    def health(self) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{self.endpoint}/trainyard/health", timeout=30) as answer:
+            health: dict[str, Any] = json.load(answer)
+            return health
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For a process that should talk to it, whatever this one's environment says about AWS."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+        return {**kept, **CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
+
+
+@contextmanager
+def run_embedded_aws(folder: Path, *arguments: str) -> Iterator[EmbeddedAws]:
+    """A server of its own that ends with the block, and with this process whatever happens to it."""
+    state_file, log = folder / "emulator.json", folder / "emulator.log"
+    command = [sys.executable, "-m", "infra.emulator", "serve", "--state-file", str(state_file)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--exit-with-pid", str(os.getpid()), *arguments], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        until = time.monotonic() + START_SECONDS
+        while not state_file.exists():
+            if process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"the embedded AWS did not start:\n{log.read_text()}")
+            time.sleep(0.02)
+        state = json.loads(state_file.read_text())
+        yield EmbeddedAws(endpoint=state["endpoint"], process=process, state_file=state_file, log=log)
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def embedded_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+    """One server for all tests. Any answer of 500 it ever gave fails the last of them."""
+    with run_embedded_aws(tmp_path_factory.mktemp("embedded-aws")) as aws:
+        yield aws
+        errors = aws.health()["server_errors"]
+        if errors:
+            pytest.fail(f"the embedded AWS failed inside: {json.dumps(errors, indent=2)}\n{aws.log.read_text()}")
+
+
+@pytest.fixture
+def fresh_aws(tmp_path: Path) -> Iterator[EmbeddedAws]:
+    """A server for one test alone: one that breaks it, stops it or counts what is in it."""
+    with run_embedded_aws(tmp_path) as aws:
+        yield aws
+
+
+@pytest.fixture(scope="session")
+def deployed_aws(embedded_aws: EmbeddedAws) -> EmbeddedAws:
+    """The server with the project's stage `dev` deployed to it by the real CDK CLI."""
+    deployment = subprocess.run(
+        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint],
+        capture_output=True,
+        text=True,
+        timeout=DEPLOY_SECONDS,
+        check=False,
+    )
+    assert deployment.returncode == 0, deployment.stderr
+    return embedded_aws
