@@ -137,4 +137,12 @@ def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
 
 
 def _yaml_type(data: object) -> str:
-    return {type(None): "empty", list: "a list", str: "text"}.get(type(data), f"a {type(data).__name__}")
+    names = {
+        type(None): "empty",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
+    return names.get(type(data), f"of type {type(data).__name__}")

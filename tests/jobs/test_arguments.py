@@ -1,0 +1,150 @@
+import subprocess
+import sys
+from typing import Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from jobs.arguments import Arguments, Model, Table, parse_flags
+from jobs.catalog import CATALOG, FinetuneClassification, JobKind
+
+
+class Example(Arguments):
+    """Something to fill in."""
+
+    model: Model
+    """Weights."""
+    table: Table | None = None
+    """Examples, 100 % of them."""
+    steps: int = Field(default=10, ge=1)
+    rate: float = 0.5
+    mode: Literal["fast", "good"] | None = None
+    note: str = ""
+    flag: bool = False
+
+
+def test_flags_carry_every_value_defaults_included() -> None:
+    assert Example(model="hf://a/b", steps=3).to_flags() == [
+        "--model=hf://a/b",
+        "--steps=3",
+        "--rate=0.5",
+        "--note=",
+        "--flag=false",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        Example(model="hf://a/b"),
+        Example(model="s3://b/k", table="s3://b/t.jsonl", steps=1, rate=1e-5, mode="fast", flag=True),
+        # Texts that look like something else stay texts.
+        Example(model="1", note="2.0"),
+        Example(model="null", note='{"a": 1}'),
+        Example(model="a b", note="--steps=3"),
+        Example(model="ü", note="line\nbreak"),
+    ],
+)
+def test_flags_are_read_back_as_they_were(arguments: Example) -> None:
+    assert parse_flags(Example, arguments.to_flags(), program="test") == arguments
+
+
+def test_flags_typed_by_hand_may_stand_apart_from_their_values() -> None:
+    assert parse_flags(Example, ["--model", "m", "--steps", "7"], program="test") == Example(model="m", steps=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=m", "--stepps=3"], "unrecognized arguments: --stepps=3"),
+        (["--model=m", "--step=3"], "unrecognized arguments: --step=3"),  # no abbreviations
+        (["--steps=3"], "the following arguments are required: --model"),
+        (["--model"], "argument --model: expected one argument"),
+    ],
+)
+def test_wrong_flags_end_with_usage(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(Example, flags, program="launch example")
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.startswith("usage: launch example")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--steps=0", "greater than or equal to 1"),
+        ("--steps=many", "valid integer"),
+        ("--steps=1.5", "valid integer"),
+        ("--mode=slow", "'fast' or 'good'"),
+        ("--flag=perhaps", "valid boolean"),
+    ],
+)
+def test_wrong_values_are_refused(flag: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        parse_flags(Example, ["--model=m", flag], program="test")
+
+
+def test_help_shows_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(Example, ["--help"], program="test")
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Something to fill in." in printed
+    assert "Examples, 100 % of them." in printed
+
+
+def test_sources_are_the_inputs_that_are_set() -> None:
+    assert list(Example(model="m", table="t").sources()) == [
+        ("model", "m", "a pretrained model's folder"),
+        ("table", "t", "a table of examples"),
+    ]
+    assert [name for name, _, _ in Example(model="m", note="s3://not/a/source").sources()] == ["model"]
+
+
+def test_sources_can_be_moved() -> None:
+    moved = Example(model="data://m", steps=3).with_sources(model="s3://b/m")
+    assert moved == Example(model="s3://b/m", steps=3)
+
+
+def test_arguments_are_values() -> None:
+    assert {Example(model="m"): 1}[Example(model="m")] == 1
+    with pytest.raises(ValidationError, match="frozen"):
+        Example(model="m").steps = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.name)
+def test_every_argument_of_every_kind_is_described(kind: JobKind) -> None:
+    assert kind.summary
+    assert all(field.description for field in kind.arguments.model_fields.values())
+
+
+@pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.name)
+def test_every_entrypoint_exists(kind: JobKind) -> None:
+    # In a process of its own: finding a submodule imports its parents, and a broken one must not pass for found.
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({kind.entrypoint!r}) is None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "m"}, "name exactly one of 'glue_task' and 'train_data'"),
+        ({"model": "m", "glue_task": "sst2", "train_data": "t"}, "name exactly one of 'glue_task' and 'train_data'"),
+        (
+            {"model": "m", "glue_task": "sst2", "eval_data": "t"},
+            "'glue_task' brings its own held-out data; leave 'eval_data' out",
+        ),
+        ({"model": "m", "glue_task": "stsb"}, "Input should be 'cola', 'sst2'"),
+        ({"model": "m", "train_data": "t", "eval_fraction": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t", "eval_fraction": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t", "max_length": 7}, "greater than or equal to 8"),
+        ({"model": "m", "train_data": "t", "warmup_ratio": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t", "learning_rate": 0}, "greater than 0"),
+    ],
+)
+def test_a_fine_tuning_that_cannot_be_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FinetuneClassification.model_validate(given)

@@ -1,0 +1,307 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs import catalog
+from jobs.arguments import parse_flags
+from jobs.catalog import CATALOG, FinetuneClassification
+from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.instance_types import instance_type
+from jobs.plan import RETRY_RULES, Plan, plan
+from jobs.spec import JobSpec, parse_spec
+from jobs.stage import DeployedStage
+
+SPECS = sorted((Path(__file__).parents[2] / "jobs" / "specs").glob("*.yaml"))
+RUN_ID = "reviews-20261121-120005-00ab"
+MAX_PAYLOAD_BYTES = 30 * 1024
+"""AWS Batch's limit of a SubmitJob request."""
+
+STAGE = DeployedStage(
+    name="dev",
+    data_bucket="data-bucket",
+    run_bucket="run-bucket",
+    log_group="logs",
+    instance_type=instance_type("dl1.24xlarge"),
+    cpu_instance_type=instance_type("m6i.4xlarge"),
+    queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
+    job_definitions={
+        ("research", "finetune-classification"): "arn:definition/research:3",
+        ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
+    },
+)
+EMBEDDED = replace(STAGE, embedded_processes=2)
+
+
+def spec(**changed: Any) -> JobSpec:
+    return parse_spec(
+        {
+            "name": "reviews",
+            "job": "finetune-classification",
+            "arguments": {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"},
+            **changed,
+        },
+        origin="a.yaml",
+    )
+
+
+def command_of(planned: Plan) -> list[str]:
+    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    command = container["command"]
+    assert isinstance(command, list)
+    return command
+
+
+def environment_of(planned: Plan) -> dict[str, str]:
+    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    return {item["name"]: item["value"] for item in container["environment"]}
+
+
+def test_the_whole_request() -> None:
+    arguments = {
+        "model": "s3://elsewhere/m",
+        "train_data": "data://shared/t.jsonl",
+        "epochs": 1,
+        "learning_rate": 1e-4,
+    }
+    planned = plan(spec(arguments=arguments, attempts=5, timeout_hours=1.5), STAGE, run_id=RUN_ID)
+    assert planned.request == {
+        "jobName": RUN_ID,
+        "jobQueue": "arn:queue/gaudi",
+        "jobDefinition": "arn:definition/research:3",
+        "shareIdentifier": "research",
+        "ecsPropertiesOverride": {
+            "taskProperties": [
+                {
+                    "containers": [
+                        {
+                            "name": "main",
+                            "command": [
+                                "python",
+                                "-m",
+                                "jobs.train.launch",
+                                "--instance-type=dl1.24xlarge",
+                                "--nproc-per-node=8",
+                                "finetune-classification",
+                                "--model=s3://elsewhere/m",
+                                "--train-data=s3://data-bucket/shared/t.jsonl",
+                                "--eval-fraction=0.1",
+                                "--text-column=text",
+                                "--label-column=label",
+                                "--max-length=128",
+                                "--epochs=1.0",
+                                "--learning-rate=0.0001",
+                                "--warmup-ratio=0.1",
+                                "--weight-decay=0.0",
+                                "--global-batch-size=32",
+                                "--max-batch-size-per-rank=32",
+                                "--eval-batch-size=64",
+                                "--checkpoint-every-steps=500",
+                                "--log-every-steps=10",
+                                "--seed=42",
+                            ],
+                            "environment": [
+                                {"name": "TRAINYARD_RUN_URI", "value": f"s3://run-bucket/research/{RUN_ID}/"},
+                                {"name": "TRAINYARD_ACCELERATOR", "value": "hpu"},
+                            ],
+                        }
+                    ]
+                }
+            ]
+        },
+        "retryStrategy": {
+            "attempts": 5,
+            "evaluateOnExit": [
+                {"onStatusReason": "Host EC2*", "action": "RETRY"},
+                {"onExitCode": "75", "action": "RETRY"},
+                {"onReason": "*", "action": "EXIT"},
+                {"onExitCode": "*", "action": "EXIT"},
+            ],
+        },
+        "timeout": {"attemptDurationSeconds": 5400},
+        "tags": {
+            "trainyard:run": RUN_ID,
+            "trainyard:team": "research",
+            "trainyard:job": "finetune-classification",
+        },
+        "propagateTags": True,
+    }
+
+
+def test_a_plan_tells_where_it_runs_and_what_it_costs() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert str(planned.run_location) == f"s3://run-bucket/research/{RUN_ID}/"
+    assert (planned.queue, planned.queue_reason) == (
+        "gaudi-spot",
+        "one node of dl1.24xlarge: Spot, started again after a reclaim",
+    )
+    assert (planned.accelerator, planned.accelerator_reason) == ("hpu", "dl1.24xlarge of stage 'dev'")
+    assert (planned.nnodes, planned.nproc_per_node) == (1, 8)
+    assert (planned.on_demand_usd_per_hour, planned.spot_usd_per_hour) == (13.10904, 3.93)
+    assert planned.notes == ()
+
+
+def test_the_same_spec_and_stage_give_the_same_plan() -> None:
+    assert plan(spec(), STAGE, run_id=RUN_ID) == plan(spec(), STAGE, run_id=RUN_ID)
+
+
+def test_the_timeout_is_the_kinds_where_the_spec_has_none() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
+
+
+def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:
+    planned = plan(spec(team="nlp-core"), STAGE, run_id=RUN_ID)
+    # Batch takes letters and digits only.
+    assert planned.request["shareIdentifier"] == "nlpcore"
+    assert planned.request["jobDefinition"] == "arn:definition/nlp:1"
+    assert planned.run_location.key == f"nlp-core/{RUN_ID}/"
+
+
+def test_data_is_found_in_the_stages_bucket() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert planned.inputs == (
+        ("model", "s3://data-bucket/shared/m", "a pretrained model's folder"),
+        ("train_data", "s3://data-bucket/shared/t.jsonl", "a table of examples"),
+    )
+    # The spec that is kept with the run names what was really read.
+    assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
+
+
+@pytest.mark.parametrize("location", ["hf://org/name", "s3://bucket/key", "/local/folder", "data:/odd"])
+def test_other_locations_stay_as_they_are(location: str) -> None:
+    planned = plan(spec(arguments={"model": location, "train_data": "t.jsonl"}), STAGE, run_id=RUN_ID)
+    assert f"--model={location}" in command_of(planned)
+
+
+def test_the_container_reads_back_the_arguments_of_the_spec() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    flags = command_of(planned)[command_of(planned).index("finetune-classification") + 1 :]
+    assert parse_flags(FinetuneClassification, flags, program="test") == planned.spec.entrypoint_arguments()
+
+
+def test_cards_that_stay_idle_are_paid_for() -> None:
+    planned = plan(spec(resources={"nproc_per_node": 2}), STAGE, run_id=RUN_ID)
+    assert planned.nproc_per_node == 2
+    assert planned.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; the whole instance is paid for",)
+    assert planned.spot_usd_per_hour == 3.93
+
+
+def test_more_ranks_than_cards_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(spec(resources={"nproc_per_node": 9}), STAGE, run_id=RUN_ID)
+    assert str(caught.value) == (
+        "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge, which has 8 HPUs\n"
+        "Next: ask for at most 8, or for more nodes"
+    )
+
+
+def test_more_ranks_than_vcpus_allow_are_refused() -> None:
+    cpu_stage = replace(STAGE, instance_type=STAGE.cpu_instance_type)
+    with pytest.raises(UsageError, match=r"2 ranks do not fit a m6i\.4xlarge, which has 16 vCPUs"):
+        plan(spec(resources={"nproc_per_node": 2}), cpu_stage, run_id=RUN_ID)
+
+
+def test_an_accelerated_kind_on_a_stage_of_cpu_instances_asks_for_cpu() -> None:
+    planned = plan(spec(), replace(STAGE, instance_type=STAGE.cpu_instance_type), run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cpu"
+    assert planned.nproc_per_node == 1
+    assert planned.notes == ()
+
+
+def test_several_nodes_need_their_own_queue_since_batch_never_runs_them_on_spot() -> None:
+    several = spec(resources={"nnodes": 2})
+    with pytest.raises(UsageError) as caught:
+        plan(several, STAGE, run_id=RUN_ID)
+    assert str(caught.value) == (
+        "resources.nnodes: 2 were asked for, but stage 'dev' has no queue for several nodes\n"
+        "Next: set resources.nnodes to 1"
+    )
+    able = replace(STAGE, queues={**STAGE.queues, "gaudi-multinode": "arn:queue/multinode"})
+    planned = plan(several, able, run_id=RUN_ID)
+    assert planned.request["jobQueue"] == "arn:queue/multinode"
+    assert planned.queue_reason == "several nodes: Batch does not run multi-node jobs on Spot"
+    assert planned.on_demand_usd_per_hour == 2 * 13.10904
+
+
+def test_a_kind_without_accelerator_goes_to_the_cpu_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = replace(CATALOG["finetune-classification"], name="build-corpus", accelerated=False)
+    monkeypatch.setitem(catalog.CATALOG, "build-corpus", kind)
+    stage = replace(STAGE, job_definitions={("research", "build-corpus"): "arn:definition/corpus:1"})
+    planned = plan(spec(job="build-corpus"), stage, run_id=RUN_ID)
+    assert (planned.request["jobQueue"], planned.queue_reason) == (
+        "arn:queue/cpu",
+        "'build-corpus' needs no accelerator",
+    )
+    assert planned.instance_type.name == "m6i.4xlarge"
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cpu"
+    with pytest.raises(UsageError, match=r"^resources.nnodes: 'build-corpus' runs on one CPU instance, not on 2$"):
+        plan(spec(job="build-corpus", resources={"nnodes": 2}), stage, run_id=RUN_ID)
+
+
+def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
+    planned = plan(spec(), EMBEDDED, run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "auto"
+    assert planned.accelerator_reason == ("the embedded AWS runs jobs on this machine; on AWS: hpu of dl1.24xlarge")
+    assert "--nproc-per-node=2" in command_of(planned)
+    assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
+    # Everything else is what AWS would get.
+    assert planned.request["jobQueue"] == "arn:queue/gaudi"
+
+
+def test_fewer_ranks_than_the_machine_runs_stay_fewer() -> None:
+    planned = plan(spec(resources={"nproc_per_node": 1}), EMBEDDED, run_id=RUN_ID)
+    assert "--nproc-per-node=1" in command_of(planned)
+
+
+def test_a_team_or_kind_that_the_stage_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="team 'vision' not found in stage 'dev'"):
+        plan(spec(team="vision"), STAGE, run_id=RUN_ID)
+    bare = replace(STAGE, job_definitions={("research", "older-kind"): "arn"})
+    with pytest.raises(ConfigurationError, match="no job definition of 'finetune-classification' for team 'research'"):
+        plan(spec(), bare, run_id=RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("status_reason", "reason", "exit_code", "action"),
+    [
+        ("Host EC2 (instance i-0123456789abcdef0) terminated.", None, None, "RETRY"),
+        ("Essential container in task exited", None, INTERRUPTED_EXIT_CODE, "RETRY"),
+        ("Essential container in task exited", None, 1, "EXIT"),
+        ("Essential container in task exited", "OutOfMemoryError: Container killed", 137, "EXIT"),
+        ("Task failed to start", "CannotPullContainerError: not found", None, "EXIT"),
+        ("Essential container in task exited", None, 0, "EXIT"),
+    ],
+)
+def test_only_a_reclaim_and_the_reserved_code_start_a_job_again(
+    status_reason: str, reason: str | None, exit_code: int | None, action: str
+) -> None:
+    # As Batch reads them: in order, the first that matches; a condition on what is absent does not match.
+    given = {"onStatusReason": status_reason, "onReason": reason, "onExitCode": exit_code}
+    matching = [
+        rule["action"]
+        for rule in RETRY_RULES
+        if all(
+            given[key] is not None and _matches(str(given[key]), pattern)
+            for key, pattern in rule.items()
+            if key != "action"
+        )
+    ]
+    assert matching[:1] == [action]
+    assert len(RETRY_RULES) <= 5
+    assert all("*" not in pattern.rstrip("*") for rule in RETRY_RULES for pattern in rule.values())
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
+def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: DeployedStage) -> None:
+    ready = parse_spec(yaml.safe_load(path.read_text()), origin=path.name)
+    planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
+    assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern

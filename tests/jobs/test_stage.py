@@ -1,0 +1,92 @@
+import pytest
+
+from jobs.errors import ConfigurationError, UsageError
+from jobs.stage import (
+    DeployedStage,
+    image_repository_parameter,
+    job_definition_parameter,
+    parameter_path,
+    queue_parameter,
+    share_identifier,
+)
+
+PARAMETERS = {
+    "bucket/data": "data-1a2b",
+    "bucket/run": "runs-3c4d",
+    "log-group": "logs-5e6f",
+    "instance-type": "dl1.24xlarge",
+    "cpu-instance-type": "m6i.4xlarge",
+    "queue/gaudi-spot": "arn:queue/gaudi",
+    "queue/cpu-spot": "arn:queue/cpu",
+    "image-repository/gaudi": "account.dkr.ecr/gaudi",
+    "job-definition/research/finetune-classification": "arn:definition/research:3",
+    "job-definition/product/finetune-classification": "arn:definition/product:1",
+    "job-definition/product/build-corpus": "arn:definition/corpus:1",
+}
+
+
+def test_parameters_have_these_names() -> None:
+    # Deployed stages are found by them: a change here is a change for everyone who has one.
+    assert parameter_path("dev") == "/trainyard/dev/"
+    assert queue_parameter("gaudi-spot") == "queue/gaudi-spot"
+    assert job_definition_parameter("research", "finetune-classification") == (
+        "job-definition/research/finetune-classification"
+    )
+    assert image_repository_parameter("gaudi") == "image-repository/gaudi"
+
+
+def test_a_stage_is_what_its_parameters_say() -> None:
+    stage = DeployedStage.from_parameters("dev", PARAMETERS)
+    assert (stage.data_bucket, stage.run_bucket, stage.log_group) == ("data-1a2b", "runs-3c4d", "logs-5e6f")
+    assert (stage.instance_type.name, stage.cpu_instance_type.name) == ("dl1.24xlarge", "m6i.4xlarge")
+    assert stage.teams == ("product", "research")
+    assert stage.queue("cpu-spot") == "arn:queue/cpu"
+    assert stage.job_definition("research", "finetune-classification") == "arn:definition/research:3"
+    assert not stage.embedded
+    assert DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=2).embedded
+
+
+@pytest.mark.parametrize("missing", ["bucket/data", "bucket/run", "log-group", "instance-type", "cpu-instance-type"])
+def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
+    values = {name: value for name, value in PARAMETERS.items() if name != missing}
+    with pytest.raises(ConfigurationError) as caught:
+        DeployedStage.from_parameters("dev", values)
+    assert str(caught.value) == (
+        f"stage 'dev' is not deployed here: SSM has no /trainyard/dev/{missing}\n"
+        "Next: cdk deploy 'dev/*' (or, without an account: trainyard local up)"
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_a_stage_of_an_instance_type_this_release_does_not_know_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"instance type 'dl9\.large' has no row"):
+        DeployedStage.from_parameters("dev", {**PARAMETERS, "instance-type": "dl9.large"})
+
+
+def test_an_unknown_queue_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).queue("gaudi-spott")
+    assert str(caught.value) == "stage 'dev' has no queue 'gaudi-spott'; did you mean 'gaudi-spot'?"
+
+
+def test_an_unknown_team_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition("reserch", "finetune-classification")
+    assert str(caught.value) == (
+        "team 'reserch' not found in stage 'dev'; did you mean 'research'?\n"
+        "Next: correct 'team' in the spec, or add the team to infra/settings.py and deploy"
+    )
+
+
+def test_a_kind_that_came_after_the_deployment_says_so() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition("research", "build-corpus")
+    assert str(caught.value) == (
+        "stage 'dev' has no job definition of 'build-corpus' for team 'research': it was deployed before that kind "
+        "existed\nNext: cdk deploy 'dev/*'"
+    )
+
+
+@pytest.mark.parametrize(("team", "identifier"), [("research", "research"), ("nlp-core-2", "nlpcore2")])
+def test_share_identifiers_are_letters_and_digits(team: str, identifier: str) -> None:
+    assert share_identifier(team) == identifier
