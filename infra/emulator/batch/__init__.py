@@ -1,0 +1,76 @@
+"""AWS Batch of the embedded AWS: moto's API with a job engine that follows AWS's documentation.
+
+The server calls `install` once before it starts, and `shutdown` once at its end; the README of infra/emulator says what
+behaves as on AWS and what is not proven.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from moto.batch import urls
+from moto.batch.models import batch_backends
+
+from infra.emulator.batch import cloudformation
+from infra.emulator.batch.backend import BatchBackend
+from infra.emulator.batch.executor import Executor
+from infra.emulator.batch.process_executor import ProcessExecutor
+from infra.emulator.batch.quotas import check_settings
+from infra.emulator.batch.responses import BatchResponse
+from jobs.errors import UsageError, did_you_mean
+
+__all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
+
+EXECUTORS = ("process", "docker")
+
+
+def install(executor_name: str) -> None:
+    """Put this Batch in moto's place. `executor_name`: `process`, or `docker`, which needs a Docker engine.
+
+    Raises UsageError on another name, ConfigurationError where the executor cannot work here.
+    """
+    check_settings()
+    BatchBackend.executor = _make_executor(executor_name)
+    batch_backends.clear()
+    batch_backends.backend = BatchBackend
+    for path in urls.url_paths:
+        urls.url_paths[path] = BatchResponse.dispatch
+
+
+def shutdown() -> None:
+    """Kill all jobs with all their descendants; returns when they are gone."""
+    for backend in _backends():
+        backend.scheduler.shutdown()
+
+
+def job_counts() -> dict[str, int]:
+    """How many jobs are in each state, where there are any; the nodes of multi-node jobs are not counted."""
+    counts: Counter[str] = Counter()
+    for backend in _backends():
+        with backend.scheduler.lock:
+            counts.update(job.status.value for job in backend.scheduler.jobs.values() if job.node is None)
+    return dict(counts)
+
+
+def reclaim(job_id: str) -> bool:
+    """Take the instance away that a job, or a node `<id>#<index>`, runs on. False where no such job runs."""
+    for backend in _backends():
+        job = backend.scheduler.jobs.get(job_id)
+        if job is not None:
+            return backend.scheduler.reclaim(job)
+    return False
+
+
+def _make_executor(name: str) -> Executor:
+    if name == "process":
+        return ProcessExecutor()
+    if name == "docker":
+        # The Docker SDK is loaded by those who ask for it only.
+        from infra.emulator.batch.docker_executor import DockerExecutor  # noqa: PLC0415
+
+        return DockerExecutor()
+    raise UsageError(f"there is no executor '{name}'{did_you_mean(name, EXECUTORS)}")
+
+
+def _backends() -> Iterator[BatchBackend]:
+    for regions in list(batch_backends.values()):
+        yield from list(regions.values())

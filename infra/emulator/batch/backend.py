@@ -1,0 +1,336 @@
+"""The Batch service of the embedded AWS: moto's, with an engine that runs jobs as Batch documents it.
+
+moto supplies routes, tags and scheduling policies. Compute environments, queues, job definitions and jobs are this
+package's. All state is in memory.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import moto.batch.urls
+from moto.batch.exceptions import ClientException
+from moto.batch.models import BatchBackend as MotoBatchBackend
+from moto.batch.utils import make_arn_for_job
+from moto.ec2.exceptions import InvalidSubnetIdError
+
+from infra.emulator.batch.attempt import Place
+from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
+from infra.emulator.batch.environment import ArrayPosition
+from infra.emulator.batch.executor import Executor
+from infra.emulator.batch.job import Job
+from infra.emulator.batch.job_definition import JobDefinition, check_request
+from infra.emulator.batch.listing import select_jobs
+from infra.emulator.batch.scheduler import Scheduler
+from infra.emulator.batch.submission import Submission, parse_submission
+
+QUEUE_DELETED = "The job queue was deleted"
+
+
+class BatchBackend(MotoBatchBackend):
+    """Batch of one account and region."""
+
+    executor: Executor
+    """Runs the containers of all accounts and regions; set by `install`."""
+
+    def __init__(self, region_name: str, account_id: str) -> None:
+        super().__init__(region_name, account_id)
+        self.environments: dict[str, ComputeEnvironment] = {}
+        self.queues: dict[str, JobQueue] = {}
+        self.definitions: dict[str, JobDefinition] = {}
+        self.scheduler = Scheduler(place=self._place, queues=self._all_queues, policy=self._fair_share_policy)
+        self._sequence = 0
+
+    def reset(self) -> None:
+        self.scheduler.shutdown()
+        super().reset()
+
+    @property
+    def _url_module(self) -> Any:
+        return moto.batch.urls
+
+    # Compute environments
+
+    def create_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
+        """Raises ClientException where Batch refuses."""
+        environment = ComputeEnvironment(request, account_id=self.account_id, region=self.region_name)
+        with self.scheduler.lock:
+            if environment.arn in self.environments:
+                raise ClientException("Object already exists")
+            self._check_network(environment.resources)
+            environment.ecs_arn = self.ecs_backend.create_cluster(environment.ecs_name).arn
+            self.environments = {**self.environments, environment.arn: environment}
+        self._tag(environment.arn, request)
+        return environment
+
+    def update_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
+        """Raises ClientException where Batch refuses."""
+        with self.scheduler.lock:
+            environment = self.environment(request["computeEnvironment"])
+            self._check_network(request.get("computeResources") or {})
+            environment.update(request)
+            self.scheduler.dispatch()
+        return environment
+
+    def delete_environment(self, identifier: str) -> None:
+        """Raises ClientException while it is enabled or a queue has it."""
+        with self.scheduler.lock:
+            environment = _find(self.environments, identifier)
+            if environment is None:
+                return
+            if environment.enabled:
+                raise ClientException("Cannot delete, compute environment must be in DISABLED state")
+            if any(environment in queue.environments for queue in self.queues.values()):
+                raise ClientException("Cannot delete, found existing JobQueue relationship")
+            self.ecs_backend.delete_cluster(environment.ecs_name)
+            self.environments = {arn: one for arn, one in self.environments.items() if one is not environment}
+
+    def environment(self, identifier: str) -> ComputeEnvironment:
+        """By name or ARN. Raises ClientException where there is none."""
+        return _find_or_refuse(self.environments, identifier, f"Compute environment {identifier} does not exist")
+
+    # Job queues
+
+    def create_queue(self, request: Mapping[str, Any]) -> JobQueue:
+        """Raises ClientException where Batch refuses."""
+        with self.scheduler.lock:
+            queue = JobQueue(
+                request, self._ordered_environments(request), account_id=self.account_id, region=self.region_name
+            )
+            if queue.arn in self.queues:
+                raise ClientException("Object already exists")
+            self._check_policy(request)
+            self.queues = {**self.queues, queue.arn: queue}
+        self._tag(queue.arn, request)
+        return queue
+
+    def update_queue(self, request: Mapping[str, Any]) -> JobQueue:
+        """Raises ClientException where Batch refuses."""
+        with self.scheduler.lock:
+            queue = self.queue(request["jobQueue"])
+            environments = (
+                self._ordered_environments(request) if request.get("computeEnvironmentOrder") else queue.environments
+            )
+            self._check_policy(request)
+            queue.update(request, environments)
+            self.scheduler.dispatch()
+        return queue
+
+    def delete_queue(self, identifier: str) -> None:
+        """Ends the jobs in it, too. Raises ClientException while it is enabled."""
+        with self.scheduler.lock:
+            queue = _find(self.queues, identifier)
+            if queue is None:
+                return
+            if queue.enabled:
+                raise ClientException("Cannot delete, job queue must be in DISABLED state")
+            for job in self._jobs_of(queue):
+                self.scheduler.terminate(job, QUEUE_DELETED)
+            self.queues = {arn: one for arn, one in self.queues.items() if one is not queue}
+
+    def queue(self, identifier: str) -> JobQueue:
+        """By name or ARN. Raises ClientException where there is none."""
+        return _find_or_refuse(self.queues, identifier, f"JobQueue {identifier} not found.")
+
+    # Job definitions
+
+    def register_definition(self, request: Mapping[str, Any]) -> JobDefinition:
+        """Raises ClientException where Batch refuses."""
+        check_request(request)
+        with self.scheduler.lock:
+            revisions = self.revisions(request["jobDefinitionName"])
+            definition = JobDefinition(
+                request,
+                revision=1 + max((other.revision for other in revisions), default=0),
+                account_id=self.account_id,
+                region=self.region_name,
+            )
+            self.definitions = {**self.definitions, definition.arn: definition}
+        self._tag(definition.arn, request)
+        return definition
+
+    def deregister_definition(self, identifier: str) -> None:
+        """Raises ClientException where there is none of that name and revision."""
+        definition = self._definition_of_revision(identifier)
+        if definition is None:
+            raise ClientException(f"JobDefinition {identifier} not found.")
+        definition.status = "INACTIVE"
+
+    def revisions(self, name: str) -> list[JobDefinition]:
+        """All revisions of a name, the newest first."""
+        found = [definition for definition in self.definitions.values() if definition.name == name]
+        return sorted(found, key=lambda definition: -definition.revision)
+
+    def find_definitions(self, identifiers: Iterable[str]) -> list[JobDefinition]:
+        """Those of `name:revision` or ARN that exist."""
+        found = (self._definition_of_revision(identifier) for identifier in identifiers)
+        return [definition for definition in found if definition is not None]
+
+    def active_definition(self, identifier: str) -> JobDefinition:
+        """By ARN or name; the newest active revision where none is given. Raises ClientException: there is none."""
+        definition = self._definition_of_revision(identifier)
+        if definition is None:
+            name = identifier.rsplit("/", 1)[-1]
+            definition = next((one for one in self.revisions(name) if one.status == "ACTIVE"), None)
+        if definition is None or definition.status != "ACTIVE":
+            what = identifier if identifier.startswith("arn:") else f"name {identifier}"
+            raise ClientException(f"JobDefinition {what} does not exist or is not in ACTIVE status")
+        return definition
+
+    def _definition_of_revision(self, identifier: str) -> JobDefinition | None:
+        short = identifier.rsplit("/", 1)[-1]
+        return next((one for one in self.definitions.values() if f"{one.name}:{one.revision}" == short), None)
+
+    # Jobs
+
+    def submit(self, request: Mapping[str, Any], *, endpoint: str) -> Job:
+        """Raises ClientException where Batch refuses."""
+        with self.scheduler.lock:
+            jobs = self.scheduler.jobs
+            submission = parse_submission(
+                request,
+                definition=self.active_definition(request["jobDefinition"]),
+                queue=self.queue(request["jobQueue"]),
+                endpoint=endpoint,
+                job_exists=jobs.__contains__,
+                array_size_of=lambda job_id: len(jobs[job_id].children) or None,
+            )
+            self._sequence += 1
+            job = self._new_job(str(uuid.uuid4()), submission)
+            self._tag(job.arn, request)
+            self._add_children(job)
+            self.scheduler.submit(job)
+        return job
+
+    def job(self, job_id: str) -> Job:
+        """Raises ClientException where there is none."""
+        try:
+            return self.scheduler.jobs[job_id]
+        except KeyError:
+            raise ClientException(f"Job {job_id} does not exist") from None
+
+    def find_jobs(self, identifiers: Iterable[str]) -> list[Job]:
+        """Those of the ids or ARNs that exist; DescribeJobs leaves the others out."""
+        found = (self.scheduler.jobs.get(identifier.rsplit("/", 1)[-1]) for identifier in identifiers)
+        return [job for job in found if job is not None]
+
+    def list_selected(self, request: Mapping[str, Any]) -> list[Job]:
+        """ListJobs, all pages: of a queue the newest first, else by the index. Raises ClientException."""
+        given = [name for name in ("jobQueue", "arrayJobId", "multiNodeJobId") if request.get(name)]
+        if len(given) != 1:
+            raise ClientException("Exactly one of jobQueue, arrayJobId and multiNodeJobId must be specified")
+        with self.scheduler.lock:
+            if given == ["jobQueue"]:
+                jobs = self._jobs_of(self.queue(request["jobQueue"]))
+            elif given == ["arrayJobId"]:
+                jobs = self.job(request["arrayJobId"]).children
+            else:
+                jobs = self.job(request["multiNodeJobId"]).nodes
+            return select_jobs(jobs, request)
+
+    def _jobs_of(self, queue: JobQueue) -> list[Job]:
+        """The newest first, without the children of arrays and the nodes of multi-node jobs."""
+        return [
+            job
+            for job in reversed(list(self.scheduler.jobs.values()))
+            if job.parent is None and job.submission.queue is queue
+        ]
+
+    def _new_job(self, job_id: str, submission: Submission, **child: Any) -> Job:
+        arn = make_arn_for_job(self.account_id, job_id, self.region_name)
+        return Job(job_id, submission, arn=arn, sequence=self._sequence, **child)
+
+    def _add_children(self, job: Job) -> None:
+        submission = job.submission
+        if submission.is_multinode:
+            job.nodes = [
+                self._new_job(f"{job.id}#{node.index}", submission, parent=job, node=node) for node in submission.nodes
+            ]
+        if submission.array_size is not None:
+            job.children = [
+                self._new_job(
+                    f"{job.id}:{index}",
+                    submission,
+                    parent=job,
+                    array=ArrayPosition(index=index, size=submission.array_size),
+                )
+                for index in range(submission.array_size)
+            ]
+            job.unfinished_children = submission.array_size
+        for each in job.children or [job]:
+            each.outstanding = _dependencies(job, each.array)
+
+    # What the parts above share
+
+    def _place(self, environment: ComputeEnvironment) -> Place:
+        return Place(
+            environment=environment,
+            executor=self.executor,
+            logs=self.logs_backend,
+            account_id=self.account_id,
+            region=self.region_name,
+            cluster=environment.ecs_name,
+        )
+
+    def _all_queues(self) -> Iterable[JobQueue]:
+        return self.queues.values()
+
+    def _fair_share_policy(self, arn: str) -> Mapping[str, Any]:
+        policy = self._scheduling_policies.get(arn)
+        return policy.fairshare_policy if policy is not None else {}
+
+    def _check_policy(self, request: Mapping[str, Any]) -> None:
+        arn = request.get("schedulingPolicyArn")
+        if arn is not None and arn not in self._scheduling_policies:
+            raise ClientException(f"Scheduling policy {arn} does not exist")
+
+    def _ordered_environments(self, request: Mapping[str, Any]) -> list[ComputeEnvironment]:
+        order = sorted(request.get("computeEnvironmentOrder") or (), key=lambda item: item["order"])
+        return [self.environment(item["computeEnvironment"]) for item in order]
+
+    def _check_network(self, resources: Mapping[str, Any]) -> None:
+        try:
+            for subnet in resources.get("subnets") or ():
+                self.ec2_backend.get_subnet(subnet)
+        except InvalidSubnetIdError as error:
+            raise ClientException(error.message) from None
+        for group in resources.get("securityGroupIds") or ():
+            if self.ec2_backend.get_security_group_from_id(group) is None:
+                raise ClientException(f"security group {group} does not exist")
+        role = resources.get("instanceRole")
+        profiles = self.iam_backend.get_instance_profiles() if role else ()
+        if role and not any(role in (profile.arn, profile.name) for profile in profiles):
+            raise ClientException(f"instance profile {role} does not exist")
+
+    def _tag(self, arn: str, request: Mapping[str, Any]) -> None:
+        if request.get("tags"):
+            self.tag_resource(arn, dict(request["tags"]))
+
+
+def _dependencies(job: Job, array: ArrayPosition | None) -> set[str]:
+    """Ids of the jobs that `job`, or its child at `array`, waits for."""
+    found = set()
+    for dependency in job.submission.depends_on:
+        kind = dependency.get("type")
+        if kind == "N_TO_N" and array is not None:
+            found.add(f"{dependency['jobId']}:{array.index}")
+        elif kind == "SEQUENTIAL" and array is not None:
+            if array.index > 0:
+                found.add(f"{job.id}:{array.index - 1}")
+        else:
+            found.add(dependency["jobId"])
+    return found
+
+
+ThingT = TypeVar("ThingT", ComputeEnvironment, JobQueue)
+
+
+def _find(things: Mapping[str, ThingT], identifier: str) -> ThingT | None:
+    return things.get(identifier) or next((one for one in things.values() if one.name == identifier), None)
+
+
+def _find_or_refuse(things: Mapping[str, ThingT], identifier: str, refusal: str) -> ThingT:
+    found = _find(things, identifier)
+    if found is None:
+        raise ClientException(refusal)
+    return found

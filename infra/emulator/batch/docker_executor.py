@@ -1,0 +1,180 @@
+"""Containers in a Docker engine: the job's own image, on the host's network, so that it reaches the embedded AWS.
+
+Every container carries labels: `trainyard.job-id`, and `trainyard.server-pid` by which the next server removes what a
+server that was killed left behind.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import Mount, Ulimit
+
+from infra.emulator.batch.executor import CannotStartError, ContainerRun, Exit
+from infra.emulator.batch.job_definition import resource
+from jobs.errors import ConfigurationError
+
+JOB_LABEL = "trainyard.job-id"
+SERVER_LABEL = "trainyard.server-pid"
+
+logger = logging.getLogger(__name__)
+
+
+class DockerExecutor:
+    """Starts containers in the engine that the environment (DOCKER_HOST) names."""
+
+    def __init__(self) -> None:
+        try:
+            self._client = docker.from_env()
+            self._client.ping()
+        except DockerException as error:
+            raise ConfigurationError(
+                f"no Docker engine answers ({error})",
+                next_step="start one, or point DOCKER_HOST at it; or run jobs as local processes: --executor process",
+            ) from error
+        self._remove_leftovers()
+
+    def start(self, run: ContainerRun) -> "DockerHandle":
+        """Raises CannotStartError with ECS's words: CannotPullContainerError, CannotStartContainerError."""
+        image = run.properties["image"]
+        self._ensure_image(image)
+        try:
+            container = self._client.containers.create(
+                image,
+                list(run.command) or None,
+                name=run.name,
+                environment=dict(run.environment),
+                network_mode="host",
+                labels={JOB_LABEL: run.job_id, SERVER_LABEL: str(os.getpid())},
+                **_host_options(run.properties, run.task),
+            )
+        except APIError as error:
+            raise CannotStartError(f"CannotCreateContainerError: {_words(error)}") from error
+        try:
+            container.start()
+        except APIError as error:
+            container.reload()
+            code = container.attrs["State"]["ExitCode"]
+            container.remove(force=True, v=True)
+            raise CannotStartError(f"CannotStartContainerError: {_words(error)}", exit_code=code) from error
+        return DockerHandle(container, run)
+
+    def _ensure_image(self, image: str) -> None:
+        try:
+            self._client.images.get(image)
+        except ImageNotFound:
+            try:
+                self._client.images.pull(image, tag=None if _has_tag(image) else "latest")
+            except APIError as error:
+                raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+        except APIError as error:
+            raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+
+    def _remove_leftovers(self) -> None:
+        for container in self._client.containers.list(all=True, filters={"label": SERVER_LABEL}):
+            server = container.labels[SERVER_LABEL]
+            if not Path("/proc", server).exists():
+                logger.warning("removing container %s, left behind by a server (pid %s)", container.name, server)
+                container.remove(force=True, v=True)
+
+
+class DockerHandle:
+    """One container."""
+
+    def __init__(self, container: Any, run: ContainerRun) -> None:
+        self._container = container
+        self._run = run
+
+    def wait(self) -> Exit:
+        """Deliver the output until the container is gone, and remove it."""
+        try:
+            for chunk in self._container.logs(stream=True, follow=True):
+                self._run.on_output(chunk)
+            code = int(self._container.wait()["StatusCode"])
+            self._container.reload()
+            killed_for_memory = self._container.attrs["State"]["OOMKilled"]
+        finally:
+            self._container.remove(force=True, v=True)
+        reason = "OutOfMemoryError: Container killed due to memory usage" if killed_for_memory else None
+        return Exit(code=code, reason=reason)
+
+    def terminate(self) -> None:
+        self._signal("SIGTERM")
+
+    def kill(self) -> None:
+        self._signal("SIGKILL")
+
+    def _signal(self, name: str) -> None:
+        try:
+            self._container.kill(signal=name)
+        except NotFound:
+            pass
+        except APIError as error:
+            if error.status_code != 409:  # it is not running any more
+                raise
+
+
+def _host_options(properties: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
+    """What the definition says of the container, as docker.containers.create takes it."""
+    linux = properties.get("linuxParameters") or {}
+    memory = resource(properties, "MEMORY")
+    options: dict[str, Any] = {
+        "privileged": properties.get("privileged", False),
+        "read_only": properties.get("readonlyRootFilesystem", False),
+        "user": properties.get("user"),
+        "init": linux.get("initProcessEnabled", False),
+        "ipc_mode": task.get("ipcMode"),
+        "pid_mode": "host" if task.get("pidMode") == "host" else None,
+        "shm_size": f"{linux['sharedMemorySize']}m" if linux.get("sharedMemorySize") else None,
+        "mem_limit": f"{int(memory)}m" if memory is not None else None,
+        "ulimits": [
+            Ulimit(name=one["name"], soft=one["softLimit"], hard=one["hardLimit"])
+            for one in properties.get("ulimits") or ()
+        ],
+        "mounts": _mounts(properties, task),
+        "devices": _devices(linux),
+        "tmpfs": {
+            one["containerPath"]: ",".join([f"size={one['size']}m", *one.get("mountOptions", [])])
+            for one in linux.get("tmpfs") or ()
+        },
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _mounts(properties: Mapping[str, Any], task: Mapping[str, Any]) -> list[Mount]:
+    volumes = {one["name"]: one for one in (task or properties).get("volumes") or ()}
+    mounts = []
+    for point in properties.get("mountPoints") or ():
+        path = (volumes.get(point["sourceVolume"], {}).get("host") or {}).get("sourcePath")
+        if path is None:  # an empty volume: the engine makes an anonymous one
+            mounts.append(Mount(point["containerPath"], None, read_only=point.get("readOnly", False)))
+            continue
+        # As the agent's `docker run -v` does, and `--mount` does not.
+        Path(path).mkdir(parents=True, exist_ok=True)
+        mounts.append(Mount(point["containerPath"], path, type="bind", read_only=point.get("readOnly", False)))
+    return mounts
+
+
+def _devices(linux: Mapping[str, Any]) -> list[str]:
+    devices = []
+    letters = {"READ": "r", "WRITE": "w", "MKNOD": "m"}
+    for device in linux.get("devices") or ():
+        if not Path(device["hostPath"]).exists():
+            # EFA's, say: a laptop has none, and the rest of the job can still be tried.
+            logger.warning("device %s is not on this machine: the container runs without it", device["hostPath"])
+            continue
+        permissions = "".join(letters[one] for one in device.get("permissions") or letters)
+        devices.append(f"{device['hostPath']}:{device.get('containerPath', device['hostPath'])}:{permissions}")
+    return devices
+
+
+def _has_tag(image: str) -> bool:
+    return ":" in image.rsplit("/", 1)[-1] or "@" in image
+
+
+def _words(error: APIError) -> str:
+    return f"Error response from daemon: {error.explanation or error}"

@@ -1,0 +1,144 @@
+"""A job and its states.
+
+    SUBMITTED ──► PENDING ──► RUNNABLE ──► STARTING ──► RUNNING ──► SUCCEEDED
+        │            │            ▲           │            │
+        └────────────┼──► ──► ──► │ ◄─────────┴────────────┤  another attempt
+                     └──► ──► ──► FAILED ◄─── ◄─── ◄─── ◄──┘
+
+A job without dependencies goes from SUBMITTED to RUNNABLE. An array job's parent is PENDING from the moment that one of
+its children is RUNNABLE, and then SUCCEEDED or FAILED. Source: AWS Batch user guide, "Job states" and "Array jobs".
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from enum import Enum
+
+from infra.emulator.batch.environment import ArrayPosition, NodePosition
+from infra.emulator.batch.overrides import Node
+from infra.emulator.batch.submission import Submission
+from infra.emulator.batch.task import TaskRecord
+
+
+class Status(str, Enum):
+    """Batch's job states, in their order."""
+
+    SUBMITTED = "SUBMITTED"
+    PENDING = "PENDING"
+    RUNNABLE = "RUNNABLE"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+FINAL = frozenset({Status.SUCCEEDED, Status.FAILED})
+BEFORE_STARTING = frozenset({Status.SUBMITTED, Status.PENDING, Status.RUNNABLE})
+
+_NEXT: Mapping[Status, frozenset[Status]] = {
+    # FAILED from SUBMITTED: cancelled, or the dependency had failed already.
+    Status.SUBMITTED: frozenset({Status.PENDING, Status.RUNNABLE, Status.FAILED}),
+    # SUCCEEDED from PENDING: the parent of an array, whose children did the running.
+    Status.PENDING: frozenset({Status.RUNNABLE, Status.SUCCEEDED, Status.FAILED}),
+    Status.RUNNABLE: frozenset({Status.STARTING, Status.FAILED}),
+    Status.STARTING: frozenset({Status.RUNNING, Status.RUNNABLE, Status.FAILED}),
+    Status.RUNNING: frozenset({Status.RUNNABLE, *FINAL}),
+    Status.SUCCEEDED: frozenset(),
+    Status.FAILED: frozenset(),
+}
+
+
+def now_milliseconds() -> int:
+    """Milliseconds since 1970, as Batch gives times."""
+    return time.time_ns() // 1_000_000
+
+
+class Job:
+    """One job: single, the parent or a child of an array, or a multi-node job or one of its nodes.
+
+    Changed under the scheduler's lock only.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        submission: Submission,
+        *,
+        arn: str,
+        sequence: int,
+        parent: "Job | None" = None,
+        array: ArrayPosition | None = None,
+        node: Node | None = None,
+    ) -> None:
+        """`sequence` orders jobs by their submission. Of `array` and `node`, a child has one and others none."""
+        self.id = job_id
+        self.arn = arn
+        self.submission = submission
+        self.sequence = sequence
+        self.parent = parent
+        self.array = array
+        self.node = node
+        self.children: list[Job] = []
+        """Of an array's parent."""
+        self.unfinished_children = 0
+        self.nodes: list[Job] = []
+        """Of a multi-node job, by their index."""
+        self.status = Status.PENDING if array else Status.SUBMITTED
+        self.status_reason: str | None = None
+        self.created_at = now_milliseconds()
+        self.started_at: int | None = None
+        self.stopped_at: int | None = None
+        self.attempts: list[TaskRecord] = []
+        """The finished ones."""
+        self.current: TaskRecord | None = None
+        """The attempt that is starting or running."""
+        self.is_cancelled = False
+        self.is_terminated = False
+        self.outstanding: set[str] = set()
+        """Ids of jobs that must succeed first."""
+        self.cancel_reason: str | None = None
+        """Asked for while PENDING: carried out when the dependencies are through."""
+
+    @property
+    def ended(self) -> bool:
+        return self.status in FINAL
+
+    @property
+    def last_task(self) -> TaskRecord | None:
+        """What the job's details show: the attempt that runs, or the last one."""
+        return self.current or (self.attempts[-1] if self.attempts else None)
+
+    @property
+    def node_position(self) -> NodePosition | None:
+        if self.node is None or self.parent is None:
+            return None
+        return NodePosition(
+            index=self.node.index, count=len(self.submission.nodes), main_index=self.submission.main_node
+        )
+
+    @property
+    def is_main_node(self) -> bool:
+        return self.node is not None and self.node.index == self.submission.main_node
+
+    def enter(self, status: Status, reason: str | None = None) -> None:
+        """Change the state. Raises ValueError on a change that Batch does not know."""
+        if status not in _NEXT[self.status]:
+            raise ValueError(f"job {self.id} cannot go from {self.status.value} to {status.value}")
+        self.status = status
+        self.status_reason = reason
+        if status is Status.RUNNING:
+            self.started_at = now_milliseconds()
+        elif status in FINAL:
+            self.stopped_at = now_milliseconds()
+
+    def restart(self) -> None:
+        """Of a node whose job gets another attempt: whatever became of it in the last one."""
+        self.status = Status.RUNNABLE
+        self.status_reason = None
+        self.stopped_at = None
+        self.current = None
+
+    def status_summary(self) -> dict[str, int]:
+        """Of an array's parent: how many children are in each state."""
+        counts = Counter(child.status for child in self.children)
+        return {status.value: counts[status] for status in Status}

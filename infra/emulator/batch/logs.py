@@ -1,0 +1,125 @@
+"""What containers write, as events of CloudWatch Logs, while they write it.
+
+The rules are those of Docker's awslogs driver, which ECS uses: an event a line, empty lines dropped, long lines split.
+One differs: a carriage return ends a line too, since a progress bar would otherwise appear only when it is done.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from threading import Lock
+from typing import Any
+
+from moto.logs.models import LogGroup, LogsBackend, LogStream
+
+MAX_EVENT_BYTES = 256 * 1024 - 26
+"""CloudWatch's 256 KiB for an event, less the 26 bytes that it counts for each (maximumBytesPerEvent of awslogs)."""
+
+BATCH_LOG_GROUP = "/aws/batch/job"
+"""Where a job writes whose definition says nothing; Batch makes it itself."""
+
+_creating = Lock()
+
+
+class LogDestinationError(Exception):
+    """The log group is not there, and the definition does not ask for it to be made."""
+
+
+class LogStreamWriter:
+    """One log stream, written by one container."""
+
+    def __init__(self, stream: LogStream | None) -> None:
+        """None: the container's log driver is none that writes to CloudWatch."""
+        self._stream = stream
+        self._lines = LineSplitter()
+        self._last_timestamp = 0
+
+    @property
+    def name(self) -> str | None:
+        return None if self._stream is None else str(self._stream.log_stream_name)
+
+    def write(self, output: bytes) -> None:
+        self._put(self._lines.feed(output))
+
+    def close(self) -> None:
+        """Write what the container left without a line's end."""
+        self._put(self._lines.flush())
+
+    def _put(self, messages: list[str]) -> None:
+        if messages and self._stream is not None:
+            # Never back in time, whatever the clock does: readers page through a stream by its order.
+            self._last_timestamp = max(self._last_timestamp, time.time_ns() // 1_000_000)
+            self._stream.put_log_events(
+                [{"timestamp": self._last_timestamp, "message": message} for message in messages]
+            )
+
+
+class LineSplitter:
+    """Bytes in, lines out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, output: bytes) -> list[str]:
+        """The lines that are complete now."""
+        lines = re.split(rb"[\r\n]", self._rest + output)
+        self._rest = lines.pop()
+        messages = [message for line in lines if line for message in _events(line)]
+        while len(self._rest) > MAX_EVENT_BYTES:
+            cut = _cut(self._rest)
+            messages.append(self._rest[:cut].decode(errors="replace"))
+            self._rest = self._rest[cut:]
+        return messages
+
+    def flush(self) -> list[str]:
+        """The rest."""
+        rest, self._rest = self._rest, b""
+        return _events(rest) if rest else []
+
+
+def open_log_stream(
+    backend: LogsBackend, configuration: Mapping[str, Any] | None, *, definition: str, container: str, task_id: str
+) -> LogStreamWriter:
+    """The stream that a container writes to: `<definition's name, or the prefix>/<container>/<task id>`.
+
+    Raises LogDestinationError where its group does not exist.
+    """
+    configuration = configuration or {"logDriver": "awslogs"}
+    if configuration.get("logDriver", "awslogs") != "awslogs":
+        return LogStreamWriter(None)
+    options = configuration.get("options") or {}
+    group_name = options.get("awslogs-group", BATCH_LOG_GROUP)
+    create = group_name == BATCH_LOG_GROUP or options.get("awslogs-create-group") == "true"
+    stream_name = f"{options.get('awslogs-stream-prefix', definition)}/{container}/{task_id}"
+    with _creating:
+        if group_name not in backend.groups:
+            if not create:
+                raise LogDestinationError(
+                    "failed to initialize logging driver: failed to create Cloudwatch log stream: "
+                    f"ResourceNotFoundException: The specified log group does not exist. ({group_name})"
+                )
+            # New dictionaries in place of the old: requests iterate over them meanwhile, without a lock.
+            group = LogGroup(backend.account_id, backend.region_name, group_name)
+            backend.groups = {**backend.groups, group_name: group}
+        group = backend.groups[group_name]
+        stream = LogStream(group, stream_name)
+        group.streams = {**group.streams, stream_name: stream}
+    return LogStreamWriter(stream)
+
+
+def _events(line: bytes) -> list[str]:
+    messages = []
+    while len(line) > MAX_EVENT_BYTES:
+        cut = _cut(line)
+        messages.append(line[:cut].decode(errors="replace"))
+        line = line[cut:]
+    messages.append(line.decode(errors="replace"))
+    return messages
+
+
+def _cut(line: bytes) -> int:
+    """Where to split a long line: at most at the limit, and not inside a character of UTF-8."""
+    cut = MAX_EVENT_BYTES
+    while cut > MAX_EVENT_BYTES - 4 and line[cut] & 0xC0 == 0x80:
+        cut -= 1
+    return cut

@@ -1,0 +1,177 @@
+"""Containers as local processes: no image, no limits, but Batch's environment and nothing left behind.
+
+`container_init.py` is the first process of each. A command finds the server's own Python first, so `python -m
+jobs.train.launch` runs what is installed here. Needs Linux.
+"""
+
+import errno
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, cast
+
+from infra.emulator.batch.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
+from jobs.errors import ConfigurationError
+
+PASSED_VARIABLES = (
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    # Where the network is reached through a proxy, or trusts a certificate of its own.
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "AWS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    # Without a hub, its client otherwise tries for half a minute; where there is one, a copy may stand in.
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+)
+"""All that a job gets from the server's environment, besides PATH behind the folder of the server's Python."""
+
+_INIT = Path(__file__).with_name("container_init.py")
+_CHUNK_BYTES = 1 << 16
+
+
+class ProcessExecutor:
+    """Starts each container as a process tree of its own, in a fresh working directory."""
+
+    def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise ConfigurationError(
+                "jobs run as local processes on Linux only: elsewhere nothing keeps what they leave behind",
+                next_step="use a Docker engine: --executor docker",
+            )
+
+    def start(self, run: ContainerRun) -> "ProcessHandle":
+        """Raises CannotStartError with Docker's words where the command does not exist or may not run."""
+        if not run.command:
+            raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
+        directory = Path(tempfile.mkdtemp(prefix="trainyard-job-"))
+        (directory / "tmp").mkdir()
+        environment = {
+            **passed_environment(os.environ),
+            **run.environment,
+            "HOME": str(directory),
+            "TMPDIR": str(directory / "tmp"),
+        }
+        status_read, status_write = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_INIT), str(status_write), str(directory), *run.command],
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(status_write,),
+                start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
+                bufsize=0,
+            )
+        except (OSError, ValueError) as error:  # out of processes, an argument list too long, a NUL in an argument
+            os.close(status_read)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise CannotStartError(f"CannotStartContainerError: {error}") from error
+        finally:
+            os.close(status_write)
+        handle = ProcessHandle(process, status_read, run)
+        handle.await_start()
+        return handle
+
+
+def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
+    """What stands in for the environment that an image sets."""
+    passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
+    search_path = server_environment.get("PATH", os.defpath)
+    passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"
+    # As Python images commonly set it: log lines appear when they are written.
+    passed["PYTHONUNBUFFERED"] = "1"
+    return passed
+
+
+class ProcessHandle:
+    """One process tree."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", status_fd: int, run: ContainerRun) -> None:
+        self._process = process
+        self._lifeline = cast("IO[bytes]", process.stdin)
+        self._output = cast("IO[bytes]", process.stdout)
+        self._status_fd = status_fd
+        self._run = run
+        self._session: int | None = None
+
+    def await_start(self) -> None:
+        """Wait until the command runs. Raises CannotStartError where it does not."""
+        word, _, number = os.read(self._status_fd, 64).decode().strip().partition(" ")
+        if word == "started":
+            self._session = int(number)
+            return
+        self.kill()
+        self._process.wait()
+        self._close()
+        program = self._run.command[0]
+        error = int(number or errno.EIO)
+        problem, code = {
+            errno.ENOENT: (
+                "executable file not found in $PATH" if "/" not in program else "no such file or directory",
+                127,
+            ),
+            errno.EACCES: ("permission denied", 126),
+        }.get(error, (os.strerror(error).lower(), 127))
+        raise CannotStartError(
+            "CannotStartContainerError: Error response from daemon: failed to create task for container: failed to "
+            f'create shim task: OCI runtime create failed: exec: "{program}": {problem}: unknown',
+            exit_code=code,
+        )
+
+    def wait(self) -> Exit:
+        """Deliver the output until the tree is gone."""
+        output = self._output.fileno()
+        poll = select.poll()  # select() takes no descriptor above 1023, and a server with many jobs has more
+        for descriptor in (output, self._status_fd):
+            poll.register(descriptor, select.POLLIN)
+        while True:
+            if output in {descriptor for descriptor, _ in poll.poll()}:
+                chunk = os.read(output, _CHUNK_BYTES)
+                if not chunk:
+                    break
+                self._run.on_output(chunk)
+            elif not os.read(self._status_fd, 64):
+                # The init process was itself killed: what it cannot clean up any more holds the output open.
+                self._kill_session()
+                break
+        code = self._process.wait()
+        self._close()
+        return Exit(code=code if code >= 0 else KILLED_EXIT_CODE)
+
+    def terminate(self) -> None:
+        """SIGTERM for the command: the init process hands it on."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """The end of its standard input makes the init process kill everything."""
+        self._lifeline.close()
+
+    def _kill_session(self) -> None:
+        try:
+            if self._session is not None:
+                os.killpg(self._session, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _close(self) -> None:
+        os.close(self._status_fd)
+        self._lifeline.close()
+        self._output.close()

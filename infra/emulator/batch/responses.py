@@ -1,0 +1,153 @@
+"""The HTTP side of the Batch service: requests in, moto's routes, answers out."""
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from moto.batch.exceptions import ClientException
+from moto.batch.models import batch_backends
+from moto.batch.responses import BatchResponse as MotoBatchResponse
+
+from infra.emulator.batch.backend import BatchBackend
+from infra.emulator.batch.detail import describe_job, summarize_job
+from infra.emulator.batch.job import Job
+from infra.emulator.batch.listing import page
+from infra.emulator.batch.quotas import MAX_DESCRIBED, MAX_LISTED, MAX_SUBMIT_BYTES
+
+
+class BatchResponse(MotoBatchResponse):
+    """One method an action; tags and scheduling policies are moto's."""
+
+    @property
+    def batch_backend(self) -> BatchBackend:
+        backend: BatchBackend = batch_backends[self.current_account][self.region]
+        return backend
+
+    @property
+    def _request(self) -> dict[str, Any]:
+        """The request's body, without what is null."""
+        body = json.loads(self.body or "{}")
+        return {name: value for name, value in body.items() if value is not None}
+
+    def createcomputeenvironment(self) -> str:
+        environment = self.batch_backend.create_environment(self._request)
+        return _environment_answer(environment)
+
+    def updatecomputeenvironment(self) -> str:
+        environment = self.batch_backend.update_environment(self._request)
+        return _environment_answer(environment)
+
+    def deletecomputeenvironment(self) -> str:
+        self.batch_backend.delete_environment(self._request["computeEnvironment"])
+        return "{}"
+
+    def describecomputeenvironments(self) -> str:
+        return self._describe("computeEnvironments", self.batch_backend.environments)
+
+    def createjobqueue(self) -> str:
+        queue = self.batch_backend.create_queue(self._request)
+        return json.dumps({"jobQueueName": queue.name, "jobQueueArn": queue.arn})
+
+    def updatejobqueue(self) -> str:
+        queue = self.batch_backend.update_queue(self._request)
+        return json.dumps({"jobQueueName": queue.name, "jobQueueArn": queue.arn})
+
+    def deletejobqueue(self) -> str:
+        self.batch_backend.delete_queue(self._request["jobQueue"])
+        return "{}"
+
+    def describejobqueues(self) -> str:
+        return self._describe("jobQueues", self.batch_backend.queues)
+
+    def registerjobdefinition(self) -> str:
+        definition = self.batch_backend.register_definition(self._request)
+        return json.dumps(
+            {
+                "jobDefinitionName": definition.name,
+                "jobDefinitionArn": definition.arn,
+                "revision": definition.revision,
+            }
+        )
+
+    def deregisterjobdefinition(self) -> str:
+        self.batch_backend.deregister_definition(self._request["jobDefinition"])
+        return "{}"
+
+    def describejobdefinitions(self) -> str:
+        request, backend = self._request, self.batch_backend
+        if request.get("jobDefinitions"):
+            found = backend.find_definitions(request["jobDefinitions"])
+        elif request.get("jobDefinitionName"):
+            found = backend.revisions(request["jobDefinitionName"])
+        else:
+            found = list(backend.definitions.values())
+        wanted = [one for one in found if request.get("status") in (None, one.status)]
+        shown, token = page(wanted, request, most=MAX_DESCRIBED)
+        answer: dict[str, Any] = {
+            "jobDefinitions": [one.describe(backend.list_tags_for_resource(one.arn)) for one in shown]
+        }
+        return json.dumps(answer | ({"nextToken": token} if token else {}))
+
+    def submitjob(self) -> str:
+        size = len(self.body.encode() if isinstance(self.body, str) else self.body)
+        if size > MAX_SUBMIT_BYTES:
+            raise ClientException(f"SubmitJob request is {size} bytes long, the limit is {MAX_SUBMIT_BYTES} bytes")
+        where = urlsplit(self.uri)
+        job = self.batch_backend.submit(self._request, endpoint=f"{where.scheme}://{where.netloc}")
+        return json.dumps({"jobId": job.id, "jobName": job.submission.name, "jobArn": job.arn})
+
+    def describejobs(self) -> str:
+        identifiers = self._request.get("jobs") or []
+        if len(identifiers) > MAX_DESCRIBED:
+            raise ClientException(f"DescribeJobs takes at most {MAX_DESCRIBED} jobs, but was given {len(identifiers)}")
+        backend = self.batch_backend
+        with backend.scheduler.lock:
+            jobs = backend.find_jobs(identifiers)
+            return json.dumps({"jobs": [describe_job(job, self._tags_of(job)) for job in jobs]})
+
+    def listjobs(self) -> str:
+        request = self._request
+        with self.batch_backend.scheduler.lock:
+            found = self.batch_backend.list_selected(request)
+            shown, token = page(found, request, most=MAX_DESCRIBED if request.get("filters") else MAX_LISTED)
+            answer: dict[str, Any] = {"jobSummaryList": [summarize_job(job) for job in shown]}
+        return json.dumps(answer | ({"nextToken": token} if token else {}))
+
+    def canceljob(self) -> str:
+        job, reason = self._job_to_end()
+        self.batch_backend.scheduler.cancel(job, reason)
+        return "{}"
+
+    def terminatejob(self) -> str:
+        job, reason = self._job_to_end()
+        self.batch_backend.scheduler.terminate(job, reason)
+        return "{}"
+
+    def _job_to_end(self) -> tuple[Job, str]:
+        request = self._request
+        for name in ("jobId", "reason"):
+            if not request.get(name):
+                raise ClientException(f"'{name}' is a required field (cannot be an empty string)")
+        job = self.batch_backend.job(request["jobId"])
+        if job.node is not None:
+            raise ClientException(f"Job {job.id} is a node: only its multi-node parallel job can be ended")
+        return job, request["reason"]
+
+    def _tags_of(self, job: Job) -> dict[str, str]:
+        """The children of an array and the nodes of a multi-node job have the tags of the whole."""
+        tags: dict[str, str] = self.batch_backend.list_tags_for_resource((job.parent or job).arn)
+        return tags
+
+    def _describe(self, name: str, things: dict[str, Any]) -> str:
+        request = self._request
+        identifiers = request.get(name)
+        wanted = [
+            one for arn, one in things.items() if not identifiers or arn in identifiers or one.name in identifiers
+        ]
+        shown, token = page(wanted, request, most=MAX_DESCRIBED)
+        described = [one.describe(self.batch_backend.list_tags_for_resource(one.arn)) for one in shown]
+        return json.dumps({name: described} | ({"nextToken": token} if token else {}))
+
+
+def _environment_answer(environment: Any) -> str:
+    return json.dumps({"computeEnvironmentName": environment.name, "computeEnvironmentArn": environment.arn})

@@ -1,0 +1,297 @@
+"""When jobs run: dependencies, queues and capacity, attempts and what follows them.
+
+Nothing here waits: each change (a submission, the end of an attempt, a queue that was enabled) is followed through in
+the thread that brought it, under one lock.
+
+Source: AWS Batch user guide, "Job scheduling", "Job dependencies", "Array jobs". A queue without a scheduling policy is
+first in, first out: a job that cannot be placed holds back those behind it.
+"""
+
+import bisect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from infra.emulator.batch import fair_share
+from infra.emulator.batch.attempt import Attempt, Cause, Place, Result
+from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
+from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
+from infra.emulator.batch.retry import should_retry
+
+DEPENDENCY_FAILED = "Dependent Job failed"
+CHILD_FAILED = "Array Child Job failed"
+TOO_LARGE = (
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
+    "smaller than the job requirements."
+)
+_SHUTDOWN_SECONDS = 20
+
+
+class Scheduler:
+    """All jobs of one account and region."""
+
+    def __init__(
+        self,
+        *,
+        place: Callable[[ComputeEnvironment], Place],
+        queues: Callable[[], Iterable[JobQueue]],
+        policy: Callable[[str], Mapping[str, Any]],
+    ) -> None:
+        """`policy` gives the fairsharePolicy of a scheduling policy's ARN."""
+        self.lock = threading.RLock()
+        self.jobs: dict[str, Job] = {}
+        self._place = place
+        self._queues = queues
+        self._policy = policy
+        self._dependents: dict[str, list[Job]] = {}
+        self._runnable: dict[str, list[Job]] = {}
+        """By the queue's ARN, in the order of submission."""
+        self._attempts: dict[str, Attempt] = {}
+        self._usages: dict[str, dict[str, fair_share.Usage]] = {}
+        """Of queues with a scheduling policy: what was used lately, by job and attempt."""
+        self._ended: deque[Job] = deque()
+        """Jobs whose end is still to be followed up."""
+        self._closed = False
+
+    # What the API asks for
+
+    def submit(self, job: Job) -> None:
+        """Take on a job, with its children or nodes; `outstanding` of each says what it waits for."""
+        with self.lock:
+            self.jobs.update({each.id: each for each in (job, *job.children, *job.nodes)})
+            for each in job.children or [job]:
+                self._evaluate(each)
+            self.dispatch()
+
+    def cancel(self, job: Job, reason: str) -> None:
+        """End it if it has not been started; a job that waits for others ends when they are through."""
+        with self.lock:
+            for each in job.children or [job]:
+                if each.status not in BEFORE_STARTING:
+                    continue
+                each.is_cancelled = True
+                each.cancel_reason = each.cancel_reason or reason
+                if not each.outstanding:
+                    self._fail(each, each.cancel_reason)
+            job.is_cancelled = job.is_cancelled or (bool(job.children) and not job.ended)
+            self.dispatch()
+
+    def terminate(self, job: Job, reason: str) -> None:
+        """End it, whatever it is doing."""
+        with self.lock:
+            self.cancel(job, reason)
+            for each in job.children or [job]:
+                attempt = self._attempts.get(each.id)
+                if attempt is not None:
+                    each.is_terminated = True
+                    attempt.stop(Cause.TERMINATED, reason)
+            job.is_terminated = job.is_terminated or (bool(job.children) and not job.ended)
+
+    def reclaim(self, job: Job) -> bool:
+        """Take the instance away that it runs on; False where it runs on none."""
+        with self.lock:
+            owner = job.parent if job.node is not None and job.parent is not None else job
+            attempt = self._attempts.get(owner.id)
+            if attempt is None or job.ended:
+                return False
+            attempt.reclaim(job)
+            return True
+
+    def shutdown(self) -> None:
+        """Kill everything that runs, and start nothing any more. Returns when it is gone."""
+        with self.lock:
+            self._closed = True
+            attempts = list(self._attempts.values())
+            for attempt in attempts:
+                attempt.stop(Cause.SHUTDOWN, "The embedded AWS was stopped", grace_seconds=0)
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS
+        for attempt in attempts:
+            attempt.join(max(0, deadline - time.monotonic()))
+
+    # What follows from it; all under the lock
+
+    def dispatch(self) -> None:
+        """Start what can be started now: queues by their priority, and in each as its policy says."""
+        with self.lock:
+            self._follow_up()
+            for queue in sorted(self._queues(), key=lambda queue: -queue.priority):
+                while not self._closed and (job := self._next_job(queue)) is not None:
+                    environment = self._find_room(job)
+                    if environment is None:
+                        break
+                    self._start(job, environment)
+
+    def _evaluate(self, job: Job) -> None:
+        """A new job: wait for others, or for capacity."""
+        for job_id in sorted(job.outstanding):
+            other = self.jobs[job_id]
+            if other.status is Status.SUCCEEDED:
+                job.outstanding.discard(job_id)
+            elif other.status is Status.FAILED:
+                self._fail(job, DEPENDENCY_FAILED)
+                return
+            else:
+                self._dependents.setdefault(job_id, []).append(job)
+        if not job.outstanding:
+            self._make_runnable(job)
+        elif job.status is Status.SUBMITTED:
+            self._enter(job, Status.PENDING)
+
+    def _make_runnable(self, job: Job) -> None:
+        if job.cancel_reason is not None:
+            self._fail(job, job.cancel_reason)
+            return
+        environments = job.submission.queue.environments
+        too_large = all(job.submission.vcpus > environment.max_vcpus for environment in environments)
+        self._enter(job, Status.RUNNABLE, TOO_LARGE if too_large and not job.submission.is_multinode else None)
+        waiting = self._runnable.setdefault(job.submission.queue.arn, [])
+        bisect.insort(waiting, job, key=lambda other: other.sequence)
+        if job.array is not None and job.parent is not None and job.parent.status is Status.SUBMITTED:
+            job.parent.enter(Status.PENDING)
+
+    def _next_job(self, queue: JobQueue) -> Job | None:
+        waiting = self._runnable.get(queue.arn)
+        if not waiting:
+            return None
+        if queue.scheduling_policy_arn is None:
+            return waiting[0]
+        policy = self._policy(queue.scheduling_policy_arn)
+        now = time.monotonic()
+        recent = self._usages.setdefault(queue.arn, {})
+        for key in [key for key, usage in recent.items() if fair_share.is_forgotten(policy, usage, now)]:
+            del recent[key]
+        usage_of = {
+            share: fair_share.weighted_usage(policy, recent.values(), share, now)
+            for share in {job.submission.share_identifier or "" for job in waiting}
+        }
+        return min(
+            waiting,
+            key=lambda job: (
+                usage_of[job.submission.share_identifier or ""],
+                -(job.submission.scheduling_priority or 0),
+                job.sequence,
+            ),
+        )
+
+    def _find_room(self, job: Job) -> ComputeEnvironment | None:
+        for environment in job.submission.queue.environments:
+            fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
+            # On Spot a multi-node job waits for ever, as it does on AWS.
+            if environment.enabled and fits and (environment.takes_multinode or not job.submission.is_multinode):
+                return environment
+        return None
+
+    def _start(self, job: Job, environment: ComputeEnvironment) -> None:
+        number = len(job.attempts) + 1
+        self._runnable[job.submission.queue.arn].remove(job)
+        environment.used_vcpus += job.submission.vcpus
+        if job.submission.queue.scheduling_policy_arn is not None:
+            self._usages.setdefault(job.submission.queue.arn, {})[f"{job.id} {number}"] = fair_share.Usage(
+                share=job.submission.share_identifier or "", vcpus=job.submission.vcpus, started=time.monotonic()
+            )
+        attempt = Attempt(
+            job,
+            number,
+            self._place(environment),
+            on_running=self._note_running,
+            on_node_ended=self._note_node_ended,
+            on_ended=self._note_ended,
+        )
+        self._attempts[job.id] = attempt
+        job.enter(Status.STARTING)
+        if job.nodes:
+            job.nodes[job.submission.main_node].enter(Status.STARTING)
+        attempt.start()
+
+    def _note_running(self, unit: Job) -> None:
+        with self.lock:
+            unit.enter(Status.RUNNING)
+            if unit.parent is not None and unit.is_main_node:
+                unit.parent.enter(Status.RUNNING)
+                for node in unit.parent.nodes:
+                    if node is not unit:
+                        node.enter(Status.STARTING)
+
+    def _note_node_ended(self, node: Job, succeeded: bool) -> None:
+        with self.lock:
+            if node.current is None:
+                return
+            node.attempts.append(node.current)
+            node.current = None
+            # What becomes of the main node is what becomes of the job.
+            if not node.is_main_node:
+                reason = node.attempts[-1].status_reason
+                node.enter(Status.SUCCEEDED if succeeded else Status.FAILED, reason)
+
+    def _note_ended(self, attempt: Attempt, result: Result) -> None:
+        job = attempt.job
+        with self.lock:
+            del self._attempts[job.id]
+            attempt.place.environment.used_vcpus -= job.submission.vcpus
+            usage = self._usages.get(job.submission.queue.arn, {}).get(f"{job.id} {attempt.number}")
+            if usage is not None:
+                usage.stopped = time.monotonic()
+            if job.current is not None:
+                job.attempts.append(job.current)
+                job.current = None
+            retry = result.may_retry and should_retry(job.submission.retry_strategy, attempt.number, result.outcome)
+            if result.succeeded:
+                self._end(job, Status.SUCCEEDED, result.outcome.status_reason)
+            elif retry and not self._closed:
+                self._make_runnable(job)
+            else:
+                self._end(job, Status.FAILED, result.outcome.status_reason)
+            self.dispatch()
+
+    def _enter(self, job: Job, status: Status, reason: str | None = None) -> None:
+        """Change a job's state, and with it that of its nodes."""
+        job.enter(status, reason)
+        for node in job.nodes:
+            if status is Status.RUNNABLE and node.status is not Status.SUBMITTED:
+                node.restart()
+            elif not node.ended:
+                # A node that never started, since the main node was faster or nothing ran at all, did not succeed.
+                never_started = status is Status.SUCCEEDED and node.status in (Status.RUNNABLE, Status.STARTING)
+                node.enter(Status.FAILED if never_started else status, reason)
+                node.current = None
+
+    def _fail(self, job: Job, reason: str) -> None:
+        waiting = self._runnable.get(job.submission.queue.arn, [])
+        if job.status is Status.RUNNABLE and job in waiting:
+            waiting.remove(job)
+        self._end(job, Status.FAILED, reason)
+
+    def _end(self, job: Job, status: Status, reason: str | None) -> None:
+        self._enter(job, status, reason)
+        self._ended.append(job)
+
+    def _follow_up(self) -> None:
+        """What the end of jobs means for their parents and dependents; a loop, since chains may be long."""
+        while self._ended:
+            job = self._ended.popleft()
+            if job.array is not None and job.parent is not None:
+                self._follow_child(job.parent)
+            for dependent in self._dependents.pop(job.id, []):
+                if dependent.ended:
+                    continue
+                dependent.outstanding.discard(job.id)
+                if job.status is Status.FAILED:
+                    self._fail(dependent, dependent.cancel_reason or DEPENDENCY_FAILED)
+                elif not dependent.outstanding:
+                    self._make_runnable(dependent)
+
+    def _follow_child(self, parent: Job) -> None:
+        """Once all children are through, so is their parent."""
+        parent.unfinished_children -= 1
+        if parent.unfinished_children:
+            return
+        if parent.status is Status.SUBMITTED:
+            parent.enter(Status.PENDING)
+        failed = [child for child in parent.children if child.status is Status.FAILED]
+        if not failed:
+            self._end(parent, Status.SUCCEEDED, None)
+            return
+        passed_on = parent.is_cancelled or {child.status_reason for child in failed} == {DEPENDENCY_FAILED}
+        self._end(parent, Status.FAILED, failed[0].status_reason if passed_on else CHILD_FAILED)
