@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 
 from jobs.arguments import Arguments
 from jobs.errors import TrainyardError, UsageError
-from jobs.runs import CHECKPOINTS, MANIFEST, S3Location
+from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST, S3Location
 from jobs.train import s3 as object_store
 from jobs.train.metrics import Throughput
 
@@ -229,7 +229,7 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
             for name, digest in zip(names, digests, strict=True)
         }
-        object_store.upload_all(s3, folder, names, remote)
+        object_store.upload_all(s3, folder, names, remote, tag=CHECKPOINT_TAG)
         shutil.rmtree(folder)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:
@@ -246,7 +246,7 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
                 "files": files,
             }
         )
-        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode())
+        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=CHECKPOINT_TAG)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
         prune(s3, rank.run / CHECKPOINTS)

@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
 
 from jobs.aws import error_code, explain
 from jobs.errors import NotFoundError, TrainyardError
@@ -16,6 +17,7 @@ from jobs.runs import S3Location
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
+    from botocore.exceptions import ClientError
     from mypy_boto3_s3.client import S3Client
 
 THREADS = 8
@@ -28,6 +30,10 @@ RETRIES = 10
 """Tries of one request, with botocore's jittered back-off; a job of hours must not die of a minute's throttling."""
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+_DENIED = frozenset({"403", "AccessDenied"})
+
+Tag = tuple[str, str]
+"""Key and value of an S3 object tag."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -71,14 +77,14 @@ def read(s3: "S3Client", location: S3Location) -> bytes | None:
         try:
             return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
         except s3.exceptions.ClientError as error:
-            if error_code(error) in _MISSING:
+            if _is_missing(s3, location, error):
                 return None
             raise
 
 
-def write(s3: "S3Client", location: S3Location, content: bytes) -> None:
+def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
     with explained(f"write {location}"):
-        s3.put_object(Bucket=location.bucket, Key=location.key, Body=content)
+        s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag))
 
 
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
@@ -101,7 +107,7 @@ def download(s3: "S3Client", location: S3Location, target: Path) -> None:
         try:
             s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
         except s3.exceptions.ClientError as error:
-            if error_code(error) in _MISSING:
+            if _is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
@@ -111,12 +117,15 @@ def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], targe
     in_threads(lambda name: download(s3, folder / name, target / name), names)
 
 
-def upload_all(s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location) -> None:
-    """The named files of a local folder below the S3 one. Returns when all of them are there."""
+def upload_all(
+    s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location, *, tag: Tag | None = None
+) -> None:
+    """The named files of a local folder below the S3 one, all with the tag. Returns when all of them are there."""
+    extra = _tagging(tag)
 
     def upload(name: str) -> None:
         with explained(f"write {folder / name}"):
-            s3.upload_file(str(source / name), folder.bucket, (folder / name).key, Config=_transfer())
+            s3.upload_file(str(source / name), folder.bucket, (folder / name).key, ExtraArgs=extra, Config=_transfer())
 
     in_threads(upload, names)
 
@@ -144,6 +153,24 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
     """`work` on each item, several at once; the first exception is raised when all have ended."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         return list(pool.map(work, items))
+
+
+def _tagging(tag: Tag | None) -> dict[str, Any]:
+    """What a request that writes an object says to give it the tag."""
+    return {"Tagging": urlencode([tag])} if tag else {}
+
+
+def _is_missing(s3: "S3Client", location: S3Location, error: "ClientError") -> bool:
+    """Whether `error` means that there is no such object.
+
+    S3 says 404 only to those who may list the whole bucket. A job's role may list its team's prefix only, and is told
+    that a missing key is forbidden; what is forbidden and not listed is missing.
+    """
+    code = error_code(error)
+    if code not in _DENIED:
+        return code in _MISSING
+    listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
+    return location.key not in [item["Key"] for item in listed]
 
 
 def _transfer() -> "TransferConfig":
