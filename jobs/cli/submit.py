@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from jobs.aws import Aws, is_transient
-from jobs.batch import Job, read_stage
+from jobs.batch import SUBMIT_DELAYS_SECONDS, Job, read_stage
 from jobs.batch import submit as submit_job
 from jobs.cli import tables
 from jobs.cli.live import LiveView, detaching
@@ -75,11 +75,11 @@ def plan_run(aws: Aws, stage: DeployedStage, spec: JobSpec) -> Plan:
     return planned
 
 
-def send(aws: Aws, planned: Plan) -> str:
+def send(aws: Aws, planned: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS) -> str:
     """Submit a plan; its resolved spec lies with the run's files before the run exists. Returns the job's id."""
     put_spec(aws, planned)
     try:
-        return submit_job(aws, planned)
+        return submit_job(aws, planned, delays_seconds=delays_seconds)
     except KeyboardInterrupt:
         raise Detached(
             f"interrupted while {planned.run_id} was being submitted: AWS Batch may have taken it",

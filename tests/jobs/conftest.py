@@ -8,6 +8,7 @@ from jobs import batch
 from jobs.aws import Aws
 from jobs.cli.submit import send
 from jobs.stage import DEFAULT_STAGE, DeployedStage
+from tests.conftest import EmbeddedAws
 from tests.jobs.faulty_proxy import FaultyProxy
 from tests.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, environment_of, planned_to_run, wait_for
 
@@ -33,15 +34,15 @@ def refusing_aws(refusing_service: FaultyProxy) -> Aws:
 
 
 @pytest.fixture
-def deployed_environment(deployed_aws: str) -> Mapping[str, str]:
+def deployed_environment(deployed_aws: EmbeddedAws) -> Mapping[str, str]:
     """What points a process at the embedded AWS that the stage `dev` is deployed to."""
-    return environment_of(deployed_aws)
+    return environment_of(deployed_aws.endpoint)
 
 
 @pytest.fixture
-def embedded(deployed_aws: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
+def embedded(deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     """The embedded AWS with stage `dev` deployed; the environment points at it, and what the specs read is there."""
-    point_at(monkeypatch, deployed_aws)
+    point_at(monkeypatch, deployed_aws.endpoint)
     aws = Aws()
     data_bucket = batch.read_stage(aws, DEFAULT_STAGE).data_bucket
     aws.s3.put_object(Bucket=data_bucket, Key=f"{MODEL_KEY}/config.json", Body=b"{}")
@@ -55,9 +56,9 @@ def stage(embedded: Aws) -> DeployedStage:
 
 
 @pytest.fixture
-def faulty(stage: DeployedStage, deployed_aws: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+def faulty(stage: DeployedStage, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy before the embedded AWS, to which the environment points; it does as its `faults` say."""
-    with FaultyProxy(deployed_aws) as proxy:
+    with FaultyProxy(deployed_aws.endpoint) as proxy:
         point_at(monkeypatch, proxy.url)
         yield proxy
 

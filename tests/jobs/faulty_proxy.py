@@ -28,8 +28,8 @@ class FaultyProxy:
 
     def __init__(self, upstream: str, *, host: str = "localhost") -> None:
         proxy = self
-        self.faults: dict[str, deque[Fault]] = defaultdict(deque)
-        """By operation, in lower case: `submitjob`, `getparametersbypath`; the first is for the next request."""
+        self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
+        """By operation, in lower case (`submitjob`): the first is for its next request, None lets that one pass."""
         self.seen: list[str] = []
         """Operations asked for, in order."""
         self._late: dict[str, tuple[str, str, dict[str, str], bytes]] = {}

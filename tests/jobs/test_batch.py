@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 
@@ -76,10 +77,12 @@ def test_tries_are_bounded_and_leave_nothing(faulty: FaultyProxy, stage: Deploye
     aws = Aws()
     plan = planned_to_run(aws, stage, ["true"])
     faulty.faults["submitjob"].extend([CUT] * 20)
-    with pytest.raises(TrainyardError, match=f"{plan.run_id} was not submitted"):
-        batch.submit(aws, plan, delays_seconds=DELAYS_SECONDS)
+    with pytest.raises(TrainyardError, match=f"{plan.run_id} was not submitted") as error:
+        send(aws, plan, delays_seconds=DELAYS_SECONDS)
+    assert error.value.next_step == "try again in some minutes"
     assert faulty.seen.count("submitjob") == len(DELAYS_SECONDS)
     assert jobs_of(aws, plan) == []
+    assert files_of(aws, plan.run_location) == []
 
 
 def test_a_refusal_is_not_tried_again_and_takes_the_spec_back(faulty: FaultyProxy, stage: DeployedStage) -> None:
@@ -141,7 +144,39 @@ def test_the_attempt_that_runs_is_among_the_attempts(embedded: Aws, stage: Deplo
     assert "enough" in job.reason
 
 
-def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws, stage: DeployedStage) -> None:
+@pytest.fixture
+def plain_queue(embedded: Aws) -> str:
+    """A queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
+    iam = boto3.client("iam")
+    role = iam.create_role(RoleName="plain", AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
+    profile = iam.create_instance_profile(InstanceProfileName="plain")["InstanceProfile"]
+    iam.add_role_to_instance_profile(InstanceProfileName="plain", RoleName=role)
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
+    groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
+    environment = embedded.batch.create_compute_environment(
+        computeEnvironmentName="plain",
+        type="MANAGED",
+        computeResources={
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": 192,
+            "instanceTypes": ["dl1.24xlarge"],
+            "subnets": [subnet["SubnetId"]],
+            "securityGroupIds": [groups["SecurityGroups"][0]["GroupId"]],
+            "instanceRole": profile["Arn"],
+        },
+    )
+    return embedded.batch.create_job_queue(
+        jobQueueName="plain",
+        state="ENABLED",
+        priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
+    )["jobQueueArn"]
+
+
+def test_jobs_of_containers_and_of_several_nodes_are_described_too(
+    embedded: Aws, stage: DeployedStage, plain_queue: str
+) -> None:
     container: Any = {
         "image": "any",
         "command": ["sh", "-c", "echo hello; exit 3"],
@@ -157,8 +192,7 @@ def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws
     )
     plain_arn, nodes_arn = plain["jobDefinitionArn"], nodes["jobDefinitionArn"]
     for definition, expected in ((plain_arn, [(1, None)]), (nodes_arn, [(1, 0), (1, 1)])):
-        queue = stage.queues["gaudi-multinode" if definition == nodes_arn else "cpu-spot"]
-        job_id = embedded.batch.submit_job(jobName="raw", jobQueue=queue, jobDefinition=definition)["jobId"]
+        job_id = embedded.batch.submit_job(jobName="raw", jobQueue=plain_queue, jobDefinition=definition)["jobId"]
         job = wait_for(embedded, stage, job_id)
         assert job.state == "FAILED"
         assert job.attempts[0].exit_code == 3

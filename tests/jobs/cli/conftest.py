@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.jobs.cli.terminal import TRAINYARD
+from tests.jobs.submitting import SPEC
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -40,3 +42,11 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
         )
 
     return run
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A spec whose inputs exist, though its model is no model: a job of it fails in seconds."""
+    path = tmp_path / "probe.yaml"
+    path.write_text(yaml.safe_dump(SPEC))
+    return path

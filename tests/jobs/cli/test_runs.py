@@ -157,8 +157,8 @@ def test_following_waits_out_throttling_and_loses_no_line(
     plan = planned_to_run(embedded, stage, ["sh", "-c", "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.4; done"])
     send(embedded, plan)
     throttled = Fault("answer", status=429, code="TooManyRequestsException")
-    # More in a row than boto3 itself tries again.
-    faulty.faults["describejobs"].extend([throttled] * 6)
+    # The first call finds the run; then more in a row fail than boto3 itself tries again.
+    faulty.faults["describejobs"].extend([None, *[throttled] * 6])
     faulty.faults["getlogevents"].extend([Fault("cut"), *[Fault("answer", status=500)] * 6])
     finished = trainyard("logs", plan.run_id, "--follow", environment=environment_of(faulty.url))
     assert finished.returncode == 0, finished.stderr

@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from jobs.aws import Aws
 
 # Runs the command as the console script does, and reports what it loaded and which processes it started.
 PROBE = """
@@ -56,10 +59,15 @@ def test_help_loads_nothing_that_it_does_not_show(
 
 
 def test_a_dry_run_loads_no_torch_and_starts_no_process(
-    tmp_path: Path, clean_environment: dict[str, str], deployed_environment: dict[str, str], staged_spec: Path
+    *,
+    tmp_path: Path,
+    clean_environment: dict[str, str],
+    deployed_environment: Mapping[str, str],
+    embedded: Aws,
+    spec: Path,
 ) -> None:
     environment = {**clean_environment, **deployed_environment}
-    found = probe(tmp_path / "report.json", environment, "submit", str(staged_spec), "--dry-run")
+    found = probe(tmp_path / "report.json", environment, "submit", str(spec), "--dry-run")
     assert found["exit_code"] == 0
     assert not NEVER & set(found["modules"])
     assert not [name for name in found["jobs"] if name.startswith("jobs.train")]

@@ -14,19 +14,12 @@ from jobs import batch
 from jobs.aws import Aws
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage
+from tests.conftest import EmbeddedAws
 from tests.jobs.cli.terminal import TRAINYARD, Terminal
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import DATA_KEY, MODEL_KEY, SPEC, environment_of, wait_for
+from tests.jobs.submitting import DATA_KEY, MODEL_KEY, environment_of, wait_for
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    """A spec whose inputs exist, though its model is no model: a job of it fails in seconds."""
-    path = tmp_path / "probe.yaml"
-    path.write_text(yaml.safe_dump(SPEC))
-    return path
 
 
 @pytest.fixture
@@ -42,8 +35,8 @@ def network_environment(faulty_network: FaultyProxy) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def faulty_network(embedded: Aws, deployed_aws: str) -> Iterator[FaultyProxy]:
-    with FaultyProxy(deployed_aws, host="127.0.0.2") as proxy:
+def faulty_network(embedded: Aws, deployed_aws: EmbeddedAws) -> Iterator[FaultyProxy]:
+    with FaultyProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
         yield proxy
 
 
@@ -219,16 +212,3 @@ def test_one_job_exists_though_the_service_failed_in_mid_submit(
     [job] = batch.describe(embedded, stage, [named[0]["jobId"]])
     batch.terminate(embedded, job, reason="the test is over")
     wait_for(embedded, stage, job.id)
-
-
-def test_an_aws_that_stays_broken_is_told_with_the_way_back(
-    trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
-) -> None:
-    before = runs_of(embedded, stage)
-    faulty.faults["submitjob"].extend([Fault("answer", status=503, code="ServiceUnavailable")] * 10)
-    finished = trainyard("submit", spec, "-o", "json", environment=environment_of(faulty.url))
-    error = json.loads(finished.stderr.splitlines()[-1])
-    assert finished.returncode == error["exit_code"] == 1
-    assert "was not submitted" in error["error"]
-    assert error["next"] == "try again in some minutes"
-    assert runs_of(embedded, stage) == before
