@@ -35,7 +35,10 @@ class TeamRole(iam.Role):
             assumed_by=task_principal(scope),
         )
         cdk.Tags.of(self).add("trainyard:team", team.name)
-        # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made.
+        # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made; so the
+        # order of the stacks has to be said as well.
+        stack = cdk.Stack.of(self)
+        stack.add_dependency(storage, "the buckets' ARNs")
         data = storage.export_value(storage.data_bucket.bucket_arn)
         runs = storage.export_value(storage.run_bucket.bucket_arn)
         readable = [SHARED_PREFIX, team.name]
@@ -54,7 +57,6 @@ class TeamRole(iam.Role):
             ],
             f"{runs}/{team.name}/*",
         )
-        stack = cdk.Stack.of(self)
         data_export, runs_export = (stack.resolve(arn)["Fn::ImportValue"] for arn in (data, runs))
         acknowledge(
             self,

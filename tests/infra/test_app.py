@@ -37,6 +37,21 @@ def test_each_stage_has_its_stacks_by_their_names(assembly: Path, templates: Tem
     assert names == {f"trainyard-{stage}-{stack}" for stage in STAGES for stack in STACKS}
 
 
+def test_stacks_wait_for_those_whose_values_they_import(assembly: Path, templates: Templates) -> None:
+    # Without it they are deployed, and worse, destroyed, in an order that CloudFormation refuses.
+    stacks = _artifacts(assembly, "aws:cloudformation:stack")
+    by_id = {
+        name: artifact["properties"].get("stackName")
+        for path in assembly.glob("assembly-*/manifest.json")
+        for name, artifact in json.loads(path.read_text())["artifacts"].items()
+    }
+    for artifact in stacks:
+        template = templates[artifact["displayName"].split(" ")[0]]
+        imported = {name.split(":")[0] for name in _imports(template)}
+        assert imported <= {by_id[name] for name in artifact["dependencies"]}
+    assert any(_imports(template) for template in templates.values())
+
+
 def test_synthesis_looks_nothing_up(assembly: Path) -> None:
     manifests = [json.loads(path.read_text()) for path in assembly.rglob("manifest.json")]
     assert len(manifests) == 1 + len(STAGES)
@@ -194,6 +209,16 @@ def _artifacts(assembly: Path, kind: str) -> list[dict[str, Any]]:
         for artifact in json.loads(path.read_text())["artifacts"].values()
         if artifact["type"] == kind
     ]
+
+
+def _imports(value: Any) -> set[str]:
+    """Names of all exports that a template imports."""
+    if isinstance(value, dict):
+        direct = {str(value["Fn::ImportValue"])} if "Fn::ImportValue" in value else set()
+        return direct.union(*(_imports(item) for item in value.values()))
+    if isinstance(value, list):
+        return set().union(*(_imports(item) for item in value))
+    return set()
 
 
 def _renamed(template: dict[str, Any], old: str, new: str) -> Any:
