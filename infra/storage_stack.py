@@ -55,7 +55,7 @@ class StorageStack(StageStack):
         expire: Duration | None = None,
         rules: Sequence[s3.LifecycleRule] = (),
     ) -> s3.Bucket:
-        return s3.Bucket(
+        bucket = s3.Bucket(
             self,
             name,
             versioned=True,
@@ -78,3 +78,7 @@ class StorageStack(StageStack):
                 *rules,
             ],
         )
+        # A bucket that outlives its stack keeps its rules too. enforce_ssl has made the policy.
+        assert bucket.policy is not None  # noqa: S101 - narrows the type
+        bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
+        return bucket

@@ -31,6 +31,13 @@ def test_buckets_outlive_the_stack(storage: dict[str, Any]) -> None:
         assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
 
+def test_a_bucket_that_outlives_the_stack_keeps_its_rules(storage: dict[str, Any]) -> None:
+    policies = [item for item in storage["Resources"].values() if item["Type"] == "AWS::S3::BucketPolicy"]
+    assert len(policies) == len(BUCKETS)
+    for policy in policies:
+        assert (policy["DeletionPolicy"], policy["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
 def test_buckets_are_versioned_encrypted_and_closed(buckets: dict[str, dict[str, Any]]) -> None:
     for bucket in buckets.values():
         assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
