@@ -35,7 +35,7 @@ def demo() -> None:
     """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended."""
     started_at = time.monotonic()
     steps = Steps()
-    for ending in (signal.SIGTERM, signal.SIGHUP):
+    for ending in embedded.INTERRUPTS:
         signal.signal(ending, _interrupt)
     try:
         with _embedded_aws(steps) as server:
@@ -62,7 +62,7 @@ def _run(steps: "Steps", server: embedded.Server) -> None:
 
     with steps.step(f"trainyard submit {os.path.relpath(SPEC)} --follow"):
         planned = plan_run(aws, stage, spec)
-        steps.print(tables.plan_table(planned, embedded=stage.embedded))
+        tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
         job_id = send(aws, planned)
         job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True)
         raise_failure(job)
@@ -75,25 +75,26 @@ def _run(steps: "Steps", server: embedded.Server) -> None:
         steps.say(f"{len(fetched)} files, {sum(path.stat().st_size for path in fetched) / 2**20:.0f} MiB")
 
     with steps.step("the result"):
-        tables.stdout().print(tables.receipt_table(receipt, location=f"{target}/"))
-        folders = (RECEIPT, METRICS, MODEL, TENSORBOARD)
-        tables.stdout().print(tables.pairs([("fetched", "\n".join(str(target / name) for name in folders))]))
+        fetched_to = "\n".join(f"{target}/{name}" for name in (RECEIPT, METRICS, MODEL, TENSORBOARD))
+        tables.show(tables.receipt_table(receipt, location=fetched_to), on=tables.stdout())
 
 
 @contextmanager
 def _embedded_aws(steps: "Steps") -> Iterator[embedded.Server]:
     """An embedded AWS of the demo's own, which ends with this process however that ends."""
     state_file = STATE_FOLDER / f"demo-{os.getpid()}.json"
-    with steps.step("start an embedded AWS"):
-        server = embedded.start(state_file, STATE_FOLDER / "demo.log", exit_with_pid=os.getpid())
-        steps.say(f"it answers at {server.endpoint}, and is not AWS: see infra/emulator/README.md for what it proves")
+    server = None
     try:
+        with steps.step("start an embedded AWS"):
+            server = embedded.start(state_file, STATE_FOLDER / "demo.log", exit_with_pid=os.getpid())
+            steps.say(f"it answers at {server.endpoint}; infra/emulator/README.md tells what it does not prove")
         yield server
     finally:
         # From here on a second Ctrl-C would only leave behind what the first one is about to stop.
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for ending in embedded.INTERRUPTS:
             signal.signal(ending, signal.SIG_IGN)
-        embedded.stop(server)
+        if server:
+            embedded.stop(server)
 
 
 def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
@@ -114,7 +115,6 @@ class Steps:
     def __init__(self) -> None:
         self._console = tables.stderr()
         self._number = 0
-        self.print = self._console.print
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeAlias
 from urllib.error import URLError
 
 from jobs.errors import ConfigurationError, TrainyardError
@@ -19,6 +19,11 @@ from jobs.errors import ConfigurationError, TrainyardError
 START_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 60.0
 """Longer than the grace time of the jobs that the server stops first."""
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a polite end, and a terminal that is closed."""
+
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
 _LOOK_AGAIN_SECONDS = 0.05
 
@@ -80,18 +85,11 @@ def start(
     command = [sys.executable, "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
     command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
+    with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
         return _wait_until_up(process, state_file, log_file)
-    except BaseException:
-        end_group(process)
-        raise
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], state_file: Path, log_file: Path) -> Server:
+def _wait_until_up(process: Process, state_file: Path, log_file: Path) -> Server:
     give_up_at = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < give_up_at:
         if server := running(state_file):
@@ -113,9 +111,9 @@ def deploy(server: Server, stage: str) -> None:
 
     Raises ConfigurationError where it fails.
     """
-    code = run_in_group(
-        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
-    )
+    command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
+    with started(command, stdout=sys.stderr.fileno()) as process:
+        code = process.wait()
     if code:
         raise ConfigurationError(
             f"the CDK CLI could not deploy stage '{stage}' to the embedded AWS (exit code {code}); its output is above",
@@ -139,22 +137,38 @@ def stop(server: Server) -> None:
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
-def run_in_group(command: Sequence[str], *, environment: dict[str, str] | None = None) -> int:
-    """Run a command to its end and return its exit code; if this process is interrupted, all that it started ends too.
+@contextmanager
+def started(command: Sequence[str], *, stdout: IO[bytes] | int, stderr: int | None = None) -> Iterator[Process]:
+    """A process that runs on after the block, unless that is interrupted or fails: then all that it started ends too.
 
-    It gets a process group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
+    It leads a group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
     """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), start_new_session=True, env=environment
-    )
+    arrived: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: arrived.append(number)) for number in INTERRUPTS}
+    process = None
     try:
-        return process.wait()
+        # An interrupt that came inside Popen would leave a process that nobody knows of: hence the handlers above.
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+            )
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        _interrupt_if(arrived)
+        yield process
     except BaseException:
-        end_group(process)
+        if process is not None:
+            end_group(process)
         raise
 
 
-def end_group(process: subprocess.Popen[bytes], *, grace_seconds: float = 15.0) -> None:
+def _interrupt_if(arrived: Sequence[int]) -> None:
+    if arrived:
+        raise KeyboardInterrupt
+
+
+def end_group(process: Process, *, grace_seconds: float = 15.0) -> None:
     """End the process group that `process` leads: SIGINT, on which it stops what it has put into groups of their own.
 
     SIGTERM and SIGKILL follow, `grace_seconds` apart.

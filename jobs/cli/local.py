@@ -49,7 +49,7 @@ def status(state_file: Path, *, output: str) -> None:
         tables.print_json({"endpoint": server.endpoint, "port": server.port, **health})
         return
     jobs = ", ".join(f"{count} {state}" for state, count in health.get("jobs", {}).items() if count)
-    tables.stdout().print(
+    tables.show(
         tables.pairs(
             [
                 ("endpoint", server.endpoint),
@@ -60,7 +60,8 @@ def status(state_file: Path, *, output: str) -> None:
                 ("server errors", "\n".join(map(str, health.get("server_errors", []))) or "none"),
                 ("not proven", ", ".join(map(str, health.get("unproven", [])))),
             ]
-        )
+        ),
+        on=tables.stdout(),
     )
 
 

@@ -22,7 +22,7 @@ def list_runs(aws: Aws, stage_name: str, *, team: str | None, since: str, limit:
         tables.print_json([tables.job_json(job) for job in jobs[:limit]])
         return
     if jobs:
-        tables.stdout().print(tables.jobs_table(jobs[:limit]))
+        tables.show(tables.jobs_table(jobs[:limit]), on=tables.stdout())
     console = tables.stderr()
     if len(jobs) > limit:
         console.print(f"{len(jobs) - limit} more; see --limit")
@@ -54,9 +54,9 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if job is None:
         state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
         rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]
-        console.print(tables.pairs([*rows, ("metrics", last), ("files", str(run.location))]))
+        tables.show(tables.pairs([*rows, ("metrics", last), ("files", str(run.location))]), on=console)
         return
-    console.print(
+    tables.show(
         tables.pairs(
             [
                 ("run", job.run_id),
@@ -70,11 +70,12 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
                 ("files", str(run.location)),
                 ("Batch job", job.id),
             ]
-        )
+        ),
+        on=console,
     )
     if job.attempts:
         console.print()
-        console.print(tables.attempts_table(job.attempts))
+        tables.show(tables.attempts_table(job.attempts), on=console)
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:
@@ -140,7 +141,7 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:
-        tables.stdout().print(tables.receipt_table(found, location=str(run.location)))
+        tables.show(tables.receipt_table(found, location=str(run.location)), on=tables.stdout())
 
 
 def parse_since(text: str) -> datetime:

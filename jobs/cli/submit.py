@@ -40,7 +40,7 @@ def submit(
     spec = read_spec(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     planned = plan_run(aws, stage, spec)
-    tables.stderr().print(tables.plan_table(planned, embedded=stage.embedded))
+    tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
     if how is How.DRY_RUN:
         tables.print_json(planned.request)
         return
@@ -63,7 +63,7 @@ def submit(
             }
         )
     elif receipt:
-        tables.stdout().print(tables.receipt_table(receipt, location=str(planned.run_location)))
+        tables.show(tables.receipt_table(receipt, location=str(planned.run_location)), on=tables.stdout())
     raise_failure(job)
 
 

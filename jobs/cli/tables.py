@@ -39,6 +39,17 @@ def stderr() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
+def show(table: Table, *, on: Console) -> None:
+    """Print a table; in a file or a pipe without the blanks that fill its last column."""
+    if on.is_terminal:
+        on.print(table)
+        return
+    with on.capture() as captured:
+        on.print(table)
+    for line in captured.get().splitlines():
+        on.out(line.rstrip())
+
+
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
