@@ -85,6 +85,19 @@ class BatchBackend(MotoBatchBackend):
             self.ecs_backend.delete_cluster(environment.ecs_name)
             self.environments = {arn: one for arn, one in self.environments.items() if one is not environment}
 
+    def retire_environment(self, identifier: str) -> None:
+        """Disable it, and delete it once no queue has it any more: CloudFormation has put another in its place."""
+        with self.scheduler.lock:
+            environment = self.environment(identifier)
+            environment.update({"state": "DISABLED"})
+            environment.retired = True
+            self._delete_retired()
+
+    def _delete_retired(self) -> None:
+        used = {one.arn for queue in self.queues.values() for one in queue.environments}
+        for environment in [one for one in self.environments.values() if one.retired and one.arn not in used]:
+            self.delete_environment(environment.arn)
+
     def environment(self, identifier: str) -> ComputeEnvironment:
         """By name or ARN. Raises ClientException where there is none."""
         return _find_or_refuse(self.environments, identifier, f"Compute environment {identifier} does not exist")
@@ -113,6 +126,7 @@ class BatchBackend(MotoBatchBackend):
             )
             self._check_policy(request)
             queue.update(request, environments)
+            self._delete_retired()
             self.scheduler.dispatch()
         return queue
 
@@ -127,6 +141,7 @@ class BatchBackend(MotoBatchBackend):
             for job in self._jobs_of(queue):
                 self.scheduler.terminate(job, QUEUE_DELETED)
             self.queues = {arn: one for arn, one in self.queues.items() if one is not queue}
+            self._delete_retired()
 
     def queue(self, identifier: str) -> JobQueue:
         """By name or ARN. Raises ClientException where there is none."""

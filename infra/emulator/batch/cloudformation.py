@@ -91,7 +91,7 @@ class BatchResource(CloudFormationModel):
         ):
             name = new_name or _another_name(original_resource.arn)
             replacement = cls.create_from_cloudformation_json(name, cloudformation_json, account_id, region_name)
-            original_resource.delete(account_id, region_name)
+            original_resource.give_way()
             return replacement
         arn = original_resource.change(properties)
         return cls(arn, properties, account_id=account_id, region=region_name)
@@ -106,6 +106,10 @@ class BatchResource(CloudFormationModel):
 
     def delete(self, account_id: str, region_name: str) -> None:
         raise NotImplementedError
+
+    def give_way(self) -> None:
+        """Delete it: its replacement is there."""
+        self.delete(self.account_id, self.region)
 
 
 class ComputeEnvironmentResource(BatchResource):
@@ -150,6 +154,10 @@ class ComputeEnvironmentResource(BatchResource):
         backend = _backend(account_id, region_name)
         backend.update_environment({"computeEnvironment": self.arn, "state": "DISABLED"})
         backend.delete_environment(self.arn)
+
+    def give_way(self) -> None:
+        # The queues that have it are changed after it.
+        self.backend.retire_environment(self.arn)
 
 
 class JobQueueResource(BatchResource):

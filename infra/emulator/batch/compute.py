@@ -35,6 +35,8 @@ class ComputeEnvironment:
         self.ecs_name = f"{self.name}_Batch"
         self.ecs_arn = ""
         self.used_vcpus = 0.0
+        self.retired = False
+        """True once another took its place: it goes when no queue has it any more."""
 
     @property
     def enabled(self) -> bool:

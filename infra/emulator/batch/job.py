@@ -97,7 +97,8 @@ class Job:
         self.outstanding: set[str] = set()
         """Ids of jobs that must succeed first."""
         self.cancel_reason: str | None = None
-        """Asked for while PENDING: carried out when the dependencies are through."""
+        """Why it was asked to end: while PENDING, carried out when the dependencies are through; an array's parent ends
+        with it when all its children have ended."""
 
     @property
     def ended(self) -> bool:

@@ -68,26 +68,23 @@ class Scheduler:
     def cancel(self, job: Job, reason: str) -> None:
         """End it if it has not been started; a job that waits for others ends when they are through."""
         with self.lock:
-            for each in job.children or [job]:
-                if each.status not in BEFORE_STARTING:
-                    continue
-                each.is_cancelled = True
-                each.cancel_reason = each.cancel_reason or reason
-                if not each.outstanding:
-                    self._fail(each, each.cancel_reason)
-            job.is_cancelled = job.is_cancelled or (bool(job.children) and not job.ended)
+            self._cancel(job, reason)
+            if job.children and not job.ended:
+                job.is_cancelled = True
             self.dispatch()
 
     def terminate(self, job: Job, reason: str) -> None:
         """End it, whatever it is doing."""
         with self.lock:
-            self.cancel(job, reason)
+            self._cancel(job, reason)
             for each in job.children or [job]:
                 attempt = self._attempts.get(each.id)
                 if attempt is not None:
                     each.is_terminated = True
                     attempt.stop(Cause.TERMINATED, reason)
-            job.is_terminated = job.is_terminated or (bool(job.children) and not job.ended)
+            if job.children and not job.ended:
+                job.is_terminated = True
+            self.dispatch()
 
     def reclaim(self, job: Job) -> bool:
         """Take the instance away that it runs on; False where it runs on none."""
@@ -111,6 +108,16 @@ class Scheduler:
             attempt.join(max(0, deadline - time.monotonic()))
 
     # What follows from it; all under the lock
+
+    def _cancel(self, job: Job, reason: str) -> None:
+        if job.children and not job.ended:
+            job.cancel_reason = job.cancel_reason or reason
+        for each in job.children or [job]:
+            if each.status in BEFORE_STARTING:
+                each.is_cancelled = True
+                each.cancel_reason = each.cancel_reason or reason
+                if not each.outstanding:
+                    self._fail(each, each.cancel_reason)
 
     def dispatch(self) -> None:
         """Start what can be started now: queues by their priority, and in each as its policy says."""
@@ -293,5 +300,5 @@ class Scheduler:
         if not failed:
             self._end(parent, Status.SUCCEEDED, None)
             return
-        passed_on = parent.is_cancelled or {child.status_reason for child in failed} == {DEPENDENCY_FAILED}
-        self._end(parent, Status.FAILED, failed[0].status_reason if passed_on else CHILD_FAILED)
+        of_dependency = {child.status_reason for child in failed} == {DEPENDENCY_FAILED}
+        self._end(parent, Status.FAILED, parent.cancel_reason or (DEPENDENCY_FAILED if of_dependency else CHILD_FAILED))

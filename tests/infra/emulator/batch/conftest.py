@@ -1,0 +1,21 @@
+"""A Batch of its own for the tests of this folder, with short waits."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import run_embedded_aws
+from tests.infra.emulator.batch.batch_calls import STOP_TIMEOUT_SECONDS, Batch, prepare
+
+
+@pytest.fixture(scope="session")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    """One server for all tests of this folder. An error inside it fails the last of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_STOP_TIMEOUT_SECONDS", str(STOP_TIMEOUT_SECONDS))
+        patch.setenv("TRAINYARD_MINIMUM_TIMEOUT_SECONDS", "1")
+        patch.setenv("TRAINYARD_SECRET_OF_THE_SERVER", "not for jobs")
+        with run_embedded_aws(tmp_path_factory.mktemp("batch")) as aws:
+            yield prepare(aws)
+            errors = aws.health()["server_errors"]
+            assert not errors, f"{errors}\n{aws.log.read_text()}"

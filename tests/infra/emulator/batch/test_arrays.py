@@ -1,0 +1,97 @@
+"""Array jobs: children, their parent, and dependencies between arrays."""
+
+from typing import Any
+
+import pytest
+
+from tests.infra.emulator.batch.batch_calls import Batch
+
+
+def children(batch: Batch, job_id: str, size: int) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = batch.client.describe_jobs(jobs=[f"{job_id}:{index}" for index in range(size)])["jobs"]
+    return jobs
+
+
+def test_every_child_knows_its_index_and_the_parent_their_states(batch: Batch) -> None:
+    script = "echo $AWS_BATCH_JOB_ID $AWS_BATCH_JOB_ARRAY_INDEX of $AWS_BATCH_JOB_ARRAY_SIZE"
+    parent = batch.shell(script, arrayProperties={"size": 3}, tags={"team": "research"})
+    job_id = parent["jobId"]
+    assert parent["status"] == "SUCCEEDED"
+    assert parent["arrayProperties"]["size"] == 3
+    summary = parent["arrayProperties"]["statusSummary"]
+    assert summary == dict.fromkeys(summary, 0) | {"SUCCEEDED": 3}
+    assert len(summary) == 7
+    assert parent["attempts"] == []
+    for index, child in enumerate(children(batch, job_id, 3)):
+        assert child["arrayProperties"] == {"size": 3, "index": index}
+        assert child["tags"] == {"team": "research"}
+        assert batch.output(child) == [f"{job_id}:{index} {index} of 3"]
+
+
+def test_a_parent_is_pending_while_children_run_and_fails_with_one_of_them(batch: Batch) -> None:
+    script = "[ $AWS_BATCH_JOB_ARRAY_INDEX = 1 ] && exit 7; echo ready; sleep 0.5"
+    job_id = batch.submit(batch.definition("sh", "-c", script), batch.queue(), arrayProperties={"size": 2})
+    batch.said(f"{job_id}:0", "ready")
+    assert batch.job(job_id)["status"] == "PENDING"
+    parent = batch.ended(job_id)
+    assert (parent["status"], parent["statusReason"]) == ("FAILED", "Array Child Job failed")
+    assert [child["status"] for child in children(batch, job_id, 2)] == ["SUCCEEDED", "FAILED"]
+    assert parent["arrayProperties"]["statusSummary"]["FAILED"] == 1
+
+
+def test_children_are_retried_each_by_itself(batch: Batch) -> None:
+    script = "[ $AWS_BATCH_JOB_ARRAY_INDEX = 0 ] || [ $AWS_BATCH_JOB_ATTEMPT = 2 ]"
+    parent = batch.shell(script, arrayProperties={"size": 2}, retryStrategy={"attempts": 2})
+    assert parent["status"] == "SUCCEEDED"
+    assert [len(child["attempts"]) for child in children(batch, parent["jobId"], 2)] == [1, 2]
+
+
+def test_sequential_children_run_one_after_the_other(batch: Batch) -> None:
+    parent = batch.shell("true", arrayProperties={"size": 3}, dependsOn=[{"type": "SEQUENTIAL"}])
+    first, second, third = children(batch, parent["jobId"], 3)
+    assert first["stoppedAt"] <= second["startedAt"] <= second["stoppedAt"] <= third["startedAt"]
+
+
+def test_a_failed_child_ends_a_sequence_however_long(batch: Batch) -> None:
+    parent = batch.shell("false", arrayProperties={"size": 3000}, dependsOn=[{"type": "SEQUENTIAL"}])
+    assert parent["arrayProperties"]["statusSummary"]["FAILED"] == 3000
+    (last,) = batch.client.describe_jobs(jobs=[f"{parent['jobId']}:2999"])["jobs"]
+    assert (last["statusReason"], last["attempts"]) == ("Dependent Job failed", [])
+
+
+def test_children_wait_for_the_child_of_the_same_index(batch: Batch) -> None:
+    queue = batch.queue()
+    script = "[ $AWS_BATCH_JOB_ARRAY_INDEX = 0 ] || { echo ready; sleep 600; }"
+    first = batch.submit(batch.definition("sh", "-c", script), queue, arrayProperties={"size": 2})
+    second = batch.submit(
+        batch.definition("true"), queue, arrayProperties={"size": 2}, dependsOn=[{"jobId": first, "type": "N_TO_N"}]
+    )
+    assert batch.ended(f"{second}:0")["status"] == "SUCCEEDED"
+    batch.said(f"{first}:1", "ready")
+    assert batch.job(f"{second}:1")["status"] == "PENDING"
+    batch.client.terminate_job(jobId=first, reason="enough")
+    assert batch.ended(f"{second}:1")["statusReason"] == "Dependent Job failed"
+    assert batch.ended(first)["statusReason"] == "enough"
+
+
+def test_a_job_that_depends_on_an_array_waits_for_all_of_it(batch: Batch) -> None:
+    queue = batch.queue()
+    array = batch.submit(batch.definition("sleep", "0.2"), queue, arrayProperties={"size": 2})
+    after = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": array}])
+    assert batch.job(after)["status"] == "PENDING"
+    assert batch.ended(after)["startedAt"] >= max(child["stoppedAt"] for child in children(batch, array, 2))
+
+
+def test_cancelling_a_parent_cancels_the_children_that_wait(batch: Batch) -> None:
+    queue = batch.queue(batch.environment(max_vcpus=0))
+    job_id = batch.submit(batch.definition("true"), queue, arrayProperties={"size": 3})
+    batch.client.cancel_job(jobId=job_id, reason="not needed")
+    parent = batch.ended(job_id)
+    assert (parent["status"], parent["statusReason"]) == ("FAILED", "not needed")
+    assert {child["statusReason"] for child in children(batch, job_id, 3)} == {"not needed"}
+
+
+@pytest.mark.parametrize("size", [1, 10_001])
+def test_sizes_that_batch_refuses(batch: Batch, size: int) -> None:
+    with pytest.raises(batch.client.exceptions.ClientException, match="between 2 and 10000"):
+        batch.submit(batch.definition("true"), batch.queue(), arrayProperties={"size": size})

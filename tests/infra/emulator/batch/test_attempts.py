@@ -1,0 +1,170 @@
+"""Attempts: retries, timeouts, termination, cancelling, reclaimed instances."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.infra.emulator.batch.batch_calls import STOP_TIMEOUT_SECONDS, Batch
+
+STUBBORN = "trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.05; done"
+"""Says what it got and stays."""
+PATIENT = "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+"""Leaves when asked."""
+
+
+def reclaim(batch: Batch, job_id: str) -> dict[str, Any]:
+    path = urllib.request.pathname2url(job_id)
+    request = urllib.request.Request(f"{batch.aws.endpoint}/trainyard/jobs/{path}/reclaim", method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        body: dict[str, Any] = json.load(answer)
+        return body
+
+
+def exit_codes(job: dict[str, Any]) -> list[int | None]:
+    return [attempt["container"].get("exitCode") for attempt in job["attempts"]]
+
+
+def test_a_failed_job_is_started_again_with_the_next_attempt_number(batch: Batch) -> None:
+    job = batch.shell('echo $AWS_BATCH_JOB_ATTEMPT; [ "$AWS_BATCH_JOB_ATTEMPT" = 3 ]', retryStrategy={"attempts": 5})
+    assert job["status"] == "SUCCEEDED"
+    assert exit_codes(job) == [1, 1, 0]
+    streams = [attempt["container"]["logStreamName"] for attempt in job["attempts"]]
+    assert [batch.lines(stream) for stream in streams] == [["1"], ["2"], ["3"]]
+    times = [moment for attempt in job["attempts"] for moment in (attempt["startedAt"], attempt["stoppedAt"])]
+    assert times == sorted(times)
+    assert job["startedAt"] == pytest.approx(times[-2], abs=50)
+
+
+def test_a_job_fails_when_its_attempts_are_used_up(batch: Batch) -> None:
+    job = batch.shell("exit $AWS_BATCH_JOB_ATTEMPT", retryStrategy={"attempts": 3})
+    assert job["status"] == "FAILED"
+    assert exit_codes(job) == [1, 2, 3]
+    assert job["container"]["exitCode"] == 3
+
+
+def test_rules_decide_which_failure_is_retried(batch: Batch) -> None:
+    strategy = {
+        "attempts": 5,
+        "evaluateOnExit": [{"onExitCode": "75", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}],
+    }
+    job = batch.shell("[ $AWS_BATCH_JOB_ATTEMPT = 1 ] && exit 75; exit 1", retryStrategy=strategy)
+    assert exit_codes(job) == [75, 1]
+    assert job["retryStrategy"]["evaluateOnExit"][0] == {"onExitCode": "75", "action": "retry"}
+
+
+def test_the_submissions_strategy_replaces_the_definitions_whole(batch: Batch) -> None:
+    rules = [{"onReason": "*", "action": "EXIT"}]
+    definition = batch.definition("false", retryStrategy={"attempts": 4, "evaluateOnExit": rules})
+    queue = batch.queue()
+    assert exit_codes(batch.ended(batch.submit(definition, queue))) == [1]
+    job = batch.ended(batch.submit(definition, queue, retryStrategy={"attempts": 2}))
+    assert exit_codes(job) == [1, 1]
+    assert job["retryStrategy"] == {"attempts": 2}
+
+
+def test_a_timeout_ends_the_job_for_good(batch: Batch) -> None:
+    started = time.monotonic()
+    job = batch.shell(STUBBORN, timeout={"attemptDurationSeconds": 1}, retryStrategy={"attempts": 3})
+    assert time.monotonic() - started >= 1 + STOP_TIMEOUT_SECONDS
+    assert job["status"] == "FAILED"
+    assert job["statusReason"] == "Job attempt duration exceeded timeout"
+    assert job["timeout"] == {"attemptDurationSeconds": 1}
+    assert exit_codes(job) == [137]
+    assert batch.output(job) == ["ready", "got TERM"]
+
+
+def test_the_definitions_timeout_counts_where_the_submission_has_none(batch: Batch) -> None:
+    definition = batch.definition("sleep", "60", timeout={"attemptDurationSeconds": 1})
+    job = batch.ended(batch.submit(definition, batch.queue()))
+    assert (job["statusReason"], exit_codes(job)) == ("Job attempt duration exceeded timeout", [143])
+
+
+def test_a_terminated_job_gets_sigterm_and_may_leave_by_itself(batch: Batch) -> None:
+    job_id = batch.submit(batch.definition("sh", "-c", PATIENT), batch.queue(), retryStrategy={"attempts": 3})
+    batch.said(job_id, "ready")
+    batch.client.terminate_job(jobId=job_id, reason="budget is used up")
+    job = batch.ended(job_id)
+    assert (job["status"], job["statusReason"]) == ("FAILED", "budget is used up")
+    assert job["isTerminated"]
+    assert exit_codes(job) == [5]
+    assert batch.output(job) == ["ready", "bye"]
+
+
+def test_a_terminated_job_that_stays_is_killed_after_the_stop_timeout(batch: Batch) -> None:
+    job_id = batch.submit(batch.definition("sh", "-c", STUBBORN), batch.queue())
+    batch.said(job_id, "ready")
+    asked = time.monotonic()
+    batch.client.terminate_job(jobId=job_id, reason="now")
+    batch.said(job_id, "got TERM")
+    assert batch.job(job_id)["status"] == "RUNNING"
+    job = batch.ended(job_id)
+    assert time.monotonic() - asked >= STOP_TIMEOUT_SECONDS
+    assert exit_codes(job) == [137]
+
+
+def test_cancelling_leaves_a_running_job_alone(batch: Batch) -> None:
+    job_id = batch.submit(batch.definition("sh", "-c", "echo ready; sleep 0.5"), batch.queue())
+    batch.said(job_id, "ready")
+    batch.client.cancel_job(jobId=job_id, reason="changed my mind")
+    job = batch.ended(job_id)
+    assert job["status"] == "SUCCEEDED"
+    assert not job["isCancelled"]
+
+
+@pytest.mark.parametrize("action", ["cancel_job", "terminate_job"])
+def test_a_job_that_waits_for_capacity_is_cancelled_at_once(batch: Batch, action: str) -> None:
+    queue = batch.queue(batch.environment(max_vcpus=0))
+    job_id = batch.submit(batch.definition("true"), queue, retryStrategy={"attempts": 3})
+    assert batch.job(job_id)["status"] == "RUNNABLE"
+    getattr(batch.client, action)(jobId=job_id, reason="changed my mind")
+    job = batch.job(job_id)
+    assert (job["status"], job["statusReason"]) == ("FAILED", "changed my mind")
+    assert job["isCancelled"]
+    assert job["attempts"] == []
+
+
+def test_ending_what_has_ended_changes_nothing(batch: Batch) -> None:
+    job = batch.shell("true")
+    batch.client.cancel_job(jobId=job["jobId"], reason="late")
+    batch.client.terminate_job(jobId=job["jobId"], reason="late")
+    assert batch.job(job["jobId"]) == job
+
+
+def test_a_reclaimed_instance_starts_the_job_again_where_the_rules_say_so(batch: Batch) -> None:
+    strategy = {
+        "attempts": 3,
+        "evaluateOnExit": [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}],
+    }
+    script = f'[ "$AWS_BATCH_JOB_ATTEMPT" = 2 ] && exit 0; {PATIENT}'
+    job_id = batch.submit(batch.definition("sh", "-c", script), batch.queue(), retryStrategy=strategy)
+    batch.said(job_id, "ready")
+    assert reclaim(batch, job_id) == {"jobId": job_id, "reclaimed": True}
+    job = batch.ended(job_id)
+    assert job["status"] == "SUCCEEDED"
+    lost, finished = job["attempts"]
+    assert lost["statusReason"].startswith("Host EC2 (instance i-0")
+    assert lost["statusReason"].endswith(") terminated.")
+    # It had its SIGTERM and left, but nobody was there any more to report the exit code.
+    assert batch.lines(lost["container"]["logStreamName"]) == ["ready", "bye"]
+    assert "exitCode" not in lost["container"]
+    assert finished["container"]["exitCode"] == 0
+
+
+def test_a_reclaimed_instance_fails_a_job_without_retries(batch: Batch) -> None:
+    job_id = batch.submit(batch.definition("sh", "-c", STUBBORN), batch.queue())
+    batch.said(job_id, "ready")
+    reclaim(batch, job_id)
+    job = batch.ended(job_id)
+    assert job["status"] == "FAILED"
+    assert job["statusReason"].startswith("Host EC2 (instance i-0")
+
+
+def test_only_a_running_job_can_lose_its_instance(batch: Batch) -> None:
+    job = batch.shell("true")
+    for job_id in (job["jobId"], "00000000-0000-0000-0000-000000000000"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            reclaim(batch, job_id)

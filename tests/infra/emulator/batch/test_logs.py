@@ -1,0 +1,106 @@
+"""Log streams: live, in order, and split as CloudWatch wants it."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.emulator.batch.logs import MAX_EVENT_BYTES, LineSplitter
+from tests.infra.emulator.batch.batch_calls import Batch, container
+
+
+def split(*chunks: bytes) -> list[str]:
+    splitter = LineSplitter()
+    return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.flush()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines"),
+    [
+        ((b"one\ntwo\n",), ["one", "two"]),
+        ((b"on", b"e\ntw", b"o"), ["one", "two"]),
+        ((b"one\r\ntwo\r\n",), ["one", "two"]),
+        ((b"10%\r", b"50%\r", b"100%\n"), ["10%", "50%", "100%"]),
+        ((b"\n\n \n",), [" "]),
+        (("gr\u00fc".encode()[:-1], "\u00fc".encode()[1:] + b"n\n"), ["gr\u00fcn"]),
+        ((b"\xff\n",), ["\ufffd"]),
+        ((b"",), []),
+    ],
+)
+def test_lines(chunks: tuple[bytes, ...], lines: list[str]) -> None:
+    assert split(*chunks) == lines
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_long_line_is_split_between_characters(end: bytes) -> None:
+    line = "\u20ac" * 200_000  # three bytes each, which does not divide the limit
+    parts = split(line.encode() + end)
+    assert "".join(parts) == line
+    assert len(parts) == 3
+    assert all(len(part.encode()) <= MAX_EVENT_BYTES for part in parts)
+
+
+def test_a_line_without_end_does_not_pile_up() -> None:
+    splitter = LineSplitter()
+    lines = [line for _ in range(100) for line in splitter.feed(b"x" * 10_000)]
+    assert len(lines) == 3
+
+
+def test_lines_appear_while_the_job_runs(batch: Batch, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    script = f"import os, time\nprint('first')\nwhile not os.path.exists('{gate}'): time.sleep(0.02)\nprint('last')"
+    before = time.time() * 1000
+    job_id = batch.submit(batch.definition("python", "-c", script), batch.queue())
+    running = batch.said(job_id, "first")
+    assert running["status"] == "RUNNING"
+    assert batch.output(running) == ["first"]
+    gate.touch()
+    job = batch.ended(job_id)
+    events = batch.aws.client("logs").get_log_events(
+        logGroupName="/aws/batch/job", logStreamName=job["container"]["logStreamName"], startFromHead=True
+    )["events"]
+    assert [event["message"] for event in events] == ["first", "last"]
+    times = [event["timestamp"] for event in events]
+    assert before - 1 <= times[0] <= times[1] <= time.time() * 1000
+    assert times[0] <= job["stoppedAt"]
+
+
+def test_stdout_and_stderr_keep_their_order(batch: Batch) -> None:
+    job = batch.shell("for i in 1 2 3 4 5 6 7 8; do echo out $i; echo err $i >&2; done")
+    assert batch.output(job) == [f"{name} {number}" for number in range(1, 9) for name in ("out", "err")]
+
+
+def test_much_output_is_complete(batch: Batch) -> None:
+    job = batch.run("python", "-c", "for number in range(9999): print(number, 'x' * 100)")
+    lines = batch.output(job)
+    assert [int(line.split()[0]) for line in lines] == list(range(9999))
+
+
+def test_the_definitions_group_and_prefix(batch: Batch) -> None:
+    group = f"/group/{time.time_ns()}"
+    batch.aws.client("logs").create_log_group(logGroupName=group)
+    options = {"awslogs-group": group, "awslogs-stream-prefix": "prefix", "awslogs-region": "us-east-1"}
+    configuration = {"logDriver": "awslogs", "options": options}
+    definition = batch.ecs_definition([container("echo", "hello", name="main", logConfiguration=configuration)])
+    job = batch.ended(batch.submit(definition, batch.queue()))
+    (task,) = job["attempts"][0]["taskProperties"]
+    stream = task["containers"][0]["logStreamName"]
+    assert stream == f"prefix/main/{task['taskArn'].rsplit('/', 1)[-1]}"
+    assert batch.lines(stream, group) == ["hello"]
+
+
+def test_a_missing_log_group_fails_the_start(batch: Batch) -> None:
+    configuration = {"logDriver": "awslogs", "options": {"awslogs-group": "/no/such/group"}}
+    definition = batch.ecs_definition([container("true", name="main", logConfiguration=configuration)])
+    job = batch.ended(batch.submit(definition, batch.queue()))
+    assert job["statusReason"] == "Task failed to start"
+    (shown,) = job["attempts"][0]["taskProperties"][0]["containers"]
+    assert shown["reason"].startswith("CannotStartContainerError: ")
+    assert "The specified log group does not exist." in shown["reason"]
+
+
+def test_another_log_driver_writes_no_stream(batch: Batch) -> None:
+    definition = batch.ecs_definition([container("echo", name="main", logConfiguration={"logDriver": "json-file"})])
+    job = batch.ended(batch.submit(definition, batch.queue()))
+    assert job["status"] == "SUCCEEDED"
+    assert "logStreamName" not in job["attempts"][0]["taskProperties"][0]["containers"][0]

@@ -1,0 +1,113 @@
+"""Nothing that a job starts outlives it, whatever it does to get away, and whatever becomes of the server."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import run_embedded_aws
+from tests.infra.emulator.batch.batch_calls import Batch, prepare, until
+
+DETACHED = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:                       # a daemon: its parents are gone, its session is its own
+    os.setsid()
+    if os.fork() == 0:
+        for stream in (0, 1, 2):
+            os.close(stream)
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+print("ready", flush=True)
+while not os.path.exists(os.environ["GATE"]):
+    time.sleep(0.03)
+"""
+"""Until its gate opens: a command, a daemon that ignores SIGTERM, and that daemon's child in a third session."""
+
+EXECUTOR = """
+import sys, threading
+from infra.emulator.batch.executor import ContainerRun
+from infra.emulator.batch.process_executor import ProcessExecutor
+
+executor = ProcessExecutor()
+for number in range(2):
+    run = ContainerRun(
+        name=f"run-{number}",
+        command=("python", "-c", sys.argv[1]),
+        environment={"MARKER": sys.argv[2], "GATE": "/none"},
+        properties={},
+        task={},
+        job_id="",
+        on_output=lambda output: None,
+    )
+    threading.Thread(target=executor.start(run).wait).start()
+"""
+"""What a server does with two jobs, in a process that can be killed within the second."""
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    """All processes with the marker in their environment."""
+    return [process for process in psutil.process_iter() if _environment(process).get("MARKER") == marker]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:  # gone, a zombie, or another user's
+        return {}
+
+
+def submit_detached(batch: Batch, gate: Path) -> tuple[str, str]:
+    """A job, and the marker that its processes carry; returns when all of them are there."""
+    marker = uuid.uuid4().hex
+    overrides = {"environment": [{"name": "MARKER", "value": marker}, {"name": "GATE", "value": str(gate)}]}
+    definition = batch.definition("python", "-c", DETACHED)
+    job_id = batch.submit(definition, batch.queue(), containerOverrides=overrides)
+    batch.said(job_id, "ready")
+    until(lambda: marked(marker)[3:] or None, "init process, command, daemon and its child run")
+    return job_id, marker
+
+
+def test_what_a_job_leaves_behind_is_killed_when_it_exits(batch: Batch, tmp_path: Path) -> None:
+    job_id, marker = submit_detached(batch, tmp_path / "gate")
+    (tmp_path / "gate").touch()
+    assert batch.ended(job_id)["status"] == "SUCCEEDED"
+    assert marked(marker) == []
+
+
+def test_what_a_job_started_is_killed_with_it(batch: Batch, tmp_path: Path) -> None:
+    job_id, marker = submit_detached(batch, tmp_path / "gate")
+    batch.client.terminate_job(jobId=job_id, reason="enough")
+    assert batch.ended(job_id)["status"] == "FAILED"
+    assert marked(marker) == []
+
+
+def test_a_job_cannot_hold_up_its_end_with_an_open_log(batch: Batch) -> None:
+    assert batch.run("python", "-c", "import subprocess; subprocess.Popen(['sleep', '600'])")["status"] == "SUCCEEDED"
+
+
+def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    with run_embedded_aws(tmp_path) as aws:
+        _, marker = submit_detached(prepare(aws), tmp_path / "gate")
+        directory = Path(marked(marker)[0].cwd())
+        aws.process.terminate()
+        assert aws.process.wait(30) == 0
+    assert marked(marker) == []
+    assert not directory.exists()
+
+
+def test_a_server_that_is_killed_leaves_nothing() -> None:
+    marker = uuid.uuid4().hex
+    with subprocess.Popen([sys.executable, "-c", EXECUTOR, DETACHED, marker]) as server:
+        until(lambda: marked(marker)[7:] or None, "the processes of two jobs run")
+        directories = {Path(process.cwd()) for process in marked(marker)}
+        os.kill(server.pid, signal.SIGKILL)
+    until(lambda: None if marked(marker) else True, "the processes of both jobs are gone")
+    assert len(directories) == 2
+    until(lambda: None if any(path.exists() for path in directories) else True, "the working directories are gone")

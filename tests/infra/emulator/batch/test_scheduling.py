@@ -1,0 +1,167 @@
+"""When jobs run: capacity, queues and their order, dependencies, shares."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.infra.emulator.batch.batch_calls import Batch, until
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """A job of `held` runs until this file exists; it does at the end at the latest."""
+    path = tmp_path / "gate"
+    yield path
+    path.touch()
+
+
+def held(gate: Path, *, say: str = "") -> tuple[str, ...]:
+    return "sh", "-c", f"echo {say}; while [ ! -e {gate} ]; do sleep 0.03; done"
+
+
+def states(batch: Batch, *job_ids: str) -> list[str]:
+    return [batch.job(job_id)["status"] for job_id in job_ids]
+
+
+def test_max_vcpus_bounds_what_runs_at_once(batch: Batch, gate: Path) -> None:
+    queue = batch.queue(batch.environment(max_vcpus=4))
+    definition = batch.definition(*held(gate), vcpus=2)
+    jobs = [batch.submit(definition, queue) for _ in range(3)]
+    for job_id in jobs[:2]:
+        batch.reached(job_id, "RUNNING")
+    assert states(batch, *jobs) == ["RUNNING", "RUNNING", "RUNNABLE"]
+    assert "startedAt" not in batch.job(jobs[2])
+    gate.touch()
+    ended = [batch.ended(job_id) for job_id in jobs]
+    assert [job["status"] for job in ended] == ["SUCCEEDED"] * 3
+    assert ended[2]["startedAt"] >= min(job["stoppedAt"] for job in ended[:2])
+
+
+def test_a_queue_is_first_in_first_out(batch: Batch, gate: Path) -> None:
+    queue = batch.queue(batch.environment(max_vcpus=4))
+    running = batch.submit(batch.definition(*held(gate), vcpus=2), queue)
+    batch.reached(running, "RUNNING")
+    large = batch.submit(batch.definition("true", vcpus=4), queue)
+    small = batch.submit(batch.definition("true", vcpus=1), queue)
+    assert states(batch, large, small) == ["RUNNABLE", "RUNNABLE"]
+    gate.touch()
+    assert batch.ended(large)["stoppedAt"] <= batch.ended(small)["startedAt"]
+
+
+def test_the_queue_with_the_higher_priority_is_served_first(batch: Batch, gate: Path) -> None:
+    environment = batch.environment(max_vcpus=1)
+    low, high = batch.queue(environment, priority=1), batch.queue(environment, priority=10)
+    definition = batch.definition("true")
+    batch.reached(batch.submit(batch.definition(*held(gate)), low), "RUNNING")
+    later = [batch.submit(definition, queue) for queue in (low, high)]
+    gate.touch()
+    in_low, in_high = (batch.ended(job_id) for job_id in later)
+    assert in_high["stoppedAt"] <= in_low["startedAt"]
+
+
+def test_the_next_environment_takes_what_the_first_has_no_room_for(batch: Batch, gate: Path) -> None:
+    first, second = batch.environment(max_vcpus=1), batch.environment(max_vcpus=1)
+    queue = batch.queue(first, second)
+    definition = batch.definition("sh", "-c", f"echo $AWS_BATCH_CE_NAME; while [ ! -e {gate} ]; do sleep 0.03; done")
+    jobs = [batch.submit(definition, queue) for _ in range(2)]
+    for job_id, environment in zip(jobs, (first, second), strict=True):
+        batch.said(job_id, environment)
+
+
+def test_a_job_larger_than_any_environment_waits_and_says_so(batch: Batch) -> None:
+    job_id = batch.submit(batch.definition("true", vcpus=9), batch.queue(batch.environment(max_vcpus=8)))
+    job = batch.job(job_id)
+    assert job["status"] == "RUNNABLE"
+    assert job["statusReason"].startswith("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE")
+
+
+def test_a_disabled_environment_starts_nothing_until_it_is_enabled(batch: Batch) -> None:
+    environment = batch.environment()
+    queue = batch.queue(environment)
+    batch.client.update_compute_environment(computeEnvironment=environment, state="DISABLED")
+    job_id = batch.submit(batch.definition("true"), queue)
+    assert states(batch, job_id) == ["RUNNABLE"]
+    batch.client.update_compute_environment(computeEnvironment=environment, state="ENABLED")
+    assert batch.ended(job_id)["status"] == "SUCCEEDED"
+
+
+def test_more_capacity_starts_what_waited(batch: Batch) -> None:
+    environment = batch.environment(max_vcpus=1)
+    job_id = batch.submit(batch.definition("true", vcpus=2), batch.queue(environment))
+    assert states(batch, job_id) == ["RUNNABLE"]
+    batch.client.update_compute_environment(computeEnvironment=environment, computeResources={"maxvCpus": 2})
+    assert batch.ended(job_id)["status"] == "SUCCEEDED"
+
+
+def test_a_job_waits_for_what_it_depends_on(batch: Batch, gate: Path) -> None:
+    queue = batch.queue()
+    first = batch.submit(batch.definition(*held(gate)), queue)
+    second = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}])
+    third = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}, {"jobId": second}])
+    batch.reached(first, "RUNNING")
+    assert states(batch, second, third) == ["PENDING", "PENDING"]
+    gate.touch()
+    ended = [batch.ended(job_id) for job_id in (first, second, third)]
+    assert [job["status"] for job in ended] == ["SUCCEEDED"] * 3
+    assert ended[0]["stoppedAt"] <= ended[1]["startedAt"] <= ended[1]["stoppedAt"] <= ended[2]["startedAt"]
+    assert ended[2]["dependsOn"] == [{"jobId": first}, {"jobId": second}]
+
+
+def test_a_failed_dependency_fails_all_that_follow(batch: Batch) -> None:
+    queue, true = batch.queue(), batch.definition("true")
+    failing = batch.submit(batch.definition("sh", "-c", "sleep 0.3; false"), queue)
+    second = batch.submit(true, queue, dependsOn=[{"jobId": failing}])
+    third = batch.submit(true, queue, dependsOn=[{"jobId": second}])
+    late = batch.submit(true, queue, dependsOn=[{"jobId": batch.ended(failing)["jobId"]}])
+    for job_id in (second, third, late):
+        job = batch.ended(job_id)
+        assert (job["status"], job["statusReason"]) == ("FAILED", "Dependent Job failed")
+        assert job["attempts"] == []
+
+
+def test_a_pending_job_is_cancelled_when_its_dependencies_are_through(batch: Batch, gate: Path) -> None:
+    queue = batch.queue()
+    first = batch.submit(batch.definition(*held(gate)), queue)
+    second = batch.submit(batch.definition("true"), queue, dependsOn=[{"jobId": first}])
+    batch.client.cancel_job(jobId=second, reason="not needed")
+    assert batch.job(second)["status"] == "PENDING"
+    assert batch.job(second)["isCancelled"]
+    gate.touch()
+    job = batch.ended(second)
+    assert (job["status"], job["statusReason"]) == ("FAILED", "not needed")
+
+
+def test_shares_take_turns(batch: Batch, gate: Path) -> None:
+    policy = batch.client.create_scheduling_policy(
+        name=f"policy-{time.time_ns()}",
+        fairsharePolicy={"shareDecaySeconds": 3600, "shareDistribution": [{"shareIdentifier": "product"}]},
+    )["arn"]
+    queue = batch.queue(batch.environment(max_vcpus=1), schedulingPolicyArn=policy)
+    definition = batch.definition("true")
+    first = batch.submit(batch.definition(*held(gate)), queue, shareIdentifier="research")
+    batch.reached(first, "RUNNING")
+    shares = ["research", "research", "product", "product"]
+    jobs = [batch.submit(definition, queue, shareIdentifier=share) for share in shares]
+    urgent = batch.submit(definition, queue, shareIdentifier="product", schedulingPriorityOverride=9)
+    gate.touch()
+    until(lambda: True if set(states(batch, *jobs, urgent)) == {"SUCCEEDED"} else None, "all jobs succeeded")
+    started = {job_id: batch.job(job_id)["startedAt"] for job_id in (*jobs, urgent)}
+    order = sorted(started, key=lambda job_id: started[job_id])
+    # The share that had nothing goes first, and in it the job of the higher priority.
+    assert order[0] == urgent
+    assert order.index(jobs[2]) < order.index(jobs[0])
+    assert batch.job(urgent)["shareIdentifier"] == "product"
+    assert batch.job(urgent)["schedulingPriority"] == 9
+
+
+def test_deleting_a_queue_ends_its_jobs(batch: Batch, gate: Path) -> None:
+    queue = batch.queue(batch.environment(max_vcpus=1))
+    definition = batch.definition(*held(gate))
+    running, waiting = (batch.submit(definition, queue) for _ in range(2))
+    batch.reached(running, "RUNNING")
+    batch.client.update_job_queue(jobQueue=queue, state="DISABLED")
+    batch.client.delete_job_queue(jobQueue=queue)
+    assert batch.client.describe_job_queues(jobQueues=[queue])["jobQueues"] == []
+    assert [batch.ended(job_id)["status"] for job_id in (running, waiting)] == ["FAILED", "FAILED"]
