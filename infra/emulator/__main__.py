@@ -6,6 +6,7 @@ python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
 
 import argparse
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -43,7 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         from infra.emulator.deploy import deploy
 
+        # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         return deploy(endpoint=options.endpoint, stage=options.stage)
+    except KeyboardInterrupt:
+        return 130
     except TrainyardError as error:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
