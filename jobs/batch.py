@@ -24,6 +24,7 @@ SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 ENDED = ("SUCCEEDED", "FAILED")
 _TIMED_OUT = "Job attempt duration exceeded timeout"
+"""Batch's own words."""
 _DESCRIBE_LIMIT = 100
 """Jobs in one DescribeJobs call: the service's own limit."""
 
@@ -79,7 +80,8 @@ class Job:
 
     @property
     def timed_out(self) -> bool:
-        return self.state == "FAILED" and self.reason.startswith(_TIMED_OUT)
+        reasons = (self.reason, *(attempt.reason for attempt in self.attempts[-1:]))
+        return self.state == "FAILED" and any(_TIMED_OUT in reason for reason in reasons)
 
     @property
     def attempt(self) -> int:

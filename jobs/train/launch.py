@@ -276,6 +276,7 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
         "USE_TF": "0",
         "USE_FLAX": "0",
         SCRATCH_VARIABLE: str(scratch),
+        "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         **accelerator.environment,
     }

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import boto3
+
 from jobs import batch
 from jobs.aws import Aws
 from jobs.batch import Job
@@ -43,6 +45,35 @@ def environment_of(endpoint: str) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
+
+
+def create_plain_queue(aws: Aws) -> str:
+    """ARN of a queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
+    iam = boto3.client("iam")
+    role = iam.create_role(RoleName="plain", AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
+    profile = iam.create_instance_profile(InstanceProfileName="plain")["InstanceProfile"]
+    iam.add_role_to_instance_profile(InstanceProfileName="plain", RoleName=role)
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
+    groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
+    environment = aws.batch.create_compute_environment(
+        computeEnvironmentName="plain",
+        type="MANAGED",
+        computeResources={
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": 192,
+            "instanceTypes": ["dl1.24xlarge"],
+            "subnets": [subnet["SubnetId"]],
+            "securityGroupIds": [groups["SecurityGroups"][0]["GroupId"]],
+            "instanceRole": profile["Arn"],
+        },
+    )
+    return aws.batch.create_job_queue(
+        jobQueueName="plain",
+        state="ENABLED",
+        priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
+    )["jobQueueArn"]
 
 
 def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:

@@ -5,19 +5,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.cli.submit import send
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.cli.submit import raise_failure, send
+from jobs.errors import ConfigurationError, TimedOutError, TrainyardError
 from jobs.plan import Plan
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
+from tests.conftest import EmbeddedAws
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import RunCommand, planned_to_run, wait_for
+from tests.jobs.submitting import RunCommand, create_plain_queue, environment_of, planned_to_run, wait_for
 
 DELAYS_SECONDS = (0.05, 0.05, 0.05)
 
@@ -144,39 +144,8 @@ def test_the_attempt_that_runs_is_among_the_attempts(embedded: Aws, stage: Deplo
     assert "enough" in job.reason
 
 
-@pytest.fixture
-def plain_queue(embedded: Aws) -> str:
-    """A queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
-    iam = boto3.client("iam")
-    role = iam.create_role(RoleName="plain", AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
-    profile = iam.create_instance_profile(InstanceProfileName="plain")["InstanceProfile"]
-    iam.add_role_to_instance_profile(InstanceProfileName="plain", RoleName=role)
-    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
-    groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
-    environment = embedded.batch.create_compute_environment(
-        computeEnvironmentName="plain",
-        type="MANAGED",
-        computeResources={
-            "type": "EC2",
-            "minvCpus": 0,
-            "maxvCpus": 192,
-            "instanceTypes": ["dl1.24xlarge"],
-            "subnets": [subnet["SubnetId"]],
-            "securityGroupIds": [groups["SecurityGroups"][0]["GroupId"]],
-            "instanceRole": profile["Arn"],
-        },
-    )
-    return embedded.batch.create_job_queue(
-        jobQueueName="plain",
-        state="ENABLED",
-        priority=1,
-        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
-    )["jobQueueArn"]
-
-
-def test_jobs_of_containers_and_of_several_nodes_are_described_too(
-    embedded: Aws, stage: DeployedStage, plain_queue: str
-) -> None:
+def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws, stage: DeployedStage) -> None:
+    plain_queue = create_plain_queue(embedded)
     container: Any = {
         "image": "any",
         "command": ["sh", "-c", "echo hello; exit 3"],
@@ -215,6 +184,35 @@ def test_runs_are_listed_newest_first_by_time_and_team(
     assert runs == [second.plan.run_id, first.plan.run_id]
     assert batch.list_jobs(embedded, stage, since=start, team="product") == []
     assert batch.list_jobs(embedded, stage, since=datetime.now(timezone.utc) + timedelta(minutes=1)) == []
+
+
+def test_a_job_that_ran_out_of_its_time_is_told_from_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stage: DeployedStage
+) -> None:
+    # Batch takes no timeout under a minute; a server of the test's own is told to.
+    monkeypatch.setenv("TRAINYARD_MINIMUM_TIMEOUT_SECONDS", "1")
+    own: EmbeddedAws = request.getfixturevalue("fresh_aws")
+    for name, value in environment_of(own.endpoint).items():
+        monkeypatch.setenv(name, value)
+    aws = Aws()
+    container: Any = {
+        "image": "any",
+        "command": ["sleep", "60"],
+        "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
+    }
+    submitted = aws.batch.submit_job(
+        jobName="slow-20260131-120000-beef",
+        jobQueue=create_plain_queue(aws),
+        jobDefinition=aws.batch.register_job_definition(
+            jobDefinitionName="slow", type="container", containerProperties=container
+        )["jobDefinitionArn"],
+        timeout={"attemptDurationSeconds": 1},
+    )
+    job = wait_for(aws, stage, submitted["jobId"])
+    assert job.timed_out
+    with pytest.raises(TimedOutError, match="exceeded timeout") as error:
+        raise_failure(job)
+    assert error.value.exit_code == 124
 
 
 def jobs_of(aws: Aws, plan: Plan) -> list[str]:
