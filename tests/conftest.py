@@ -1,5 +1,6 @@
 """What tests of several folders share: the embedded AWS, as a real process with its real HTTP API."""
 
+import functools
 import json
 import os
 import subprocess
@@ -16,13 +17,13 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.emulator import CREDENTIALS, REGION
+from infra.emulator import CREDENTIALS, client
 
 START_SECONDS = 60
 DEPLOY_SECONDS = 240
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EmbeddedAws:
     """A running server and ways to talk to it."""
 
@@ -33,16 +34,12 @@ class EmbeddedAws:
 
     @property
     def session(self) -> boto3.Session:
-        return boto3.Session(
-            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-            region_name=REGION,
-        )
+        return client.session()
 
+    @functools.cache  # noqa: B019 - there are few servers, and a client takes longer to make than to use
     def client(self, service: str) -> Any:
         """A boto3 client that does not try again: an error is what the test wants to see."""
-        client: Any = self.session.client
-        return client(service, endpoint_url=self.endpoint, config=Config(retries={"total_max_attempts": 1}))
+        return client.client(service, self.endpoint, Config(retries={"total_max_attempts": 1}))
 
     def health(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.endpoint}/trainyard/health", timeout=30) as answer:

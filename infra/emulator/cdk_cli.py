@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from infra.emulator import CREDENTIALS
@@ -109,12 +110,9 @@ def run(arguments: Sequence[str], *, endpoint: str, scratch: Path, cwd: Path, on
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
+    with suppress(ProcessLookupError):  # all gone already
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_AFTER_SECONDS)
-        except ProcessLookupError:
-            break
-        except subprocess.TimeoutExpired:
-            continue
+        os.killpg(process.pid, signal.SIGKILL)  # the app may outlive the CLI
     process.wait()

@@ -10,14 +10,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.exceptions import ClientError
 
-from infra.emulator import ACCOUNT_ID, CREDENTIALS, REGION, cdk_cli
+from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
+from infra.emulator.client import client
 from infra.settings import STAGES
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 
@@ -37,12 +36,12 @@ def deploy(*, endpoint: str, stage: str) -> int:
     if stage not in STAGES:
         raise UsageError(f"infra/settings.py has no stage '{stage}'{did_you_mean(stage, STAGES)}")
     errors_before = len(_health(endpoint)["server_errors"])
-    client = _clients(endpoint)
-    _put_machine_images(client)
+    ssm = client("ssm", endpoint)
+    _put_machine_images(ssm, endpoint)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
         scratch = Path(folder)
-        if not _has_parameter(client("ssm"), BOOTSTRAP_PARAMETER):
+        if not _has_parameter(ssm, BOOTSTRAP_PARAMETER):
             _say("bootstrapping the account")
             # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
             code = _cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], endpoint, scratch, cwd=scratch)
@@ -118,23 +117,14 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _clients(endpoint: str) -> Callable[[str], Any]:
-    session = boto3.Session(
-        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        region_name=REGION,
-    )
-    client: Any = session.client
-    return lambda service: client(service, endpoint_url=endpoint)
-
-
-def _put_machine_images(client: Callable[[str], Any]) -> None:
+def _put_machine_images(ssm: Any, endpoint: str) -> None:
     """What an account's owner puts there before the first deployment: an AMI, under the parameter of settings.py."""
-    ssm = client("ssm")
     names = {row.machine_image.removeprefix("ssm:") for row in STAGES.values() if row.machine_image.startswith("ssm:")}
     for name in sorted(names):
         if not _has_parameter(ssm, name):
-            image = client("ec2").register_image(Name=name.strip("/").replace("/", "-"), Architecture="x86_64")
+            image = client("ec2", endpoint).register_image(
+                Name=name.strip("/").replace("/", "-"), Architecture="x86_64"
+            )
             ssm.put_parameter(Name=name, Value=image["ImageId"], Type="String", DataType="aws:ec2:image")
 
 

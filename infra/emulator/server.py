@@ -45,10 +45,11 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import batch, cloudformation
+        from infra.emulator import batch, cloudformation, cloudtrail
         from infra.emulator.application import Application
 
         cloudformation.install()
+        cloudtrail.install()
         batch.install(executor)
         server = make_server(
             "127.0.0.1",

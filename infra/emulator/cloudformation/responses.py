@@ -10,8 +10,9 @@ from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.responses import CloudFormationResponse, get_template_summary_response_from_template
 from moto.core.responses import ActionResult, EmptyResult
 
+from infra.emulator.cloudformation.records import StackResource
 from infra.emulator.cloudformation.service import ChangeSet, StackService, Submission
-from infra.emulator.cloudformation.stack import Stack, StackResource
+from infra.emulator.cloudformation.stack import Stack
 
 _services: dict[tuple[str, str], StackService] = {}
 

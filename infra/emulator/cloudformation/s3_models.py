@@ -7,6 +7,7 @@ from typing import Any
 from moto.core.common_models import CloudFormationModel
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.cloud_formation import cfn_to_api_encryption
+from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, s3_backends
 
 
@@ -67,7 +68,7 @@ class Bucket(CloudFormationModel):
             bucket = cls.create_from_cloudformation_json(
                 new_resource_name, cloudformation_json, account_id, region_name
             )
-            s3_backends[account_id]["aws"].delete_bucket(original_resource.name)
+            _delete(original_resource.name, account_id)
             return bucket
         _configure(s3_backends[account_id]["aws"], original_resource, cloudformation_json["Properties"])
         return original_resource
@@ -77,7 +78,7 @@ class Bucket(CloudFormationModel):
         cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
     ) -> None:
         del cloudformation_json, region_name
-        s3_backends[account_id]["aws"].delete_bucket(resource_name)
+        _delete(resource_name, account_id)
 
 
 class BucketPolicy(CloudFormationModel):
@@ -129,6 +130,11 @@ class BucketPolicy(CloudFormationModel):
     ) -> None:
         del cloudformation_json, region_name
         s3_backends[account_id]["aws"].delete_bucket_policy(resource_name)
+
+
+def _delete(name: str, account_id: str) -> None:
+    if s3_backends[account_id]["aws"].delete_bucket(name) is None:
+        raise BucketNotEmpty(name)
 
 
 def _configure(backend: Any, bucket: Any, properties: Mapping[str, Any]) -> None:

@@ -157,8 +157,10 @@ class StackService:
             )
         else:
             stack = self.stacks.get(submission.stack_name) or self._new_stack(submission.stack_name)
-        if any(item.name == name and item.stack is stack for item in self.change_sets.values()):
-            raise AlreadyExistsException(f"ChangeSet {name} already exists")
+        for item in [item for item in self.change_sets.values() if item.name == name and item.stack is stack]:
+            if item.execution_status != "EXECUTE_COMPLETE":
+                raise AlreadyExistsException(f"ChangeSet {name} already exists")
+            del self.change_sets[item.change_set_id]
         body = stack.template_body if submission.template_body is None else submission.template_body
         tags = stack.tags if submission.tags is None else submission.tags
         try:

@@ -1,0 +1,48 @@
+"""What a stack keeps of itself: its resources, its outputs and the events of its history."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class StackResource:
+    """One resource of a stack."""
+
+    logical_id: str
+    resource_type: str
+    physical_id: str
+    properties: Mapping[str, Any]
+    """As the template had them when it was last made or changed, references resolved."""
+    declaration: Mapping[str, Any]
+    """As the template has them now: its policies for deletion count."""
+    model: Any
+    status: str = "CREATE_COMPLETE"
+    reason: str | None = None
+    updated_at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A value that a stack shows, and maybe exports."""
+
+    key: str
+    value: str
+    description: str | None
+    export_name: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """A change of state of a stack or of one of its resources."""
+
+    logical_id: str
+    physical_id: str
+    resource_type: str
+    status: str
+    reason: str | None
+    client_request_token: str | None
+    timestamp: datetime
+    event_id: str = field(default_factory=lambda: str(uuid.uuid4()))

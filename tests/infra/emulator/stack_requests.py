@@ -1,0 +1,39 @@
+"""Requests about stacks, short enough for a test to show what it is about."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+Clients = Callable[[str], Any]
+"""Makes a boto3 client by the name of its service."""
+
+
+def parameter(value: Any, **more: Any) -> dict[str, Any]:
+    return {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String", "Value": value, **more}}
+
+
+def template(resources: dict[str, Any], **sections: Any) -> str:
+    return json.dumps({"Resources": resources, **sections})
+
+
+def stack_of(clients: Clients, name: str) -> dict[str, Any]:
+    stack: dict[str, Any] = clients("cloudformation").describe_stacks(StackName=name)["Stacks"][0]
+    return stack
+
+
+def outputs_of(clients: Clients, name: str) -> dict[str, str]:
+    return {item["OutputKey"]: item["OutputValue"] for item in stack_of(clients, name).get("Outputs", [])}
+
+
+def resources_of(clients: Clients, name: str) -> dict[str, dict[str, Any]]:
+    answer = clients("cloudformation").describe_stack_resources(StackName=name)
+    return {item["LogicalResourceId"]: item for item in answer["StackResources"]}
+
+
+def change_set(clients: Clients, stack: str, kind: str, body: str) -> None:
+    """As the CDK CLI does it: under the same name for every stack."""
+    cloudformation = clients("cloudformation")
+    cloudformation.create_change_set(
+        StackName=stack, ChangeSetName="cdk-deploy-change-set", ChangeSetType=kind, TemplateBody=body
+    )
+    cloudformation.execute_change_set(StackName=stack, ChangeSetName="cdk-deploy-change-set")

