@@ -1,6 +1,7 @@
 """`trainyard submit` against the deployed stage: what it prints, asks, sends, and how it ends."""
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from tests.conftest import EmbeddedAws
 from tests.jobs.cli.terminal import TRAINYARD, Terminal
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.jobs.submitting import DATA_KEY, MODEL_KEY, environment_of, wait_for
+from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -212,3 +214,46 @@ def test_one_job_exists_though_the_service_failed_in_mid_submit(
     [job] = batch.describe(embedded, stage, [named[0]["jobId"]])
     batch.terminate(embedded, job, reason="the test is over")
     wait_for(embedded, stage, job.id)
+
+
+def test_a_training_is_followed_to_its_result_and_fetched(
+    submit: Trainyard, trainyard: Trainyard, deployed_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    save_tiny_bert(tmp_path / "model")
+    write_jsonl(tmp_path / "train.jsonl", reviews(64, seed=1))
+    write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))
+    arguments = {
+        "model": "model",
+        "train_data": "train.jsonl",
+        "eval_data": "eval.jsonl",
+        "max_length": 16,
+        "epochs": 1,
+        "global_batch_size": 16,
+        "log_every_steps": 1,
+    }
+    spec = tmp_path / "tiny.yaml"
+    spec.write_text(yaml.safe_dump({"name": "tiny", "job": "finetune-classification", "arguments": arguments}))
+
+    finished = submit(spec, "--follow")
+    assert finished.returncode == 0, finished.stderr
+    lines = finished.stdout.splitlines()
+    run_id = lines[0]
+    assert is_run_id(run_id)
+    assert any("[progress] 4/4" in line for line in lines)
+    table = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines[lines.index(f"state{' ' * 18}succeeded") :])
+    assert 0 <= float(table["accuracy"]) <= 1
+    assert table["majority class"] == "0.500"
+    assert table["held-out examples"] == "32"
+    assert table["estimated cost"].endswith("of dl1.24xlarge)")
+    states = [line for line in finished.stderr.splitlines() if line.startswith("[")]
+    assert states[-1].startswith("[SUCCEEDED] after ")
+    assert any(line.startswith("[RUNNING] attempt 1 of 3") for line in states)
+
+    receipt = json.loads(trainyard("receipt", run_id, "-o", "json", environment=deployed_environment).stdout)
+    assert receipt["state"] == "succeeded"
+    assert [attempt["exit_code"] for attempt in receipt["attempts"]] == [0]
+    fetched = trainyard("fetch", run_id, environment=deployed_environment)
+    assert fetched.returncode == 0
+    for name in ("receipt.json", "metrics.jsonl", "model/config.json", "model/model.safetensors", "spec.yaml"):
+        assert (tmp_path / "runs" / run_id / name).stat().st_size
+    assert list((tmp_path / "runs" / run_id / "tensorboard").iterdir())
