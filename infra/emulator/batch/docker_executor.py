@@ -40,17 +40,29 @@ class DockerExecutor:
 
     def start(self, run: ContainerRun) -> "DockerHandle":
         """Raises CannotStartError with ECS's words: CannotPullContainerError, CannotStartContainerError."""
-        image = run.properties["image"]
-        self._ensure_image(image)
+        self._ensure_image(run.properties["image"])
+        options = _host_options(run.properties, run.task)
+        try:
+            return DockerHandle(self._start(run, options), run)
+        except CannotStartError as error:
+            if "ulimits" not in options or "setting rlimit" not in str(error):
+                raise
+            # The locked memory that accelerator drivers want, say: where the engine may not grant it, there is no
+            # accelerator either, and the rest of the job can still be tried.
+            logger.warning("this machine does not grant the ulimits of %s: it runs without them", run.name)
+            del options["ulimits"]
+            return DockerHandle(self._start(run, options), run)
+
+    def _start(self, run: ContainerRun, options: Mapping[str, Any]) -> Any:
         try:
             container = self._client.containers.create(
-                image,
+                run.properties["image"],
                 list(run.command) or None,
                 name=run.name,
                 environment=dict(run.environment),
                 network_mode="host",
                 labels={JOB_LABEL: run.job_id, SERVER_LABEL: str(os.getpid())},
-                **_host_options(run.properties, run.task),
+                **options,
             )
         except APIError as error:
             raise CannotStartError(f"CannotCreateContainerError: {_words(error)}") from error
@@ -61,7 +73,7 @@ class DockerExecutor:
             code = container.attrs["State"]["ExitCode"]
             container.remove(force=True, v=True)
             raise CannotStartError(f"CannotStartContainerError: {_words(error)}", exit_code=code) from error
-        return DockerHandle(container, run)
+        return container
 
     def _ensure_image(self, image: str) -> None:
         try:

@@ -86,7 +86,7 @@ class ProcessExecutor:
             raise CannotStartError(f"CannotStartContainerError: {error}") from error
         finally:
             os.close(status_write)
-        handle = ProcessHandle(process, status_read, run)
+        handle = ProcessHandle(process, status_read, directory, run)
         handle.await_start()
         return handle
 
@@ -104,11 +104,12 @@ def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
 class ProcessHandle:
     """One process tree."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", status_fd: int, run: ContainerRun) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", status_fd: int, directory: Path, run: ContainerRun) -> None:
         self._process = process
         self._lifeline = cast("IO[bytes]", process.stdin)
         self._output = cast("IO[bytes]", process.stdout)
         self._status_fd = status_fd
+        self._directory = directory
         self._run = run
         self._session: int | None = None
 
@@ -175,3 +176,5 @@ class ProcessHandle:
         os.close(self._status_fd)
         self._lifeline.close()
         self._output.close()
+        # The init process has done so, unless it was killed.
+        shutil.rmtree(self._directory, ignore_errors=True)

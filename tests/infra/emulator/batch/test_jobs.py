@@ -171,8 +171,9 @@ def test_overrides_that_ecs_finds_too_long_fail_the_job(batch: Batch) -> None:
     assert job["container"]["reason"] == "Container Overrides length must be at most 8192"
 
 
-def test_a_crash_of_a_job_leaves_the_server_alone(batch: Batch) -> None:
-    pid = batch.aws.health()["pid"]
-    batch.run("python", "-c", "import os, signal; os.kill(os.getppid(), signal.SIGKILL); signal.pause()")
+def test_a_job_that_kills_its_init_process_fails_and_leaves_nothing(batch: Batch) -> None:
+    script = "import os, signal; print(os.getcwd()); os.kill(os.getppid(), signal.SIGKILL); signal.pause()"
+    job = batch.run("python", "-c", script)
+    assert (job["status"], job["container"]["exitCode"]) == ("FAILED", 137)
+    assert not Path(batch.output(job)[0]).exists()
     assert batch.shell("true")["status"] == "SUCCEEDED"
-    assert batch.aws.health()["pid"] == pid

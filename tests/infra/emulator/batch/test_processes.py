@@ -111,3 +111,18 @@ def test_a_server_that_is_killed_leaves_nothing() -> None:
     until(lambda: None if marked(marker) else True, "the processes of both jobs are gone")
     assert len(directories) == 2
     until(lambda: None if any(path.exists() for path in directories) else True, "the working directories are gone")
+
+
+def test_a_server_that_finds_no_docker_engine_says_so() -> None:
+    server = subprocess.run(
+        [sys.executable, "-m", "infra.emulator", "serve", "--executor", "docker"],
+        env={**os.environ, "DOCKER_HOST": "unix:///no/such/socket"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert server.returncode == 3
+    assert server.stderr.startswith("Error: no Docker engine answers")
+    assert "--executor process" in server.stderr
+    assert "Traceback" not in server.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, until
+from tests.infra.emulator.batch.batch_calls import Batch
 
 
 @pytest.fixture
@@ -133,27 +133,25 @@ def test_a_pending_job_is_cancelled_when_its_dependencies_are_through(batch: Bat
     assert (job["status"], job["statusReason"]) == ("FAILED", "not needed")
 
 
-def test_shares_take_turns(batch: Batch, gate: Path) -> None:
+def test_the_share_with_the_least_weighted_usage_is_served_first(batch: Batch, gate: Path) -> None:
+    shares = [{"shareIdentifier": "product", "weightFactor": 0.0001}]
     policy = batch.client.create_scheduling_policy(
-        name=f"policy-{time.time_ns()}",
-        fairsharePolicy={"shareDecaySeconds": 3600, "shareDistribution": [{"shareIdentifier": "product"}]},
+        name=f"policy-{time.time_ns()}", fairsharePolicy={"shareDecaySeconds": 3600, "shareDistribution": shares}
     )["arn"]
     queue = batch.queue(batch.environment(max_vcpus=1), schedulingPolicyArn=policy)
     definition = batch.definition("true")
     first = batch.submit(batch.definition(*held(gate)), queue, shareIdentifier="research")
     batch.reached(first, "RUNNING")
-    shares = ["research", "research", "product", "product"]
-    jobs = [batch.submit(definition, queue, shareIdentifier=share) for share in shares]
+    research, product = (
+        [batch.submit(definition, queue, shareIdentifier=share) for _ in range(2)] for share in ("research", "product")
+    )
     urgent = batch.submit(definition, queue, shareIdentifier="product", schedulingPriorityOverride=9)
     gate.touch()
-    until(lambda: True if set(states(batch, *jobs, urgent)) == {"SUCCEEDED"} else None, "all jobs succeeded")
-    started = {job_id: batch.job(job_id)["startedAt"] for job_id in (*jobs, urgent)}
-    order = sorted(started, key=lambda job_id: started[job_id])
-    # The share that had nothing goes first, and in it the job of the higher priority.
-    assert order[0] == urgent
-    assert order.index(jobs[2]) < order.index(jobs[0])
-    assert batch.job(urgent)["shareIdentifier"] == "product"
-    assert batch.job(urgent)["schedulingPriority"] == 9
+    jobs = [batch.ended(job_id) for job_id in (*research, *product, urgent)]
+    # Whatever product used weighs next to nothing; within it, the higher priority goes first, then the older job.
+    order = [job["jobId"] for job in sorted(jobs, key=lambda job: job["startedAt"])]
+    assert order == [urgent, *product, *research]
+    assert (jobs[-1]["shareIdentifier"], jobs[-1]["schedulingPriority"]) == ("product", 9)
 
 
 def test_deleting_a_queue_ends_its_jobs(batch: Batch, gate: Path) -> None:
