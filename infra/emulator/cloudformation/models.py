@@ -51,8 +51,8 @@ LOWER_CASE_NAMES = frozenset({"AWS::S3::Bucket", "AWS::ECR::Repository"})
 
 def find_model(resource_type: str) -> Any | None:
     """The class that makes resources of a type, or None where there is no service behind it."""
-    if resource_type.startswith("Custom::") or resource_type == "AWS::CloudFormation::CustomResource":
-        return None  # a custom resource is what its Lambda function does, and functions do not run here
+    if resource_type.startswith(("Custom::", "AWS::CloudFormation::")):
+        return None  # what a custom resource's function would do is not done here, nor are nested stacks made
     found = None
     pending = [CloudFormationModel]
     while pending:

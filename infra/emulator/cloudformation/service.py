@@ -48,7 +48,7 @@ class ChangeSet:
     change_set_id: str
     stack: Stack
     kind: str
-    """CREATE, UPDATE or IMPORT."""
+    """CREATE or UPDATE."""
     submission: Submission
     template_body: str
     parameters: Mapping[str, str]
@@ -146,8 +146,10 @@ class StackService:
     # Change sets
 
     def create_change_set(self, submission: Submission, *, name: str, kind: str, description: str | None) -> ChangeSet:
+        if kind == "IMPORT":
+            raise ValidationError(message="The embedded AWS does not import resources into stacks.")
         exists = submission.stack_name in self.stacks or submission.stack_name.startswith("arn:")
-        if kind == "UPDATE" or (kind != "CREATE" and exists):
+        if kind == "UPDATE":
             stack = self.stack(submission.stack_name)
             self._check_updatable(stack)
         elif exists and self.stack(submission.stack_name).status != "REVIEW_IN_PROGRESS":

@@ -44,6 +44,9 @@ def parse_template(body: str) -> dict[str, Any]:
             raise TemplateError(f"Template format error: {error}") from None
     if not isinstance(template, dict) or not isinstance(template.get("Resources"), dict) or not template["Resources"]:
         raise TemplateError("Template format error: At least one Resources member must be defined.")
+    transforms = template.get("Transform", [])
+    if set([transforms] if isinstance(transforms, str) else transforms) - {"AWS::LanguageExtensions"}:
+        raise TemplateError(f"Template format error: the embedded AWS does not implement the transform {transforms}")
     for logical_id, resource in template["Resources"].items():
         if not isinstance(resource, dict) or not isinstance(resource.get("Type"), str):
             raise TemplateError(f"Template format error: [/Resources/{logical_id}] Every resource needs a Type")

@@ -151,6 +151,9 @@ def change_follows_what_was_replaced(clients: Clients) -> None:
     vpc = clients("ssm").get_parameter(Name="/gap/vpc")["Parameter"]["Value"]
     (found,) = clients("ec2").describe_vpcs(VpcIds=[vpc])["Vpcs"]
     assert found["CidrBlock"] == "10.6.0.0/16"
+    assert "10.7.0.0/16" not in {
+        vpc["CidrBlock"] for vpc in clients("ec2").describe_vpcs()["Vpcs"]
+    }  # the old one is gone
 
 
 GAPS = (

@@ -56,13 +56,16 @@ def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
         command = [*SERVE, "--state-file", str(state_file), "--exit-with-pid", str(parent.pid)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-            assert server.stderr is not None
-            assert "embedded AWS at http://localhost:" in server.stderr.readline()
-            assert state_file.exists()
-            parent.kill()
-            parent.wait(30)
-            assert server.wait(30) == 0
-            assert f"process {parent.pid} is gone" in server.stderr.read()
+            try:
+                assert server.stderr is not None
+                assert "embedded AWS at http://localhost:" in server.stderr.readline()
+                assert state_file.exists()
+                parent.kill()
+                parent.wait(30)
+                assert server.wait(30) == 0
+                assert f"process {parent.pid} is gone" in server.stderr.read()
+            finally:
+                server.kill()
     assert not state_file.exists()
 
 

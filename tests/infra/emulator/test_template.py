@@ -189,7 +189,17 @@ Resources:
     assert parse_template(json.dumps(expected)) == expected
 
 
-@pytest.mark.parametrize("body", ["", "{}", '{"Resources": {}}', "a: [", '{"Resources": {"A": {"Properties": {}}}}'])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{}",
+        '{"Transform": "AWS::Serverless-2016-10-31", "Resources": {"A": {"Type": "T"}}}',
+        '{"Resources": {}}',
+        "a: [",
+        '{"Resources": {"A": {"Properties": {}}}}',
+    ],
+)
 def test_refuses_what_is_no_template(body: str) -> None:
     with pytest.raises(TemplateError, match="Template format error"):
         parse_template(body)
