@@ -95,13 +95,16 @@ class Attempt(threading.Thread):
         for task in self._tasks.values():
             task.stop(grace_seconds=grace_seconds)
 
-    def reclaim(self, unit: Job) -> None:
-        """Take the instance away that `unit` (the job, or one of its nodes) runs on, as a Spot reclaim does."""
+    def reclaim(self, unit: Job) -> bool:
+        """Take the instance away that `unit` (the job, or one of its nodes) runs on; False where it has ended there."""
         if unit is self.job:
             unit = self._main_unit
-        with self._lock:
-            self._reclaimed.add(unit.id)
-        self._tasks[unit.id].stop()
+        task = self._tasks[unit.id]
+        if task.finished.is_set():
+            return False
+        self._reclaimed.add(unit.id)
+        task.stop()
+        return True
 
     def run(self) -> None:
         try:
@@ -138,12 +141,7 @@ class Attempt(threading.Thread):
         record = task.record
         reason = self._status_reason(self._main_unit)
         decisive = task.ended.decisive or ContainerRecord(name="")
-        outcome = Outcome(
-            # With its instance gone, nothing reports how the container ended.
-            exit_code=None if self._main_unit.id in self._reclaimed else decisive.exit_code,
-            reason=decisive.reason,
-            status_reason=reason,
-        )
+        outcome = Outcome(exit_code=decisive.exit_code, reason=decisive.reason, status_reason=reason)
         record.status_reason = reason
         return Result(
             succeeded=task.ended.succeeded and self._cause is None and self._main_unit.id not in self._reclaimed,
@@ -173,7 +171,7 @@ class Attempt(threading.Thread):
 
         def ended(task: Task) -> None:
             record.stopped_at = now_milliseconds()
-            if unit.id in self._reclaimed:
+            if unit.id in self._reclaimed:  # with its instance gone, nothing reports how a container ended
                 for container in record.containers:
                     container.exit_code = None
             record.status_reason = self._status_reason(unit)

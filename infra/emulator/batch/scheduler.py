@@ -91,10 +91,7 @@ class Scheduler:
         with self.lock:
             owner = job.parent if job.node is not None and job.parent is not None else job
             attempt = self._attempts.get(owner.id)
-            if attempt is None or job.ended:
-                return False
-            attempt.reclaim(job)
-            return True
+            return attempt is not None and attempt.reclaim(job)
 
     def shutdown(self) -> None:
         """Kill everything that runs, and start nothing any more. Returns when it is gone."""

@@ -93,6 +93,7 @@ class Task(threading.Thread):
         self._running: set[str] = set()
         self._exited: dict[str, int] = {}
         self._decisive: ContainerRecord | None = None
+        self._stop_asked = threading.Event()
         self._stop_began: float | None = None
         self._grace_seconds: float | None = None
 
@@ -108,6 +109,7 @@ class Task(threading.Thread):
         """
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
+        self._stop_asked.set()
         self._events.put(_Signal.STOP)
 
     def run(self) -> None:
@@ -129,8 +131,7 @@ class Task(threading.Thread):
         waiting = list(self._node.containers)
         killed = False
         while True:
-            if self._stop_began is None:
-                waiting = self._start_ready(waiting)
+            waiting = self._start_ready(waiting)
             if not self._running:
                 break  # what still waits then waits for what cannot come
             self.settled.set()
@@ -160,7 +161,7 @@ class Task(threading.Thread):
     def _start_ready(self, waiting: list[Container]) -> list[Container]:
         """Start what waits for nothing any more; the containers that still wait."""
         progress = True
-        while progress and self._stop_began is None:
+        while progress and self._stop_began is None and not self._stop_asked.is_set():
             progress = False
             for container in waiting:
                 ready = self._is_ready(container)
