@@ -39,11 +39,13 @@ def deployed_environment(deployed_aws: EmbeddedAws) -> Mapping[str, str]:
     return environment_of(deployed_aws.endpoint)
 
 
-@pytest.fixture
-def embedded(deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """The embedded AWS with stage `dev` deployed; the environment points at it, and what the specs read is there."""
-    point_at(monkeypatch, deployed_aws.endpoint)
-    aws = Aws()
+@pytest.fixture(scope="session")
+def connected(deployed_aws: EmbeddedAws) -> Aws:
+    """One connection for all tests, its clients made: making them takes longer than most of what they are used for."""
+    with pytest.MonkeyPatch.context() as patch:
+        point_at(patch, deployed_aws.endpoint)
+        aws = Aws()
+        assert all((aws.batch, aws.batch_without_retries, aws.s3, aws.ssm, aws.logs))
     data_bucket = batch.read_stage(aws, DEFAULT_STAGE).data_bucket
     aws.s3.put_object(Bucket=data_bucket, Key=f"{MODEL_KEY}/config.json", Body=b"{}")
     aws.s3.put_object(Bucket=data_bucket, Key=DATA_KEY, Body=b'{"text": "good", "label": 1}\n')
@@ -51,12 +53,19 @@ def embedded(deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 
 @pytest.fixture
-def stage(embedded: Aws) -> DeployedStage:
-    return batch.read_stage(embedded, DEFAULT_STAGE)
+def embedded(connected: Aws, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The embedded AWS with stage `dev` deployed; the environment points at it, and what the specs read is there."""
+    point_at(monkeypatch, deployed_aws.endpoint)
+    return connected
+
+
+@pytest.fixture(scope="session")
+def stage(connected: Aws) -> DeployedStage:
+    return batch.read_stage(connected, DEFAULT_STAGE)
 
 
 @pytest.fixture
-def faulty(stage: DeployedStage, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+def faulty(connected: Aws, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """A proxy before the embedded AWS, to which the environment points; it does as its `faults` say."""
     with FaultyProxy(deployed_aws.endpoint) as proxy:
         point_at(monkeypatch, proxy.url)

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -31,11 +32,18 @@ def aws_trainyard(trainyard: Trainyard, deployed_environment: Mapping[str, str])
     return lambda *arguments: trainyard(*arguments, environment=deployed_environment)
 
 
+def next_second() -> None:
+    """Run ids tell runs apart by the second: of two in the same one, neither is the newer."""
+    time.sleep(1 - time.time() % 1)
+
+
 def test_a_run_is_found_by_id_by_prefix_by_name_and_as_the_latest(
     aws_trainyard: Trainyard, run_command: RunCommand
 ) -> None:
     older = run_command(["true"], name="found-by").plan.run_id
+    next_second()
     newer = run_command(["true"], name="found-by").plan.run_id
+    next_second()
     longer_name = run_command(["true"], name="found-by-another").plan.run_id
 
     def found(text: str) -> str:
@@ -181,7 +189,7 @@ def test_cancel_stops_what_runs(aws_trainyard: Trainyard, embedded: Aws, stage: 
 
 
 def receipt_of(run: Run) -> Receipt:
-    time = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    noon = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
     return Receipt(
         run_id=run.plan.run_id,
         team="research",
@@ -190,9 +198,9 @@ def receipt_of(run: Run) -> Receipt:
         attempts=[
             Attempt(
                 number=1,
-                started_at=time,
-                finished_at=time + timedelta(seconds=90),
-                last_seen_at=time + timedelta(seconds=90),
+                started_at=noon,
+                finished_at=noon + timedelta(seconds=90),
+                last_seen_at=noon + timedelta(seconds=90),
                 exit_code=0,
                 instance_type="dl1.24xlarge",
                 accelerator="cpu",
