@@ -4,6 +4,7 @@
 #   make lint   ruff, mypy and the import rules
 #   make synth  the templates of all stages, into cdk.out
 #   make pins   requirements.txt anew, after pyproject.toml changed
+#   make clean  remove what these left behind, except .venv
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint synth pins install clean
+.PHONY: help demo test lint synth pins install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,8 +60,11 @@ test: lint
 synth: install
 	cdk synth --quiet '**'
 
+# Resolved against torch's CPU build, as it is installed: the CUDA build would pin gigabytes of CUDA packages.
 pins: install
-	uv pip compile pyproject.toml --all-extras --python-version 3.11 --no-header --quiet -o requirements.new
+	@links="$$($(BIN)/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | head -1)"; \
+	UV_FIND_LINKS="$$links" uv pip compile pyproject.toml --all-extras --python-version 3.11 --no-header --quiet \
+		$$(test -n "$$links" || echo --torch-backend=cpu) -o requirements.new
 	{ echo '# Every package of the laptop and CI environment, pinned. Made by `make pins` from pyproject.toml; do not edit.'; \
 	  sed 's/^\(torch==[0-9.]*\)+cpu/\1/' requirements.new; } > requirements.txt
 	rm requirements.new
