@@ -6,6 +6,7 @@ run wrote is fetched from S3. Only the AWS is one that this process starts, and 
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ def _run(steps: "Steps", server: embedded.Server) -> None:
         planned = plan_run(aws, stage, spec)
         tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
         job_id = send(aws, planned)
-        job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True)
+        job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=True, log_to=sys.stdout)
         raise_failure(job)
         if receipt is None:
             raise JobFailedError(f"{job.run_id} succeeded without a receipt", next_step="report this: it is a defect")

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -26,8 +27,10 @@ class LiveView:
     On a terminal, lines of progress feed a bar and the other lines pass above it. Elsewhere every line is printed.
     """
 
-    def __init__(self, *, show_log: bool, as_json: bool = False) -> None:
+    def __init__(self, *, show_log: bool, as_json: bool = False, log_to: TextIO | None = None) -> None:
+        """`log_to`: where the log's lines go; stdout by default."""
         self._show_log = show_log
+        self._log = log_to or sys.stdout
         self._as_json = as_json
         self._console = stderr()
         self._bar: Progress | None = None
@@ -77,12 +80,12 @@ class LiveView:
         if not self._show_log:
             return
         if self._as_json:
-            print(line_json(line), flush=True)
-        elif self._bar is not None and sys.stdout.isatty():
+            print(line_json(line), file=self._log, flush=True)
+        elif self._bar is not None and self._log.isatty():
             text = Text(prefix(line)) + Text.from_ansi(line.text)
             self._bar.console.print(text, soft_wrap=True)
         else:
-            print(prefix(line) + line.text, flush=True)
+            print(prefix(line) + line.text, file=self._log, flush=True)
 
     def _advance(self, bar: Progress, progress: ProgressLine, attempt: int) -> None:
         if self._task is None or attempt != self._attempt:

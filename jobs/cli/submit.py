@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
+from typing import TextIO
 
 from jobs.aws import Aws, is_transient
 from jobs.batch import SUBMIT_DELAYS_SECONDS, Job, read_stage
@@ -53,7 +54,10 @@ def submit(
         if output == "json":
             tables.print_json({**tables.plan_json(planned), "job_id": job_id})
         return
-    job, receipt = watch(aws, stage, planned.run_id, planned.run_location, job_id, show_log=how is How.FOLLOW)
+    log_to = sys.stderr if output == "json" else sys.stdout
+    job, receipt = watch(
+        aws, stage, planned.run_id, planned.run_location, job_id, show_log=how is How.FOLLOW, log_to=log_to
+    )
     if output == "json":
         tables.print_json(
             {
@@ -94,10 +98,10 @@ def send(aws: Aws, planned: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DE
 
 
 def watch(
-    aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool
+    aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool, log_to: TextIO
 ) -> tuple[Job, Receipt | None]:
     """Follow a job to its end; returns it and the receipt it wrote. Raises Detached on Ctrl-C."""
-    with detaching(run_id), LiveView(show_log=show_log) as view:
+    with detaching(run_id), LiveView(show_log=show_log, log_to=log_to) as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state == "FAILED" and not show_log:
         for line in view.tail:

@@ -124,6 +124,19 @@ def test_a_job_that_fails_by_its_own_fault_ends_with_1_and_the_end_of_its_log(su
     assert "config.json" in finished.stderr
 
 
+def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainyard, spec: Path) -> None:
+    finished = submit(spec, "--follow", "-o", "json")
+    assert finished.returncode == 1
+    result = json.loads(finished.stdout)
+    assert is_run_id(result["run_id"])
+    assert result["job"]["state"] == "FAILED"
+    assert result["job"]["attempts"][0]["exit_code"] == 1
+    assert result["receipt"]["state"] == "failed"
+    lines = finished.stderr.splitlines()
+    assert any("config.json" in line for line in lines[:-1])
+    assert json.loads(lines[-1])["exit_code"] == 1
+
+
 def test_ctrl_c_detaches_from_a_submission(
     spec: Path,
     embedded: Aws,
