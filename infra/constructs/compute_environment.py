@@ -12,7 +12,11 @@ from constructs import Construct
 from jobs.instance_types import InstanceType
 
 STOP_TIMEOUT_SECONDS = 100
-"""Between SIGTERM and SIGKILL: most of the two minutes that a Spot notice gives, for a last checkpoint."""
+"""Between SIGTERM and SIGKILL: most of the two minutes that a Spot notice gives.
+
+torch may take 30 s to end the ranks, and the record of the attempt is written after that. No checkpoint is begun: the
+newest complete one stays, and the next attempt resumes from it.
+"""
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s
@@ -73,8 +77,9 @@ class SpotComputeEnvironment(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # One hop further than the host, so that a container can poll for the Spot notice.
-                    http_put_response_hop_limit=2,
+                    # One hop is the host itself, in whose network Batch runs a one-node job; a second would hand the
+                    # instance's role to containers on a bridge as well.
+                    http_put_response_hop_limit=1,
                 ),
                 block_device_mappings=[
                     ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(

@@ -94,12 +94,14 @@ def test_launch_templates_leave_to_batch_what_is_batchs(launch_templates: dict[s
         assert not ignored & data.keys()
 
 
-def test_metadata_wants_a_token_and_reaches_into_containers(launch_templates: dict[str, dict[str, Any]]) -> None:
+def test_metadata_wants_a_token_and_reaches_no_further_than_the_host(
+    launch_templates: dict[str, dict[str, Any]],
+) -> None:
     for data in launch_templates.values():
         assert data["MetadataOptions"] == {
             "HttpEndpoint": "enabled",
             "HttpTokens": "required",
-            "HttpPutResponseHopLimit": 2,
+            "HttpPutResponseHopLimit": 1,
         }
 
 
@@ -128,7 +130,7 @@ def test_user_data_is_mime_multipart(launch_templates: dict[str, dict[str, Any]]
         assert [part.get_content_type() for part in _parts(text)] == ["text/x-shellscript"]
 
 
-def test_the_ecs_agent_gives_jobs_the_notices_time_to_save(launch_templates: dict[str, dict[str, Any]]) -> None:
+def test_the_ecs_agent_gives_jobs_the_notices_time_to_stop(launch_templates: dict[str, dict[str, Any]]) -> None:
     # Traps: 30 s between SIGTERM and SIGKILL, and no draining at a Spot notice, are the agent's defaults.
     for data in launch_templates.values():
         script = _script(data)
