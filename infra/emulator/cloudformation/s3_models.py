@@ -1,4 +1,4 @@
-"""S3 buckets with the properties that moto's model loses, and bucket policies, which moto lacks."""
+"""S3 buckets with the properties that moto's model loses, bucket policies, which it lacks, and true listings."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,15 @@ from moto.core.common_models import CloudFormationModel
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.cloud_formation import cfn_to_api_encryption
 from moto.s3.exceptions import BucketNotEmpty
-from moto.s3.models import FakeBucket, s3_backends
+from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
+
+_list_objects_of_moto = S3Backend.list_objects
 
 
 def install() -> None:
-    """Let bucket policies be put without their conditions turning into unconditional denials."""
+    """Let bucket policies be put without their conditions turning into denials, and deleted folders not be listed."""
     FakeBucket.get_permission = _get_permission
+    S3Backend.list_objects = _list_objects
 
 
 def _get_permission(bucket: Any, action: str, resource: str) -> Any:
@@ -28,6 +31,22 @@ def _get_permission(bucket: Any, action: str, resource: str) -> Any:
     statements = statements if isinstance(statements, list) else [statements]
     policy["Statement"] = [statement for statement in statements if "Condition" not in statement]
     return IAMPolicy(json.dumps(policy)).is_action_permitted(action, resource)
+
+
+def _list_objects(
+    backend: Any, bucket: Any, prefix: str | None, delimiter: str | None, **page: Any
+) -> tuple[Any, list[str], bool, str | None]:
+    """The objects and folders of a bucket, without the folders of which only delete markers are left."""
+    keys, folders, is_truncated, next_marker = _list_objects_of_moto(backend, bucket, prefix, delimiter, **page)
+    if delimiter:
+        start = len(prefix or "")
+        live = {
+            name[: name.index(delimiter, start) + len(delimiter)]
+            for name, key in bucket.keys.items()
+            if name.startswith(prefix or "") and delimiter in name[start:] and not isinstance(key, FakeDeleteMarker)
+        }
+        folders = [folder for folder in folders if folder in live]
+    return keys, folders, is_truncated, next_marker
 
 
 class Bucket(CloudFormationModel):

@@ -289,6 +289,23 @@ def properties_of_a_bucket(clients: Clients) -> None:
     assert s3.get_object(Bucket=bucket, Key="tmp/plain-http")["Body"].read() == b"is not denied"
 
 
+def folder_of_deleted_objects(clients: Clients) -> None:
+    s3, bucket = clients("s3"), "gap-folders"
+    s3.create_bucket(Bucket=bucket)
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for key in ("team/half/gone", "team/half/kept", "team/whole/gone"):
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    for key in ("team/half/gone", "team/whole/gone"):
+        s3.delete_object(Bucket=bucket, Key=key)
+
+    for listing in (s3.list_objects_v2, s3.list_objects):
+        folders = listing(Bucket=bucket, Prefix="team/", Delimiter="/")["CommonPrefixes"]
+        assert [folder["Prefix"] for folder in folders] == ["team/half/"]
+    s3.delete_object(Bucket=bucket, Key="team/half/kept")
+    assert "CommonPrefixes" not in s3.list_objects_v2(Bucket=bucket, Delimiter="/")
+    assert len(s3.list_object_versions(Bucket=bucket)["DeleteMarkers"]) == 3
+
+
 def policies_of_a_role(clients: Clients) -> None:
     managed = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
     role: dict[str, Any] = {
@@ -354,6 +371,7 @@ GAPS = (
     network_goes_as_a_whole,
     rules_of_a_security_group,
     properties_of_a_bucket,
+    folder_of_deleted_objects,
     policies_of_a_role,
     log_group_keeps_its_streams,
     parameter_with_tags,

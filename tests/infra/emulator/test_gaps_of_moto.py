@@ -1,4 +1,4 @@
-"""What stock moto gets wrong about CloudFormation, each run on both: it must fail there and pass here."""
+"""What stock moto gets wrong about stacks and their resources, each run on both: it must fail there and pass here."""
 
 from collections.abc import Callable
 from contextlib import suppress
