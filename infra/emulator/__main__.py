@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
 
     serve_parser = commands.add_parser("serve", help="run the server in the foreground")
-    serve_parser.add_argument("--port", type=int, default=0, help="0, the default: any that is free")
+    serve_parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
     serve_parser.add_argument("--state-file", type=Path, help="written once the server answers, removed at its end")
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
     serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
@@ -52,6 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     except TrainyardError as error:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text} is not a port: they go from 0 to {2**16 - 1}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ PARENT_POLL_SECONDS = 0.5
 def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: int | None) -> None:
     """Serve until SIGTERM, SIGINT or the end of `exit_with_pid`; then stop every job.
 
-    Raises ConfigurationError where the port is taken.
+    Raises ConfigurationError where the port is taken or the state file cannot be written.
     """
     stop = Event()
 
@@ -88,9 +88,8 @@ def _listening(port: int) -> Iterator[Any]:
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            reason = "is taken by another process" if error.errno == errno.EADDRINUSE else "needs more rights"
+            reasons = {errno.EADDRINUSE: "is taken by another process", errno.EACCES: "needs more rights"}
+            reason = reasons.get(error.errno or 0, f"cannot be opened: {error.strerror}")
             raise ConfigurationError(
                 f"port {port} {reason}", next_step="choose another with --port, or --port 0 for any that is free"
             ) from None
@@ -100,10 +99,17 @@ def _listening(port: int) -> Iterator[Any]:
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
     """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        json.dump(state, file)
-    Path(file.name).replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
+            whole = Path(scratch, path.name)
+            whole.write_text(json.dumps(state))
+            whole.replace(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the state file {path} cannot be written: {error.filename2 or error.filename}: {error.strerror}",
+            next_step="name another with --state-file",
+        ) from None
 
 
 def _remove_state(path: Path) -> None:
@@ -121,7 +127,7 @@ def _process(pid: int | None) -> psutil.Process | None:
         return None
     try:
         return psutil.Process(pid)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ValueError):  # ValueError: less than nothing
         raise ConfigurationError(f"--exit-with-pid: there is no process {pid}") from None
 
 

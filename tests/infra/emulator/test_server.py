@@ -72,30 +72,51 @@ def test_ends_with_the_process_it_was_given(tmp_path: Path) -> None:
 def test_does_not_start_for_a_process_that_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait(30)
-    result = subprocess.run(
-        [*SERVE, "--exit-with-pid", str(gone.pid)], capture_output=True, text=True, timeout=60, check=False
-    )
 
-    assert result.returncode == 3
-    assert f"there is no process {gone.pid}" in result.stderr
+    assert _refusal("--exit-with-pid", str(gone.pid)) == (
+        3,
+        [f"Error: --exit-with-pid: there is no process {gone.pid}"],
+    )
+    assert _refusal("--exit-with-pid", "-5") == (3, ["Error: --exit-with-pid: there is no process -5"])
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http"])
+def test_what_is_no_port_is_a_usage_error(port: str) -> None:
+    code, lines = _refusal("--port", port)
+
+    assert code == 2
+    assert lines[-1].endswith(f"error: argument --port: {port} is not a port: they go from 0 to 65535")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("file/state.json", "file: File exists"), ("folder", "folder: Is a directory")]
+)
+def test_a_state_file_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder").mkdir()
+
+    assert _refusal("--state-file", str(tmp_path / name)) == (
+        3,
+        [
+            f"Error: the state file {tmp_path / name} cannot be written: {tmp_path}/{reason}",
+            "Next: name another with --state-file",
+        ],
+    )
+    assert {path.name for path in tmp_path.rglob("*")} == {"file", "folder"}
 
 
 def test_a_taken_port_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = subprocess.run(
-            [*SERVE, "--port", str(port), "--state-file", str(tmp_path / "state.json")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        refusal = _refusal("--port", str(port), "--state-file", str(tmp_path / "state.json"))
 
-    assert result.returncode == 3
-    assert result.stderr.splitlines() == [
-        f"Error: port {port} is taken by another process",
-        "Next: choose another with --port, or --port 0 for any that is free",
-    ]
+    assert refusal == (
+        3,
+        [
+            f"Error: port {port} is taken by another process",
+            "Next: choose another with --port, or --port 0 for any that is free",
+        ],
+    )
     assert not (tmp_path / "state.json").exists()
 
 
@@ -147,3 +168,10 @@ def test_what_is_not_there_is_not_found(embedded_aws: Any, method: str, path: st
     with failure.value as answer:
         assert answer.code == 404
         assert json.load(answer)["message"]
+
+
+def _refusal(*arguments: str) -> tuple[int, list[str]]:
+    """Exit code and words of a server that does not start."""
+    result = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout == ""
+    return result.returncode, result.stderr.splitlines()
