@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.instance_types import InstanceType
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 HEARTBEAT_SECONDS = 30.0
+
+_LAST_BEAT_SECONDS = 5.0
 
 State = Literal["running", "interrupted", "succeeded", "failed"]
 
@@ -95,7 +97,8 @@ class AttemptRecord:
         """Raises TrainyardError where the run cannot be written to."""
         self._finished.set()
         if self._thread.is_alive():
-            self._thread.join()
+            # No longer: it may hang in tries of a service that is gone, and Batch's grace time runs.
+            self._thread.join(_LAST_BEAT_SECONDS)
         state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(exit_code, "failed")  # type: ignore[assignment]
         ended = {"finished_at": datetime.now(timezone.utc), "exit_code": exit_code, "reason": reason}
         self._attempt = self._attempt.model_copy(update=ended)
@@ -105,8 +108,8 @@ class AttemptRecord:
         while not self._finished.wait(HEARTBEAT_SECONDS):
             try:
                 self._write("running")
-            except TrainyardError as error:  # noqa: PERF203 - one round in half a minute
-                log.warning("warning: the attempt's record is late: %s", error.args[0])
+            except (TrainyardError, ValidationError, OSError) as error:  # noqa: PERF203 - one round in half a minute
+                log.warning("warning: the attempt's record is late: %s", str(error).splitlines()[0])
 
     def _write(self, state: State) -> None:
         status = RankStatus.read(self._scratch)

@@ -270,7 +270,7 @@ def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
 
     class CheckpointingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            with _explained_writes(self.state.global_step, Path(self.args.output_dir), run):
+            with _explained_writes(self.state.global_step, Path(self.args.output_dir).parent, run):
                 return super()._save_checkpoint(*args, **kwargs)
 
     return CheckpointingTrainer

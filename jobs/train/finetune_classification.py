@@ -7,9 +7,11 @@ The same file runs on HPU, CUDA and CPU. A recipe is stated by its global batch 
 accumulated where a rank's share is more than it can hold, so that it means the same on eight HPUs and on a laptop.
 """
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ log = logging.getLogger("trainyard")
 
 def check(arguments: FinetuneClassification, world_size: int) -> None:
     """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
-    batch_of_rank(arguments, world_size)
+    arguments.check(world_size)
 
 
 def batch_of_rank(arguments: FinetuneClassification, world_size: int) -> tuple[int, int]:
@@ -38,13 +40,8 @@ def batch_of_rank(arguments: FinetuneClassification, world_size: int) -> tuple[i
 
     Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks.
     """
-    share, rest = divmod(arguments.global_batch_size, world_size)
-    if rest:
-        near = [size for size in (share * world_size, (share + 1) * world_size) if size]
-        raise UsageError(
-            f"global_batch_size {arguments.global_batch_size} does not divide over {world_size} ranks",
-            next_step=f"set it to {' or '.join(str(size) for size in near)}",
-        )
+    arguments.check(world_size)
+    share = arguments.global_batch_size // world_size
     at_once = max(
         size for size in range(1, share + 1) if share % size == 0 and size <= arguments.max_batch_size_per_rank
     )
@@ -106,16 +103,14 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
 def _tokenizer(folder: Path, location: str) -> Any:
     from transformers import AutoTokenizer
 
-    try:
+    with _explained_loading(location, "its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{location}: its tokenizer cannot be loaded: {error}") from error
 
 
 def _model(folder: Path, location: str, names: list[str]) -> Any:
     from transformers import AutoModelForSequenceClassification
 
-    try:
+    with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
         return AutoModelForSequenceClassification.from_pretrained(
             folder,
             num_labels=len(names),
@@ -124,9 +119,17 @@ def _model(folder: Path, location: str, names: list[str]) -> Any:
             # A head of another fine-tuning, with another number of classes, is replaced.
             ignore_mismatched_sizes=True,
         )
-    except (OSError, ValueError, KeyError) as error:
+
+
+@contextlib.contextmanager
+def _explained_loading(location: str, what: str) -> Iterator[None]:
+    """Turns whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise UsageError(
-            f"{location} cannot be loaded as an encoder for classification: {str(error).splitlines()[0]}"
+            f"{location}: {what}: {reason}", next_step="stage the model's folder again, or name another"
         ) from error
 
 

@@ -4,6 +4,7 @@ The ids lie in .npy files that every rank maps into memory, so that eight ranks 
 """
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GLUE = "hf://nyu-mll/glue"
+
+_NUMBER = re.compile(r"-?\d+", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +158,7 @@ def _kind(value: Any) -> str | None:
 
 
 def _is_number(text: str) -> bool:
-    return text.strip().lstrip("-").isdecimal()
+    return _NUMBER.fullmatch(text.strip()) is not None
 
 
 def _canonical(value: Any) -> int | str:
@@ -182,6 +187,8 @@ def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
         for row, text in enumerate(table.columns[column]):
             if not isinstance(text, str):
                 raise UsageError(f"{table.place(row)}: '{column}' is not text but {text!r}")
+            if _SURROGATE.search(text):
+                raise UsageError(f"{table.place(row)}: '{column}' has half of a surrogate pair, which is no character")
     pairs = table.columns[source.text_pair] if source.text_pair else None
     return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
 

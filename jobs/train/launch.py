@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from jobs.train.attempts import AttemptRecord, attempt_number
 from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 
 log = logging.getLogger("trainyard")
+
+_RESUMES = "a next attempt resumes from the newest checkpoint"
 
 MEETING_SECONDS = 900
 """How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
@@ -115,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrainyardError, ValidationError) as error:
         print(f"error: {one_line(error)}", flush=True)
         return 1
+    except SystemExit as end:
+        return 1 if end.code else 0  # argparse leaves with 2 on an unknown flag, with 0 after --help
     except Interrupted as interruption:
         log.info("interrupted: %s before the ranks had started", interruption)
         return INTERRUPTED_EXIT_CODE
@@ -180,20 +185,33 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             scratch=scratch,
         )
         record.start()
-        log.info(
-            "attempt %s of %s: %s, %s ranks on %s node(s) over %s",
-            launch.attempt,
-            launch.run,
-            launch.kind.name,
-            launch.world_size,
-            launch.node.nnodes,
-            accelerator.backend,
-        )
-    code, reason = _run_ranks(launch, accelerator, scratch)
+    try:
+        if launch.node.is_main:
+            log.info(
+                "attempt %s of %s: %s, %s ranks on %s node(s) over %s",
+                launch.attempt,
+                launch.run,
+                launch.kind.name,
+                launch.world_size,
+                launch.node.nnodes,
+                accelerator.backend,
+            )
+        code, reason = _run_ranks(launch, accelerator, scratch)
+    except Interrupted as interruption:
+        code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {_RESUMES}"
+    except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
+        traceback.print_exc()
+        code, reason = 1, f"{type(error).__name__}: {error}"
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the ranks have ended; what is left takes a second and must be done
     if record is not None:
-        record.finish(code, reason)
+        try:
+            record.finish(code, reason)
+        except TrainyardError as error:
+            if code == 0:
+                raise
+            # The code decides whether Batch starts the job again; a record that is late must not change that.
+            log.warning("warning: the attempt's record is unfinished: %s", error.args[0])
     if reason is not None:
         print(f"{'interrupted' if code == INTERRUPTED_EXIT_CODE else 'error'}: {reason}", flush=True)
     return code
@@ -234,7 +252,7 @@ def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple
     try:
         elastic_launch(config, sys.executable)(*command)
     except (Interrupted, SignalException) as interruption:
-        return INTERRUPTED_EXIT_CODE, f"{_signal_name(interruption)}; the next attempt resumes from the last checkpoint"
+        return INTERRUPTED_EXIT_CODE, f"{_signal_name(interruption)}; {_RESUMES}"
     except ChildFailedError as error:
         return outcome(
             {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
@@ -249,7 +267,7 @@ def outcome(failures: Mapping[int, tuple[int, int, str]]) -> tuple[int, str]:
     """
     own = {rank: failure for rank, failure in failures.items() if failure[0] != -signal.SIGTERM}
     if not own:
-        return INTERRUPTED_EXIT_CODE, "the ranks got SIGTERM; the next attempt resumes from the last checkpoint"
+        return INTERRUPTED_EXIT_CODE, f"the ranks got SIGTERM; {_RESUMES}"
     rank = min(own, key=lambda number: own[number][1])
     code, _, message = own[rank]
     if code == INTERRUPTED_EXIT_CODE:

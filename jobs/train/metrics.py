@@ -70,6 +70,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._warmup_steps = warmup_steps
         self._step = self._resumed_from_step = resumed_from_step
         self._steps_here = 0
+        self._shown_step: int | None = None
         self._step_started = 0.0
         self._files = _MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
         self._status()
@@ -77,7 +78,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step_started = time.monotonic()
         if self._files:
-            print(Progress(state.global_step, state.max_steps, "training"), flush=True)
+            self._show(state, "training")
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         now = time.monotonic()
@@ -98,7 +99,11 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._status()
         left = (state.max_steps - state.global_step) * self._samples_per_step / speed if speed else 0.0
         note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {left:.0f} s left"
-        print(Progress(state.global_step, state.max_steps, note), flush=True)
+        self._show(state, note)
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if self._files and self._shown_step != state.global_step:
+            self._show(state, "trained")  # the steps since the last log are too few for one of their own
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
         """The final metrics: the last line of the file, and the result of the receipt."""
@@ -110,6 +115,10 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         """Raises TrainyardError where the files cannot be put on S3."""
         if self._files is not None:
             self._files.close()
+
+    def _show(self, state: Any, note: str) -> None:
+        self._shown_step = state.global_step
+        print(Progress(state.global_step, state.max_steps, note), flush=True)
 
     def _status(self, result: Mapping[str, Any] | None = None) -> None:
         if self._rank.is_first:
@@ -168,8 +177,8 @@ class _MetricsFiles:
                 return
             try:
                 self._upload()
-            except TrainyardError as error:
-                log.warning("warning: metrics are late: %s", error.args[0])
+            except (TrainyardError, OSError) as error:
+                log.warning("warning: metrics are late: %s", str(error).splitlines()[0])
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
     def _upload(self) -> None:

@@ -10,22 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
 from jobs.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
+from jobs.locations import DATA, DELIMITERS, HUB, S3, hub_parts, table_suffix
 from jobs.runs import S3Location
 from jobs.train import s3 as object_store
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-HUB = "hf://"
-S3 = "s3://"
-DATA = "data://"
-
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = (".jsonl", ".ndjson")
-FORMATS = (*JSON_LINES, *DELIMITERS, ".parquet")
 
 MODEL_TEXT = (".json", ".txt", ".model")
 """Configuration, vocabulary, merges, SentencePiece models."""
@@ -104,9 +96,7 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
 
 def _local_file(location: str, s3: Callable[[], "S3Client"], scratch: Path) -> tuple[Path, str]:
     _refuse_unresolved(location)
-    suffix = Path(location).suffix.lower()
-    if suffix not in FORMATS:
-        raise UsageError(f"{location} is no table: its name should end in {', '.join(FORMATS)}")
+    suffix = table_suffix(location)
     if not location.startswith(S3):
         if not Path(location).is_file():
             raise NotFoundError(f"{location} does not exist", next_step="check the path")
@@ -123,8 +113,6 @@ def _refuse_unresolved(location: str) -> None:
             f"{location} is a place in a stage's data bucket, which only `trainyard submit` can resolve",
             next_step="submit the job, or give an s3:// location",
         )
-    if "://" in location and not location.startswith(S3):
-        raise UsageError(f"{location}: only hf://, s3:// and local paths can be read")
 
 
 def _lines(path: Path, location: str) -> Iterator[tuple[int, str]]:
@@ -197,21 +185,11 @@ def _from_parquet(path: Path, location: str, columns: Sequence[str]) -> Table:
     return Table(location=location, columns=content, lines=range(1, rows + 1), unit="row")
 
 
-def _hub_parts(location: str) -> tuple[str, dict[str, str]]:
-    parts = urlsplit(location)
-    options = dict(parse_qsl(parts.query))
-    unknown = set(options) - {"config", "split", "revision"}
-    if unknown:
-        name = sorted(unknown)[0]
-        raise UsageError(f"{location}: unknown '{name}'{did_you_mean(name, ('config', 'split', 'revision'))}")
-    return f"{parts.netloc}{parts.path}".strip("/"), options
-
-
 def _from_hub(location: str, columns: Sequence[str]) -> Table:
     import datasets
     from datasets.exceptions import DatasetNotFoundError
 
-    name, options = _hub_parts(location)
+    name, options = hub_parts(location)
     datasets.disable_progress_bars()
     try:
         content = datasets.load_dataset(
@@ -245,7 +223,7 @@ def _model_from_hub(location: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    name, options = _hub_parts(location)
+    name, options = hub_parts(location)
     revision = options.get("revision")
     try:
         names = [item.rfilename for item in HfApi().model_info(name, revision=revision).siblings or ()]

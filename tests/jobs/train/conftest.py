@@ -1,0 +1,121 @@
+"""An S3 over HTTP in a process of its own, a tiny model, and runs of the real launcher."""
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+
+from jobs.runs import S3Location
+from tests.jobs.train.launching import NewRun, Run, environment_of
+from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+SERVER = """
+import signal
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+signal.sigwait({signal.SIGTERM})
+"""
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    # The log goes nowhere: a pipe that nobody reads would stop the server when it is full.
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    yield f"http://localhost:{port}"
+    server.terminate()
+    server.wait(30)
+    server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def s3(s3_endpoint: str) -> Iterator["S3Client"]:
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    for bucket in ("data", "runs"):
+        client.create_bucket(Bucket=bucket)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def put(s3: "S3Client") -> Callable[[Path, str], str]:
+    """Uploads a file, or a folder's files, to the data bucket; gives its s3:// location."""
+
+    def upload(path: Path, key: str) -> str:
+        for file in path.iterdir() if path.is_dir() else [path]:
+            s3.upload_file(str(file), "data", f"{key}/{file.name}" if path.is_dir() else key)
+        return f"s3://data/{key}"
+
+    return upload
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_bert(tmp_path_factory.mktemp("model") / "tiny-bert")
+
+
+@pytest.fixture(scope="session")
+def recipe(
+    tiny_bert: Path, put: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, ...]:
+    """Flags of a fine-tuning of 48 steps with a checkpoint every 8, on S3's model and data.
+
+    The held-out examples divide by neither the batch nor the ranks, and the epochs end in the middle of a batch.
+    """
+    folder = tmp_path_factory.mktemp("data")
+    train = put(write_jsonl(folder / "train.jsonl", reviews(124, seed=1)), "reviews/train.jsonl")
+    held_out = put(write_jsonl(folder / "eval.jsonl", reviews(37, seed=2)), "reviews/eval.jsonl")
+    return (
+        f"--model={put(tiny_bert, 'models/tiny-bert')}",
+        f"--train-data={train}",
+        f"--eval-data={held_out}",
+        "--max-length=16",
+        "--epochs=6",
+        "--learning-rate=0.003",
+        "--global-batch-size=16",
+        "--eval-batch-size=4",
+        "--checkpoint-every-steps=8",
+        "--log-every-steps=4",
+    )
+
+
+@pytest.fixture
+def new_run(s3: "S3Client", s3_endpoint: str, tmp_path: Path) -> Iterator[NewRun]:
+    runs: list[Run] = []
+    numbers = itertools.count(1)
+
+    def new() -> Run:
+        location = S3Location("runs", f"research/{tmp_path.name}-{next(numbers)}-20260102-030405-0a1b/")
+        run = Run(s3, location, environment_of(s3_endpoint), tmp_path / "scratch")
+        runs.append(run)
+        return run
+
+    yield new
+    for run in runs:
+        for process in run.processes():
+            process.kill()
+        run.wait_until_gone()
+
+
+@pytest.fixture
+def run(new_run: NewRun) -> Run:
+    return new_run()

@@ -1,0 +1,55 @@
+"""Small data and a small model, made here: a BERT of two layers, and reviews that a few words decide."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+GOOD = ("superb", "moving", "clever", "bright")
+BAD = ("dull", "clumsy", "hollow", "tedious")
+FILLER = ("the", "film", "is", "a", "story", "with", "and", "its", "cast", "of", "plot", "scene")
+
+
+def reviews(count: int, *, seed: int, labels: Sequence[Any] = ("bad", "good")) -> list[dict[str, Any]]:
+    """Sentences with one telling word each; every tenth tells the wrong way, so that none is perfect."""
+    chance = random.Random(seed)
+    rows = []
+    for number in range(count):
+        label = number % 2
+        telling = chance.choice((BAD, GOOD)[label if chance.random() > 0.1 else 1 - label])
+        words = [chance.choice(FILLER) for _ in range(chance.randint(3, 9))]
+        words.insert(chance.randrange(len(words)), telling)
+        rows.append({"text": " ".join(words), "label": labels[label]})
+    return rows
+
+
+def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def save_tiny_bert(folder: Path) -> Path:
+    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *GOOD, *BAD, *FILLER])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
+    BertModel(config).save_pretrained(folder)
+    BertTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    return folder

@@ -1,0 +1,188 @@
+"""What is left of a run when its attempt is killed, and that the next one ends where an uninterrupted one would."""
+
+import json
+import re
+import resource
+import signal
+from typing import Any
+
+import pytest
+
+from tests.jobs.train.launching import Launched, NewRun, Run
+
+MODEL = "model/model.safetensors"
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
+    nproc: int, new_run: NewRun, recipe: tuple[str, ...]
+) -> None:
+    whole = new_run()
+    whole.attempt(*recipe, nproc=nproc)
+
+    run = new_run()
+    first = run.start(*recipe, nproc=nproc)
+    first.wait_for_line("checkpoint: step 16,")
+    assert first.kill() == -signal.SIGKILL
+    run.wait_until_gone()  # the ranks too, though nobody told them
+    killed = run.recorded_attempt(1)
+    assert killed.finished_at is None
+    assert killed.exit_code is None
+    newest = max(run.complete_checkpoints())
+    assert newest < 48, "it was killed too late for this test to mean anything"
+
+    second = run.attempt(*recipe, nproc=nproc, attempt=2)
+
+    assert f"start: resumed from checkpoint step-{newest}\n" in second.lines
+    assert run.read(MODEL) == whole.read(MODEL)
+    # One curve: every step once, although the killed attempt may have logged some that were done again.
+    assert [line["step"] for line in run.metrics()] == [line["step"] for line in whole.metrics()]
+    assert [line.get("loss") for line in run.metrics()] == [line.get("loss") for line in whole.metrics()]
+    attempt = run.recorded_attempt(2)
+    assert (attempt.number, attempt.resumed_from_step, attempt.last_step) == (2, newest, 48)
+    receipt = run.receipt()
+    assert receipt.state == "succeeded"
+    assert [item.number for item in receipt.attempts] == [1, 2]
+    lost = (killed.last_seen_at - killed.started_at).total_seconds()
+    assert receipt.duration_seconds > lost
+    assert receipt.result["train_runtime_seconds"] > 0
+
+
+def test_sigterm_stops_the_ranks_and_asks_to_be_started_again(run: Run, recipe: tuple[str, ...]) -> None:
+    launched = run.start(*recipe, nproc=2)
+    launched.wait_for_line("checkpoint: step 8,")
+
+    assert launched.kill(signal.SIGTERM) == 75
+
+    run.wait_until_gone()
+    assert launched.lines[-1] == "interrupted: SIGTERM; a next attempt resumes from the newest checkpoint\n"
+    assert "Traceback" not in launched.output
+    attempt = run.recorded_attempt(1)
+    assert attempt.exit_code == 75
+    assert attempt.reason is not None
+    assert attempt.last_step >= 8
+    assert run.receipt().state == "interrupted"
+    assert not list(run.scratch.iterdir())
+
+
+@pytest.mark.parametrize("line", ["accelerator:", "attempt 1 of"])
+def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(
+    line: str, run: Run, recipe: tuple[str, ...]
+) -> None:
+    launched = run.start(*recipe)
+    launched.wait_for_line(line)
+
+    assert launched.kill(signal.SIGTERM) == 75
+
+    run.wait_until_gone()
+    assert "interrupted: SIGTERM" in launched.lines[-1]
+
+
+def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
+    launched = run.start(*recipe, nproc=2)
+    launched.wait_for_line("[progress] 4/48")
+
+    launched.ranks()[1].kill()
+
+    assert launched.wait() == 1
+    assert launched.lines[-1].startswith("error: rank 1 was killed (SIGKILL)")
+    run.wait_until_gone()
+    assert run.recorded_attempt(1).exit_code == 1
+    assert run.receipt().state == "failed"
+
+
+def test_damaged_checkpoints_are_skipped_with_a_warning_and_the_one_before_is_used(
+    new_run: NewRun, recipe: tuple[str, ...]
+) -> None:
+    whole = new_run()
+    whole.attempt(*recipe)
+    run = new_run()
+    for name in whole.keys("checkpoints/"):
+        run.write(name, whole.read(name))
+    # The newest has a flipped bit, one that seems newer still was cut off before its manifest.
+    weights = bytearray(run.read("checkpoints/step-48/model.safetensors"))
+    weights[-1] ^= 1
+    run.write("checkpoints/step-48/model.safetensors", bytes(weights))
+    run.write("checkpoints/step-56/optimizer.pt", b"half of it")
+
+    launched = run.attempt(*recipe, attempt=2)
+
+    assert "warning: checkpoint step-56 is skipped: it has no manifest: its upload was cut off\n" in launched.lines
+    assert (
+        "warning: checkpoint step-48 is skipped: the checksum of model.safetensors does not match\n" in launched.lines
+    )
+    assert "start: resumed from checkpoint step-40\n" in launched.lines
+    assert run.read(MODEL) == whole.read(MODEL)
+
+
+def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_survives(
+    run: Run, recipe: tuple[str, ...]
+) -> None:
+    """A limit on the size of files stands in for the full disk: the kernel refuses the write in the same place."""
+    launched = run.start(*recipe)
+    launched.wait_for_line("checkpoint: step 8,")
+    [rank] = launched.ranks()
+    rank.rlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    assert launched.wait() == 1
+
+    assert re.match(
+        r"error: checkpoint step-\d+ could not be written to .* \(\d+\.\d GB free\): .*; the last complete one in "
+        rf"{run.location}checkpoints/ is untouched\. Next: give the instance a larger volume",
+        launched.lines[-1],
+    )
+    assert "Traceback" not in launched.output
+    survivor = max(run.complete_checkpoints())
+    manifest = json.loads(run.read(f"checkpoints/step-{survivor}/manifest.json"))
+    for name, file in manifest["files"].items():
+        assert len(run.read(f"checkpoints/step-{survivor}/{name}")) == file["bytes"]
+
+    second = run.attempt(*recipe, attempt=2)
+    assert f"start: resumed from checkpoint step-{survivor}\n" in second.lines
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"nproc": 1, "flag": "--learning-rate=0.5"}, "checkpoint step-8 of this run was made with other arguments"),
+        ({"nproc": 2, "flag": "--seed=42"}, "checkpoint step-8 was made by 1 ranks; 2 cannot resume it"),
+    ],
+)
+def test_another_recipe_or_number_of_ranks_is_refused(
+    run: Run, recipe: tuple[str, ...], change: dict[str, object], expected: str
+) -> None:
+    short = (*recipe, "--epochs=1")
+    run.attempt(*short)
+    refused = run.attempt(*short, str(change["flag"]), nproc=change["nproc"], attempt=2, expect=1)
+    assert refused.lines[-1].startswith(f"error: {expected}. Next: ")
+    assert "Traceback" not in refused.output
+
+
+def test_two_nodes_meet_train_and_resume_as_one(new_run: NewRun, recipe: tuple[str, ...]) -> None:
+    """As a Batch multi-node job: the main node has no address of itself, the child is given it."""
+    whole = new_run()
+    whole.attempt(*recipe, nproc=2)
+    run = new_run()
+
+    def nodes(attempt: int) -> list[Launched]:
+        environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+        main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "7c1e#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+        child: dict[str, Any] = {
+            "AWS_BATCH_JOB_ID": "7c1e#1",
+            "AWS_BATCH_JOB_NODE_INDEX": "1",
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
+        }
+        return [run.start(*recipe, attempt=attempt, **environment, **own) for own in (main, child)]
+
+    first = nodes(1)
+    first[0].wait_for_line("checkpoint: step 16,")
+    for node in first:
+        node.kill()
+    run.wait_until_gone()
+
+    second = nodes(2)
+    assert [node.wait() for node in second] == [0, 0], "".join(node.output for node in second)
+    assert "start: resumed from checkpoint step-" in second[0].output
+    assert run.read(MODEL) == whole.read(MODEL)
+    assert run.recorded_attempt(2).nnodes == 2
+    assert run.receipt().instance_hours == pytest.approx(run.receipt().duration_seconds * 2 / 3600, abs=1e-5)
