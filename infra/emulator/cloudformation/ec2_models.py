@@ -3,36 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
-from moto.core.common_models import CloudFormationModel
 from moto.ec2.models import ec2_backends
 
-Rule = Mapping[str, Any]
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties, ResourceModel
 
 
-class SecurityGroup(CloudFormationModel):
+class SecurityGroup(ChangeableModel):
     """AWS::EC2::SecurityGroup."""
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return "GroupName"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::EC2::SecurityGroup"
+    resource_type = "AWS::EC2::SecurityGroup"
+    name_property = "GroupName"
 
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> Any:
-        ec2 = ec2_backends[account_id][region_name]
-        properties = cloudformation_json["Properties"]
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        ec2 = _ec2(place)
         group = ec2.create_security_group(
-            name=resource_name, description=properties["GroupDescription"], vpc_id=properties.get("VpcId")
+            name=name, description=properties["GroupDescription"], vpc_id=properties.get("VpcId")
         )
         if properties.get("SecurityGroupEgress"):
             group.egress_rules.clear()  # the rule to everywhere is there only as long as no other is named
@@ -42,24 +28,16 @@ class SecurityGroup(CloudFormationModel):
         return group
 
     @classmethod
-    def update_from_cloudformation_json(
-        cls,
-        original_resource: Any,
-        new_resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-    ) -> Any:
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
         """In place: the rules of the template, and those of separate resources, which stay."""
-        del new_resource_name
-        ec2 = ec2_backends[account_id][region_name]
-        properties = cloudformation_json["Properties"]
-        group = original_resource
+        del name
+        ec2 = _ec2(place)
+        group = resource
         for direction, rules in (
             ("SecurityGroupIngress", group.ingress_rules),
             ("SecurityGroupEgress", group.egress_rules),
         ):
-            separate = [rule for rule in rules if rule.id in _separate_rules]
+            separate = [rule for rule in rules if rule.id in _group_of_separate_rule]
             rules[:] = separate
             for rule in properties.get(direction, []):
                 _authorize(ec2, direction, group.id, rule)
@@ -68,14 +46,11 @@ class SecurityGroup(CloudFormationModel):
         return group
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        del cloudformation_json
-        ec2_backends[account_id][region_name].delete_security_group(group_id=resource_name)
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _ec2(place).delete_security_group(group_id=name)
 
 
-class _SeparateRule(CloudFormationModel):
+class _SeparateRule(ResourceModel):
     """A rule of a security group that is a resource of its own."""
 
     direction = ""
@@ -88,68 +63,46 @@ class _SeparateRule(CloudFormationModel):
             return self.physical_resource_id
         raise NotImplementedError(attribute)
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return ""
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return ""  # of no resource: the two below are
-
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> "_SeparateRule":
-        del resource_name
-        properties = cloudformation_json["Properties"]
-        ec2 = ec2_backends[account_id][region_name]
-        rule_id = _authorize(ec2, cls.direction, properties["GroupId"], properties)
-        _separate_rules.add(rule_id)
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "_SeparateRule":
+        del name
+        rule_id = _authorize(_ec2(place), cls.direction, properties["GroupId"], properties)
+        _group_of_separate_rule[rule_id] = properties["GroupId"]
         return cls(rule_id)
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        ec2 = ec2_backends[account_id][region_name]
-        group = ec2.get_security_group_from_id(cloudformation_json["Properties"]["GroupId"])
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        group = _ec2(place).get_security_group_from_id(_group_of_separate_rule[name])
         for rules in (group.ingress_rules, group.egress_rules):
-            rules[:] = [rule for rule in rules if rule.id != resource_name]
-        _separate_rules.discard(resource_name)
+            rules[:] = [rule for rule in rules if rule.id != name]
+        del _group_of_separate_rule[name]
 
 
 class SecurityGroupIngress(_SeparateRule):
     """AWS::EC2::SecurityGroupIngress."""
 
+    resource_type = "AWS::EC2::SecurityGroupIngress"
     direction = "SecurityGroupIngress"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::EC2::SecurityGroupIngress"
 
 
 class SecurityGroupEgress(_SeparateRule):
     """AWS::EC2::SecurityGroupEgress."""
 
+    resource_type = "AWS::EC2::SecurityGroupEgress"
     direction = "SecurityGroupEgress"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::EC2::SecurityGroupEgress"
 
 
 _DIRECTIONS = ("SecurityGroupIngress", "SecurityGroupEgress")
 
-_separate_rules: set[str] = set()
-"""Ids of rules that are resources of their own: a change of their group leaves them."""
+_group_of_separate_rule: dict[str, str] = {}
+"""By the ids of rules that are resources of their own: a change of their group leaves them."""
 
 
-def _authorize(ec2: Any, direction: str, group_id: str, rule: Rule) -> str:
+def _ec2(place: AccountRegion) -> Any:
+    return ec2_backends[place.account_id][place.region]
+
+
+def _authorize(ec2: Any, direction: str, group_id: str, rule: Mapping[str, Any]) -> str:
     """Add a rule of a template to a group; its id."""
     peer = "Source" if direction == "SecurityGroupIngress" else "Destination"
     address = {"CidrIp": rule.get("CidrIp"), "CidrIpv6": rule.get("CidrIpv6"), "Description": rule.get("Description")}

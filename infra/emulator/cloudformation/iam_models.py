@@ -1,12 +1,12 @@
 """IAM roles with their managed policies, and changes to them, both of which moto's model loses."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from moto.core.common_models import CloudFormationModel
 from moto.core.config import default_user_config
 from moto.iam.models import iam_backends
+
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 
 
 def install() -> None:
@@ -14,31 +14,17 @@ def install() -> None:
     default_user_config["iam"]["load_aws_managed_policies"] = True
 
 
-class Role(CloudFormationModel):
+class Role(ChangeableModel):
     """AWS::IAM::Role. Nothing enforces what its policies say."""
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return "RoleName"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::IAM::Role"
+    resource_type = "AWS::IAM::Role"
+    name_property = "RoleName"
 
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> Any:
-        del region_name
-        iam = iam_backends[account_id]["aws"]
-        properties = cloudformation_json["Properties"]
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        iam = _iam(place)
         iam.create_role(
-            role_name=resource_name,
+            role_name=name,
             assume_role_policy_document=_document(properties["AssumeRolePolicyDocument"]),
             path=properties.get("Path", "/"),
             permissions_boundary=properties.get("PermissionsBoundary", ""),
@@ -46,30 +32,22 @@ class Role(CloudFormationModel):
             tags=properties.get("Tags", []),
             max_session_duration=properties.get("MaxSessionDuration", 3600),
         )
-        role = iam.get_role(resource_name)
+        role = iam.get_role(name)
         try:
             _set_policies(iam, role, {}, properties)
         except Exception:
-            cls.delete_from_cloudformation_json(resource_name, cloudformation_json, account_id, "")
+            cls.delete(name, place)
             raise
         return role
 
     @classmethod
-    def update_from_cloudformation_json(
-        cls,
-        original_resource: Any,
-        new_resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-    ) -> Any:
-        properties = cloudformation_json["Properties"]
-        if new_resource_name != original_resource.name:
-            role = cls.create_from_cloudformation_json(new_resource_name, cloudformation_json, account_id, region_name)
-            cls.delete_from_cloudformation_json(original_resource.name, {}, account_id, region_name)
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        if name != resource.name:
+            role = cls.create(name, properties, place)
+            cls.delete(resource.name, place)
             return role
-        iam = iam_backends[account_id]["aws"]
-        role = original_resource
+        iam = _iam(place)
+        role = resource
         iam.update_assume_role_policy(role.name, _document(properties["AssumeRolePolicyDocument"]))
         role.description = properties.get("Description", "")
         role.max_session_duration = properties.get("MaxSessionDuration", 3600)
@@ -79,21 +57,22 @@ class Role(CloudFormationModel):
         return role
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        del cloudformation_json, region_name
-        iam = iam_backends[account_id]["aws"]
-        role = iam.get_role(resource_name)
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        iam = _iam(place)
+        role = iam.get_role(name)
         for policy in list(role.managed_policies.values()):
             policy.detach_from(role)
         role.policies.clear()
         for profile in iam.instance_profiles.values():
-            profile.delete_role(role_name=resource_name)
-        iam.delete_role(resource_name)
+            profile.delete_role(role_name=name)
+        iam.delete_role(name)
 
 
-def _set_policies(iam: Any, role: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _iam(place: AccountRegion) -> Any:
+    return iam_backends[place.account_id]["aws"]
+
+
+def _set_policies(iam: Any, role: Any, old: Properties, new: Properties) -> None:
     """The role's own policies from the template; those that other resources attach to it stay."""
     wanted = new.get("ManagedPolicyArns", [])
     for arn in old.get("ManagedPolicyArns", []):

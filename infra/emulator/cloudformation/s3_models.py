@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from moto.core.common_models import CloudFormationModel
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.cloud_formation import cfn_to_api_encryption
 from moto.s3.exceptions import BucketNotEmpty
 from moto.s3.models import FakeBucket, FakeDeleteMarker, S3Backend, s3_backends
+
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 
 _list_objects_of_moto = S3Backend.list_objects
 
@@ -49,130 +50,81 @@ def _list_objects(
     return keys, folders, is_truncated, next_marker
 
 
-class Bucket(CloudFormationModel):
+class Bucket(ChangeableModel):
     """AWS::S3::Bucket."""
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return "BucketName"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::S3::Bucket"
+    resource_type = "AWS::S3::Bucket"
+    name_property = "BucketName"
 
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> Any:
-        backend = s3_backends[account_id]["aws"]
-        bucket = backend.create_bucket(resource_name, region_name)
-        _configure(backend, bucket, cloudformation_json["Properties"])
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        s3 = _s3(place)
+        bucket = s3.create_bucket(name, place.region)
+        _configure(s3, bucket, properties)
         return bucket
 
     @classmethod
-    def update_from_cloudformation_json(
-        cls,
-        original_resource: Any,
-        new_resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-    ) -> Any:
-        if new_resource_name != original_resource.name:
-            bucket = cls.create_from_cloudformation_json(
-                new_resource_name, cloudformation_json, account_id, region_name
-            )
-            _delete(original_resource.name, account_id)
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        if name != resource.name:
+            bucket = cls.create(name, properties, place)
+            cls.delete(resource.name, place)
             return bucket
-        _configure(s3_backends[account_id]["aws"], original_resource, cloudformation_json["Properties"])
-        return original_resource
+        _configure(_s3(place), resource, properties)
+        return resource
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        del cloudformation_json, region_name
-        _delete(resource_name, account_id)
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        if _s3(place).delete_bucket(name) is None:
+            raise BucketNotEmpty(name)
 
 
-class BucketPolicy(CloudFormationModel):
+class BucketPolicy(ChangeableModel):
     """AWS::S3::BucketPolicy."""
+
+    resource_type = "AWS::S3::BucketPolicy"
 
     def __init__(self, bucket_name: str) -> None:
         self.physical_resource_id = bucket_name
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return ""
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::S3::BucketPolicy"
-
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> "BucketPolicy":
-        del resource_name, region_name
-        properties = cloudformation_json["Properties"]
-        policy = json.dumps(properties["PolicyDocument"]).encode()
-        s3_backends[account_id]["aws"].put_bucket_policy(properties["Bucket"], policy)
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "BucketPolicy":
+        del name
+        _s3(place).put_bucket_policy(properties["Bucket"], json.dumps(properties["PolicyDocument"]).encode())
         return cls(properties["Bucket"])
 
     @classmethod
-    def update_from_cloudformation_json(
-        cls,
-        original_resource: "BucketPolicy",
-        new_resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-    ) -> "BucketPolicy":
-        changed = cls.create_from_cloudformation_json(new_resource_name, cloudformation_json, account_id, region_name)
-        if changed.physical_resource_id != original_resource.physical_resource_id:
-            s3_backends[account_id]["aws"].delete_bucket_policy(original_resource.physical_resource_id)
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> "BucketPolicy":
+        changed = cls.create(name, properties, place)
+        if changed.physical_resource_id != resource.physical_resource_id:
+            cls.delete(resource.physical_resource_id, place)
         return changed
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        del cloudformation_json, region_name
-        s3_backends[account_id]["aws"].delete_bucket_policy(resource_name)
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _s3(place).delete_bucket_policy(name)
 
 
-def _delete(name: str, account_id: str) -> None:
-    if s3_backends[account_id]["aws"].delete_bucket(name) is None:
-        raise BucketNotEmpty(name)
+def _s3(place: AccountRegion) -> Any:
+    return s3_backends[place.account_id]["aws"]
 
 
-def _configure(backend: Any, bucket: Any, properties: Mapping[str, Any]) -> None:
+def _configure(s3: Any, bucket: Any, properties: Properties) -> None:
     """Bring a bucket to what its properties say; what they no longer say goes back to the default."""
     name = bucket.name
     encryption = properties.get("BucketEncryption")
     if encryption is not None:
-        backend.put_bucket_encryption(name, cfn_to_api_encryption(encryption))
+        s3.put_bucket_encryption(name, cfn_to_api_encryption(encryption))
     versioning = properties.get("VersioningConfiguration")
     if versioning is not None:
-        backend.put_bucket_versioning(name, versioning["Status"])
+        s3.put_bucket_versioning(name, versioning["Status"])
     elif bucket.versioning_status is not None:
-        backend.put_bucket_versioning(name, "Suspended")  # what was versioned once can only be suspended
+        s3.put_bucket_versioning(name, "Suspended")  # what was versioned once can only be suspended
     access_block = properties.get("PublicAccessBlockConfiguration")
     if access_block is not None:
         # As strings: they come as XML where a client sets them.
-        backend.put_public_access_block(name, {key: str(value).lower() for key, value in access_block.items()})
+        s3.put_public_access_block(name, {key: str(value).lower() for key, value in access_block.items()})
     else:
-        backend.delete_public_access_block(name)
+        s3.delete_public_access_block(name)
     ownership = properties.get("OwnershipControls")
     bucket.ownership_rule = ownership["Rules"][0]["ObjectOwnership"] if ownership else None
     logging = properties.get("LoggingConfiguration")
@@ -186,8 +138,8 @@ def _configure(backend: Any, bucket: Any, properties: Mapping[str, Any]) -> None
         else {}
     )
     rules = properties.get("LifecycleConfiguration", {}).get("Rules", [])
-    backend.put_bucket_lifecycle_configuration(name, [_lifecycle_rule(rule) for rule in rules])
-    backend.put_bucket_tagging(name, {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])})
+    s3.put_bucket_lifecycle_configuration(name, [_lifecycle_rule(rule) for rule in rules])
+    s3.put_bucket_tagging(name, {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])})
 
 
 def _lifecycle_rule(rule: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,61 +1,41 @@
 """SSM parameters, changed in place and with tags; moto's model fails on tags and on a parameter without a name."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from moto.core.common_models import CloudFormationModel
 from moto.ssm.models import ssm_backends
 
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 
-class Parameter(CloudFormationModel):
+
+class Parameter(ChangeableModel):
     """AWS::SSM::Parameter."""
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return "Name"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "AWS::SSM::Parameter"
+    resource_type = "AWS::SSM::Parameter"
+    name_property = "Name"
 
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-        **_: Any,
-    ) -> Any:
-        return _put(resource_name, cloudformation_json["Properties"], account_id, region_name, overwrite=False)
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        return _put(name, properties, place, overwrite=False)
 
     @classmethod
-    def update_from_cloudformation_json(
-        cls,
-        original_resource: Any,
-        new_resource_name: str,
-        cloudformation_json: Mapping[str, Any],
-        account_id: str,
-        region_name: str,
-    ) -> Any:
-        renamed = new_resource_name != original_resource.name
-        parameter = _put(
-            new_resource_name, cloudformation_json["Properties"], account_id, region_name, overwrite=not renamed
-        )
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        renamed = name != resource.name
+        parameter = _put(name, properties, place, overwrite=not renamed)
         if renamed:
-            ssm_backends[account_id][region_name].delete_parameter(original_resource.name)
+            cls.delete(resource.name, place)
         return parameter
 
     @classmethod
-    def delete_from_cloudformation_json(
-        cls, resource_name: str, cloudformation_json: Mapping[str, Any], account_id: str, region_name: str
-    ) -> None:
-        del cloudformation_json
-        ssm_backends[account_id][region_name].delete_parameter(resource_name)
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _ssm(place).delete_parameter(name)
 
 
-def _put(name: str, properties: Mapping[str, Any], account_id: str, region: str, *, overwrite: bool) -> Any:
-    ssm = ssm_backends[account_id][region]
+def _ssm(place: AccountRegion) -> Any:
+    return ssm_backends[place.account_id][place.region]
+
+
+def _put(name: str, properties: Properties, place: AccountRegion, *, overwrite: bool) -> Any:
+    ssm = _ssm(place)
     parameter = ssm.put_parameter(
         name=name,
         description=properties.get("Description"),
