@@ -8,11 +8,13 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
+
+from jobs.locations import model_location, table_location
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,29 @@ class SourceMarker:
 
 MODEL_FOLDER = "a pretrained model's folder"
 
-Model = Annotated[str, SourceMarker(MODEL_FOLDER)]
+Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER)]
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
 
-Table = Annotated[str, SourceMarker("a table of examples")]
+Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of examples")]
 """`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
 
 
-class Arguments(BaseModel):
-    """Base of every entrypoint's arguments. Unknown keys are refused; a field's docstring is its --help."""
+class Strict(BaseModel):
+    """Base of what users write: refuses unknown keys, infinities, and `true` where a number belongs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(field.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
+            raise ValueError(f"Input should be a number, not {value}")
+        return value
+
+
+class Arguments(Strict):
+    """Base of every entrypoint's arguments; a field's docstring is its --help."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
         """`(field, location, what it should be)` of each input that is set, in the order of the fields."""
@@ -48,15 +62,18 @@ class Arguments(BaseModel):
         """A copy in which the named inputs lie elsewhere."""
         return type(self).model_validate({**self.model_dump(), **locations})
 
+    def check(self, *world_sizes: int) -> None:
+        """Raises UsageError where these arguments cannot work on each of so many ranks.
+
+        Called before anything is submitted, and by the launcher before any rank starts.
+        """
+
     def to_flags(self) -> list[str]:
         """`--key=value` for every field that is set, defaults included: the container's own defaults may be older."""
         return [
             f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
             for name, value in self.model_dump(mode="json", exclude_none=True).items()
         ]
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)

@@ -4,6 +4,7 @@ A new kind is a row here, one entrypoint file under jobs/train and a ready spec 
 follow from the row. Entrypoints are named as strings, so that nothing here imports torch; a test resolves them.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +67,18 @@ class FinetuneClassification(Arguments):
         if self.glue_task is not None and self.eval_data is not None:
             raise ValueError("'glue_task' brings its own held-out data; leave 'eval_data' out")
         return self
+
+    def check(self, *world_sizes: int) -> None:
+        """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
+        for world_size in world_sizes:
+            if self.global_batch_size % world_size:
+                together = math.lcm(*world_sizes)
+                below = self.global_batch_size // together * together
+                sizes = [str(size) for size in (below, below + together) if size]
+                raise UsageError(
+                    f"global_batch_size {self.global_batch_size} does not divide over {world_size} ranks",
+                    next_step=f"set it to {' or '.join(sizes)}",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

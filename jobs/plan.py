@@ -6,15 +6,13 @@ from typing import Any
 
 from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.instance_types import InstanceType
+from jobs.locations import DATA
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix
 from jobs.spec import JobSpec
 from jobs.stage import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT, DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
-
-DATA_SCHEME = "data://"
-"""In a spec: the stage's data bucket, whose physical name nobody writes down."""
 
 RETRY_RULES: tuple[Mapping[str, str], ...] = (
     # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
@@ -70,6 +68,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
     definition = stage.job_definition(spec.team, spec.job)
     nproc_per_node = _ranks(spec, row)
     queue, queue_reason = _queue(spec, stage)
+    world_sizes = [spec.resources.nnodes * nproc_per_node]
     notes = []
     if nproc_per_node < row.processes and row.accelerators:
         notes.append(
@@ -87,12 +86,15 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
                 "the global batch size stays"
             )
             nproc_per_node = stage.embedded_processes
+            world_sizes.append(spec.resources.nnodes * nproc_per_node)
 
     arguments = spec.entrypoint_arguments()
+    # What runs here should run on AWS too, so it is held to the ranks that it would have there.
+    arguments.check(*world_sizes)
     locations = {
-        name: f"s3://{stage.data_bucket}/{location.removeprefix(DATA_SCHEME)}"
+        name: f"s3://{stage.data_bucket}/{location.removeprefix(DATA)}"
         for name, location, _ in arguments.sources()
-        if location.startswith(DATA_SCHEME)
+        if location.startswith(DATA)
     }
     arguments = arguments.with_sources(**locations)
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))

@@ -15,9 +15,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from jobs.arguments import Arguments
+from jobs.arguments import Arguments, Strict
 from jobs.catalog import CATALOG, JobKind, job_kind
 from jobs.errors import UsageError, did_you_mean
 from jobs.stage import TEAM_PATTERN
@@ -26,11 +26,11 @@ MAX_ATTEMPTS = 10
 """AWS Batch's own limit."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+MIN_TIMEOUT_HOURS = 1 / 60
+"""AWS Batch's own limit: it takes no timeout under 60 seconds."""
 
 
-class Resources(_Strict):
+class Resources(Strict):
     """What a job asks for; it names no queue, the plan picks that."""
 
     nnodes: int = Field(default=1, ge=1)
@@ -39,7 +39,7 @@ class Resources(_Strict):
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
 
 
-class JobSpec(_Strict):
+class JobSpec(Strict):
     """One validated submission."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
@@ -52,9 +52,9 @@ class JobSpec(_Strict):
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
     """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
-    timeout_hours: float | None = Field(default=None, gt=0, le=14 * 24)
-    """Wall-clock limit of one attempt. Default: the kind's."""
-    arguments: dict[str, Any] = {}
+    timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
+    """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 
     @property

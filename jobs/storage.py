@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from jobs.arguments import MODEL_FOLDER
 from jobs.aws import Aws, error_code
 from jobs.errors import NotFoundError, TrainyardError, UsageError
+from jobs.locations import HUB, S3, hub_suggestion
 from jobs.plan import Plan
 from jobs.runs import CHECKPOINTS, METRICS, RECEIPT, SPEC, Receipt, S3Location, is_run_id, run_prefix
 from jobs.stage import DeployedStage
@@ -40,19 +42,22 @@ def check_inputs(aws: Aws, plan: Plan, *, embedded: bool) -> None:
     name stands for is the container's to find out.
     """
     for argument, location, what in plan.inputs:
-        if location.startswith("hf://"):
+        if location.startswith(HUB):
             continue
-        if location.startswith("s3://"):
+        if location.startswith(S3):
             _check_object(aws, argument, location, what)
+        elif not Path(location).exists():
+            # Specs are read with their paths made absolute; what was written is what is left of the working directory.
+            suggestion = hub_suggestion(os.path.relpath(location)) if what == MODEL_FOLDER else ""
+            raise NotFoundError(
+                f"arguments.{argument}: {what} was expected at {location}, where there is nothing{suggestion}",
+                next_step="correct the path, which counts from the working directory, "
+                "or begin it with hf://, s3:// or data:// where it lies elsewhere",
+            )
         elif not embedded:
             raise UsageError(
                 f"arguments.{argument}: {location} lies on this machine, where the job's container cannot read it",
                 next_step=f"aws s3 cp {location} s3://…, and name it as s3://… or data://… in the spec",
-            )
-        elif not Path(location).exists():
-            raise NotFoundError(
-                f"arguments.{argument}: {what} was expected at {location}, where there is nothing",
-                next_step="correct the path, which counts from the working directory",
             )
 
 
@@ -187,7 +192,7 @@ def fetch(aws: Aws, run: S3Location, target: Path, *, checkpoints: bool = False)
     """Download a run's files below `target`, yielding each path once its file is whole.
 
     Checkpoints, most of a run's bytes and of no use once there is a model, come along only where asked for.
-    Raises UsageError for a key that would land outside `target`.
+    Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
     for page in pages:
@@ -203,6 +208,9 @@ def fetch(aws: Aws, run: S3Location, target: Path, *, checkpoints: bool = False)
             try:
                 aws.s3.download_file(run.bucket, item["Key"], str(partial))
                 partial.replace(path)
+            except OSError as error:
+                error.filename = error.filename or str(path)  # a full disk's error names no file
+                raise
             finally:
                 partial.unlink(missing_ok=True)
             yield path

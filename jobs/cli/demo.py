@@ -21,7 +21,7 @@ from jobs.cli import demo_data, embedded, tables
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send, watch
 from jobs.errors import Detached, JobFailedError
-from jobs.plan import DATA_SCHEME
+from jobs.locations import DATA
 from jobs.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
 from jobs.spec import JobSpec
 from jobs.stage import DEFAULT_STAGE, DeployedStage
@@ -101,7 +101,7 @@ def _embedded_aws(steps: "Steps") -> Iterator[embedded.Server]:
 def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
     """Where the spec expects its inputs: argument to place in the data bucket."""
     return {
-        argument: S3Location(stage.data_bucket, location.removeprefix(DATA_SCHEME))
+        argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
         for argument, location, _ in spec.entrypoint_arguments().sources()
     }
 

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from jobs.arguments import Arguments, Model, Table, parse_flags
 from jobs.catalog import CATALOG, FinetuneClassification, JobKind
+from jobs.errors import UsageError
 
 
 class Example(Arguments):
@@ -37,7 +38,7 @@ def test_flags_carry_every_value_defaults_included() -> None:
     "arguments",
     [
         Example(model="hf://a/b"),
-        Example(model="s3://b/k", table="s3://b/t.jsonl", steps=1, rate=1e-5, mode="fast", flag=True),
+        Example(model="s3://bucket/k", table="s3://bucket/t.jsonl", steps=1, rate=1e-5, mode="fast", flag=True),
         # Texts that look like something else stay texts.
         Example(model="1", note="2.0"),
         Example(model="null", note='{"a": 1}'),
@@ -96,16 +97,16 @@ def test_help_shows_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_sources_are_the_inputs_that_are_set() -> None:
-    assert list(Example(model="m", table="t").sources()) == [
+    assert list(Example(model="m", table="t.csv").sources()) == [
         ("model", "m", "a pretrained model's folder"),
-        ("table", "t", "a table of examples"),
+        ("table", "t.csv", "a table of examples"),
     ]
     assert [name for name, _, _ in Example(model="m", note="s3://not/a/source").sources()] == ["model"]
 
 
 def test_sources_can_be_moved() -> None:
-    moved = Example(model="data://m", steps=3).with_sources(model="s3://b/m")
-    assert moved == Example(model="s3://b/m", steps=3)
+    moved = Example(model="data://m", steps=3).with_sources(model="s3://bucket/m")
+    assert moved == Example(model="s3://bucket/m", steps=3)
 
 
 def test_arguments_are_values() -> None:
@@ -132,19 +133,43 @@ def test_every_entrypoint_exists(kind: JobKind) -> None:
     ("given", "message"),
     [
         ({"model": "m"}, "name exactly one of 'glue_task' and 'train_data'"),
-        ({"model": "m", "glue_task": "sst2", "train_data": "t"}, "name exactly one of 'glue_task' and 'train_data'"),
         (
-            {"model": "m", "glue_task": "sst2", "eval_data": "t"},
+            {"model": "m", "glue_task": "sst2", "train_data": "t.csv"},
+            "name exactly one of 'glue_task' and 'train_data'",
+        ),
+        (
+            {"model": "m", "glue_task": "sst2", "eval_data": "t.csv"},
             "'glue_task' brings its own held-out data; leave 'eval_data' out",
         ),
         ({"model": "m", "glue_task": "stsb"}, "Input should be 'cola', 'sst2'"),
-        ({"model": "m", "train_data": "t", "eval_fraction": 0}, "greater than 0"),
-        ({"model": "m", "train_data": "t", "eval_fraction": 1}, "less than 1"),
-        ({"model": "m", "train_data": "t", "max_length": 7}, "greater than or equal to 8"),
-        ({"model": "m", "train_data": "t", "warmup_ratio": 1}, "less than 1"),
-        ({"model": "m", "train_data": "t", "learning_rate": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t.csv", "eval_fraction": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t.csv", "eval_fraction": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t.csv", "max_length": 7}, "greater than or equal to 8"),
+        ({"model": "m", "train_data": "t.csv", "warmup_ratio": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t.csv", "learning_rate": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t.csv", "epochs": float("inf")}, "finite number"),
+        ({"model": "m", "train_data": "t.csv", "weight_decay": float("nan")}, "finite number"),
+        ({"model": "m", "train_data": "t.csv", "epochs": True}, "Input should be a number, not True"),
+        ({"model": "m", "train_data": "t.csv", "seed": False}, "Input should be a number, not False"),
     ],
 )
 def test_a_fine_tuning_that_cannot_be_is_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         FinetuneClassification.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "world_sizes", "sizes"),
+    [(3, [8], "8"), (30, [8], "24 or 32"), (9, [3, 2], "6 or 12"), (8, [3, 2], "6 or 12")],
+)
+def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(
+    global_batch_size: int, world_sizes: list[int], sizes: str
+) -> None:
+    arguments = FinetuneClassification(model="m", train_data="t.csv", global_batch_size=global_batch_size)
+    with pytest.raises(UsageError, match=f"global_batch_size {global_batch_size} does not divide over ") as error:
+        arguments.check(*world_sizes)
+    assert error.value.next_step == f"set it to {sizes}"
+
+
+def test_a_global_batch_that_divides_is_taken() -> None:
+    FinetuneClassification(model="m", train_data="t.csv", global_batch_size=24).check(8, 2)

@@ -199,6 +199,29 @@ def test_more_ranks_than_cards_are_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
+def test_a_batch_that_does_not_divide_over_the_ranks_on_aws_is_refused_everywhere(stage: DeployedStage) -> None:
+    # It divides over the two ranks that this machine would run.
+    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 4}
+    with pytest.raises(UsageError, match=r"global_batch_size 4 does not divide over 8 ranks\nNext: set it to 8$"):
+        plan(spec(arguments=arguments), stage, run_id=RUN_ID)
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_here_is_refused_here() -> None:
+    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 9}
+    three = spec(arguments=arguments, resources={"nproc_per_node": 3})
+    assert plan(three, STAGE, run_id=RUN_ID).nproc_per_node == 3
+    with pytest.raises(UsageError, match=r"global_batch_size 9 does not divide over 2 ranks\nNext: set it to 6 or 12$"):
+        plan(three, EMBEDDED, run_id=RUN_ID)
+
+
+def test_the_ranks_of_all_nodes_share_the_batch() -> None:
+    able = replace(STAGE, queues={**STAGE.queues, "gaudi-multinode": "arn:queue/multinode"})
+    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 8}
+    with pytest.raises(UsageError, match="global_batch_size 8 does not divide over 16 ranks"):
+        plan(spec(arguments=arguments, resources={"nnodes": 2}), able, run_id=RUN_ID)
+
+
 def test_more_ranks_than_vcpus_allow_are_refused() -> None:
     cpu_stage = replace(STAGE, instance_type=STAGE.cpu_instance_type)
     with pytest.raises(UsageError, match=r"2 ranks do not fit a m6i\.4xlarge, which has 16 vCPUs"):

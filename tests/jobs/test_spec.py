@@ -73,7 +73,13 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
         ),
         ({"resources": {"nnodes": 0}}, "resources.nnodes: Input should be greater than or equal to 1, not 0"),
         ({"attempts": 11}, "attempts: Input should be less than or equal to 10, not 11"),
-        ({"timeout_hours": 0}, "timeout_hours: Input should be greater than 0, not 0"),
+        (
+            {"timeout_hours": 0.001},
+            "timeout_hours: Input should be greater than or equal to 0.016666666666666666, not 0.001",
+        ),
+        ({"timeout_hours": True}, "timeout_hours: Input should be a number, not True"),
+        ({"resources": {"nnodes": True}}, "resources.nnodes: Input should be a number, not True"),
+        ({"resources": {"nproc_per_node": True}}, "resources.nproc_per_node: Input should be a number, not True"),
         ({"timeout_hours": 337}, "timeout_hours: Input should be less than or equal to 336, not 337"),
         ({"arguments": None}, "arguments: Input should be a valid dictionary, not None"),
         (
@@ -109,12 +115,20 @@ def test_what_has_no_default_must_be_there(missing: str) -> None:
     [
         ({}, "arguments.model: missing; it has no default"),
         ({"model": "m"}, "arguments: name exactly one of 'glue_task' and 'train_data'"),
-        ({"model": "m", "train_data": "t", "epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
+        ({"model": "m", "train_data": "t.csv", "epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
         (
-            {"model": "m", "train_data": "t", "epochs": "two"},
+            {"model": "m", "train_data": "t.csv", "epochs": "two"},
             "arguments.epochs: Input should be a valid number, unable to parse string as a number, not 'two'",
         ),
-        ({"model": 3, "train_data": "t"}, "arguments.model: Input should be a valid string, not 3"),
+        ({"model": 3, "train_data": "t.csv"}, "arguments.model: Input should be a valid string, not 3"),
+        (
+            {"model": "gs://m/x", "train_data": "t.csv"},
+            "arguments.model: gs://m/x: only hf://, s3://, data:// and local paths can be read",
+        ),
+        (
+            {"model": "m", "train_data": "hf://x?splt=a"},
+            "arguments.train_data: hf://x?splt=a: unknown option 'splt'; did you mean 'split'?",
+        ),
     ],
 )
 def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any], message: str) -> None:
