@@ -119,9 +119,13 @@ def is_transient(error: Exception) -> bool:
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= 500 or status == 429 or error_code(error) in _THROTTLED
+        return _status(error) >= 500 or is_throttling(error)
     return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
+
+
+def is_throttling(error: Exception) -> bool:
+    """Whether the service refused the request for now: it did nothing with it."""
+    return _status(error) == 429 or error_code(error) in _THROTTLED
 
 
 def is_refused_connection(error: Exception) -> bool:
@@ -135,6 +139,12 @@ def error_code(error: Exception) -> str:
     """The service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    """HTTP status of a ClientError; 0 for every other error."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def explain(error: Exception) -> TrainyardError | None:

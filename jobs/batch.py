@@ -4,6 +4,7 @@ SubmitJob has no idempotency token: when its answer is lost, nobody knows whethe
 job's name and is never used twice, so `submit` looks for that name before it sends again.
 """
 
+import logging
 import os
 import random
 import time
@@ -13,11 +14,13 @@ from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
 
-from jobs.aws import Aws, is_transient
-from jobs.errors import TrainyardError
+from jobs.aws import Aws, is_throttling, is_transient
+from jobs.errors import MaybeSubmittedError, TrainyardError
 from jobs.plan import Plan
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage, parameter_path
+
+log = logging.getLogger("trainyard")
 
 SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pause after each failed try of one submission, drawn out by up to a half, so that clients do not move in step."""
@@ -102,25 +105,44 @@ def read_stage(aws: Aws, name: str) -> DeployedStage:
 def submit(aws: Aws, plan: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS) -> str:
     """Submit `plan` and return the job's id; one job exists afterwards, however often it had to be tried.
 
-    Raises what boto3 raises where Batch refuses the job, TrainyardError where no try was answered.
+    Raises MaybeSubmittedError where that cannot be told, since a try went unanswered; where Batch surely has no such
+    job, what boto3 raised for its refusal, or TrainyardError after throttling at every try.
     """
     failure: Exception | None = None
+    unanswered = False
     for delay in delays_seconds:
         try:
             job_id = aws.batch_without_retries.submit_job(**plan.request)["jobId"]
         except Exception as error:
             if not is_transient(error):
+                if unanswered:
+                    raise _maybe_submitted(plan, error) from error
                 raise
             failure = error
+            unanswered = unanswered or not is_throttling(error)
         else:
-            return job_id if failure is None else _only_one(aws, plan, job_id)
+            return _only_one(aws, plan, job_id) if unanswered else job_id
         # Look after the pause, not before it: what failed here may still be on its way through the service.
         time.sleep(delay * random.uniform(1.0, 1.5))  # noqa: S311 - spreads load, keeps no secret
-        if found := _jobs_named(aws, plan):
-            return found[0]
+        if unanswered:
+            try:
+                found = _jobs_named(aws, plan)
+            except Exception as error:
+                raise _maybe_submitted(plan, error) from error
+            if found:
+                return found[0]
+    if unanswered:
+        raise _maybe_submitted(plan, failure)
     raise TrainyardError(
-        f"{plan.run_id} was not submitted: AWS Batch failed {len(delays_seconds)} times and has no such job: {failure}",
+        f"{plan.run_id} was not submitted: AWS Batch refused it {len(delays_seconds)} times for now: {failure}",
         next_step="try again in some minutes",
+    )
+
+
+def _maybe_submitted(plan: Plan, last_error: Exception | None) -> MaybeSubmittedError:
+    return MaybeSubmittedError(
+        f"{plan.run_id} may have been submitted: the answer of AWS Batch was lost, and then: {last_error}",
+        next_step=f"trainyard status {plan.run_id}, before it is submitted again",
     )
 
 
@@ -135,10 +157,30 @@ def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
 
 def _only_one(aws: Aws, plan: Plan, job_id: str) -> str:
     """The job that stays where a try given up for lost arrived after all, behind the one that was sent in its place."""
-    found = _jobs_named(aws, plan) or [job_id]
+    try:
+        found = _jobs_named(aws, plan) or [job_id]
+    except Exception as error:  # noqa: BLE001 - whatever it is, the job exists
+        log.warning(
+            "%s is submitted; whether a lost try of it arrived as well could not be seen: %s", plan.run_id, error
+        )
+        return job_id
     for duplicate in found[1:]:
-        aws.batch.terminate_job(jobId=duplicate, reason=f"duplicate of {found[0]}: a lost submission arrived late")
+        _stop_duplicate(aws, duplicate, of=found[0])
     return found[0]
+
+
+def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
+    try:
+        aws.batch.terminate_job(jobId=job_id, reason=f"duplicate of {of}: a lost submission arrived late")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the job exists
+        log.warning(
+            "%s, a duplicate of %s, could not be stopped: %s; stop it with: "
+            "aws batch terminate-job --job-id %s --reason duplicate",
+            job_id,
+            of,
+            error,
+            job_id,
+        )
 
 
 def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
@@ -165,7 +207,7 @@ def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job
 
 
 def terminate(aws: Aws, job: Job, *, reason: str) -> None:
-    """Stop a job in whichever state it is; what runs gets SIGTERM and the grace time to save a checkpoint."""
+    """Stop a job in whichever state it is; what runs gets SIGTERM, and its newest complete checkpoint stays."""
     aws.batch.terminate_job(jobId=job.id, reason=reason)
 
 

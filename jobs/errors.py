@@ -2,6 +2,7 @@
 
     TrainyardError          1    something the user can act on went wrong
     ├── JobFailedError      1    the job ran and failed
+    ├── MaybeSubmittedError 1    the answer to a submission was lost; the job may exist
     ├── UsageError          2    the command line or a spec is wrong
     ├── ConfigurationError  3    credentials, settings, a stage that is not deployed, no emulator
     ├── NotFoundError       4    a run, a file, a prefix that does not exist
@@ -36,6 +37,10 @@ class TrainyardError(Exception):
 
 class JobFailedError(TrainyardError):
     """The job ran to its end and failed."""
+
+
+class MaybeSubmittedError(TrainyardError):
+    """The answer to a submission was lost, and nobody could tell whether the job exists."""
 
 
 class UsageError(TrainyardError):

@@ -167,7 +167,7 @@ def cancel(
     run: Run,
     reason: Annotated[str, typer.Option(help="Kept with the job.")] = "cancelled with trainyard cancel",
 ) -> None:
-    """Stop a run, whatever its state; what runs has the grace time to save a checkpoint."""
+    """Stop a run, whatever its state; what runs gets SIGTERM, and its newest complete checkpoint stays."""
     from jobs.cli import runs
 
     runs.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason)

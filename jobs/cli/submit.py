@@ -9,13 +9,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TextIO
 
-from jobs.aws import Aws, is_transient
+from jobs.aws import Aws
 from jobs.batch import SUBMIT_DELAYS_SECONDS, Job, read_stage
 from jobs.batch import submit as submit_job
 from jobs.cli import tables
 from jobs.cli.live import LiveView, detaching
 from jobs.cli.spec_file import read_spec
-from jobs.errors import Detached, JobFailedError, TimedOutError, UsageError
+from jobs.errors import Detached, JobFailedError, MaybeSubmittedError, TimedOutError, UsageError
 from jobs.follow import follow
 from jobs.logs import LogReader
 from jobs.plan import Plan, plan
@@ -89,11 +89,12 @@ def send(aws: Aws, planned: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DE
             f"interrupted while {planned.run_id} was being submitted: AWS Batch may have taken it",
             next_step=f"trainyard status {planned.run_id}",
         ) from None
-    except Exception as error:
-        # A refusal is certain; after a fault of the line nobody knows, and the spec stays with what may be a run.
-        if not is_transient(error):
-            with suppress(Exception):
-                delete_spec(aws, planned)
+    except MaybeSubmittedError:
+        # The spec stays with what may be a run.
+        raise
+    except Exception:
+        with suppress(Exception):
+            delete_spec(aws, planned)
         raise
 
 

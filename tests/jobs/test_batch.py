@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from jobs import batch
 from jobs.aws import Aws
 from jobs.cli.submit import raise_failure, send
-from jobs.errors import ConfigurationError, TimedOutError, TrainyardError
+from jobs.errors import ConfigurationError, MaybeSubmittedError, TimedOutError, TrainyardError
 from jobs.plan import Plan
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
@@ -27,6 +27,7 @@ FAILED_BUT_TAKEN = Fault("answer", status=500, taken="before")
 CUT = Fault("cut")
 CUT_BUT_TAKEN = Fault("cut", taken="before")
 LATE = Fault("cut", taken="late")
+DENIED = Fault("answer", status=403, code="AccessDeniedException")
 
 
 @pytest.mark.parametrize(
@@ -73,16 +74,71 @@ def test_a_submission_that_arrives_late_is_stopped_again(faulty: FaultyProxy, st
     wait_for(aws, stage, job_id)
 
 
-def test_tries_are_bounded_and_leave_nothing(faulty: FaultyProxy, stage: DeployedStage) -> None:
+def test_throttled_tries_are_bounded_and_leave_nothing(faulty: FaultyProxy, stage: DeployedStage) -> None:
     aws = Aws()
     plan = planned_to_run(aws, stage, ["true"])
-    faulty.faults["submitjob"].extend([CUT] * 20)
+    faulty.faults["submitjob"].extend([REFUSED_FOR_NOW] * 20)
     with pytest.raises(TrainyardError, match=f"{plan.run_id} was not submitted") as error:
         send(aws, plan, delays_seconds=DELAYS_SECONDS)
     assert error.value.next_step == "try again in some minutes"
     assert faulty.seen.count("submitjob") == len(DELAYS_SECONDS)
     assert jobs_of(aws, plan) == []
     assert files_of(aws, plan.run_location) == []
+
+
+@pytest.mark.parametrize(
+    ("submitting", "listing", "jobs"),
+    [
+        pytest.param([CUT] * 20, [], 0, id="no try is answered"),
+        pytest.param([CUT, DENIED], [], 0, id="a refusal after a lost answer"),
+        pytest.param([CUT_BUT_TAKEN], [DENIED], 1, id="nobody may look"),
+        pytest.param([FAILED_BUT_TAKEN], [FAILED] * 20, 1, id="looking fails"),
+        pytest.param([REFUSED_FOR_NOW, CUT_BUT_TAKEN], [DENIED], 1, id="throttled, lost, nobody may look"),
+    ],
+)
+def test_what_may_be_a_run_keeps_its_spec_and_is_said_to_be_one(
+    *, faulty: FaultyProxy, stage: DeployedStage, submitting: Sequence[Fault], listing: Sequence[Fault], jobs: int
+) -> None:
+    aws = Aws()
+    plan = planned_to_run(aws, stage, ["true"])
+    faulty.faults["submitjob"].extend(submitting)
+    faulty.faults["listjobs"].extend(listing)
+    with pytest.raises(MaybeSubmittedError, match=f"{plan.run_id} may have been submitted") as error:
+        send(aws, plan, delays_seconds=DELAYS_SECONDS)
+    assert error.value.next_step == f"trainyard status {plan.run_id}, before it is submitted again"
+    assert faulty.seen.count("submitjob") == min(len(submitting), len(DELAYS_SECONDS))
+    faulty.faults.clear()
+    assert len(jobs_of(aws, plan)) == jobs
+    assert files_of(aws, plan.run_location) == ["spec.yaml"]
+
+
+def test_a_submission_that_was_answered_stands_though_its_duplicates_cannot_be_looked_for(
+    faulty: FaultyProxy, stage: DeployedStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    aws = Aws()
+    plan = planned_to_run(aws, stage, ["true"])
+    faulty.faults["submitjob"].append(CUT)
+    faulty.faults["listjobs"].extend([None, DENIED])
+    job_id = send(aws, plan, delays_seconds=DELAYS_SECONDS)
+    assert jobs_of(aws, plan) == [job_id]
+    assert files_of(aws, plan.run_location) == ["spec.yaml"]
+    assert f"{plan.run_id} is submitted; whether a lost try" in caplog.text
+
+
+def test_a_duplicate_that_cannot_be_stopped_is_named(
+    faulty: FaultyProxy, stage: DeployedStage, caplog: pytest.LogCaptureFixture
+) -> None:
+    aws = Aws()
+    plan = planned_to_run(aws, stage, ["sleep", "60"])
+    faulty.faults["submitjob"].append(LATE)
+    faulty.faults["terminatejob"].append(DENIED)
+    job_id = send(aws, plan, delays_seconds=DELAYS_SECONDS)
+    [duplicate] = [other for other in jobs_of(aws, plan) if other != job_id]
+    assert f"aws batch terminate-job --job-id {duplicate}" in caplog.text
+    assert files_of(aws, plan.run_location) == ["spec.yaml"]
+    for job in batch.describe(aws, stage, [job_id, duplicate]):
+        batch.terminate(aws, job, reason="the test is over")
+        wait_for(aws, stage, job.id)
 
 
 def test_a_refusal_is_not_tried_again_and_takes_the_spec_back(faulty: FaultyProxy, stage: DeployedStage) -> None:

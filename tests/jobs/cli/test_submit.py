@@ -73,6 +73,14 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
         ("arguments.train_data=s3://no-such-bucket/a.csv", 4, "expected at s3://no-such-bucket/a.csv, where there is"),
         ("arguments.model=data://tests", 4, "holds files but no config.json"),
         ("arguments.train_data=/no/such/file.csv", 4, "expected at /no/such/file.csv, where there is nothing"),
+        ("arguments.model=tests/none", 4, "where there is nothing; did you mean hf://tests/none?"),
+        ("arguments.model=bert-base-uncased", 4, "where there is nothing; did you mean hf://bert-base-uncased?"),
+        ("arguments.model=data://", 2, "arguments.model: data:// names the whole data bucket"),
+        ("arguments.model=s3://bucket", 2, "arguments.model: s3://bucket names a whole bucket"),
+        ("arguments.model=s3://BAD BUCKET/x", 2, "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' cannot be"),
+        ("arguments.model=gs://x", 2, "arguments.model: gs://x: only hf://, s3://, data:// and local paths can be"),
+        ("arguments.train_data=data://tests", 2, "arguments.train_data: data://tests is no table: its name should end"),
+        ("arguments.global_batch_size=4", 2, "global_batch_size 4 does not divide over 8 ranks"),
         ("resources.nproc_per_node=9", 2, "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge"),
         ("team=nobody", 2, "team 'nobody' not found in stage 'dev'"),
     ],
@@ -135,6 +143,17 @@ def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainya
     lines = finished.stderr.splitlines()
     assert any("config.json" in line for line in lines[:-1])
     assert json.loads(lines[-1])["exit_code"] == 1
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--detach", "--wait"])
+def test_as_json_stdout_is_one_object_however_it_is_submitted(
+    submit: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, how: str
+) -> None:
+    finished = submit(spec, how, "--output=json")
+    result = json.loads(finished.stdout)
+    assert is_run_id(result["jobName" if how == "--dry-run" else "run_id"])
+    if how == "--detach":
+        wait_for(embedded, stage, result["job_id"])
 
 
 def test_ctrl_c_detaches_from_a_submission(
