@@ -17,6 +17,7 @@ from urllib.error import URLError
 from jobs.errors import ConfigurationError, TrainyardError
 
 START_TIMEOUT_SECONDS = 60.0
+ANSWER_TIMEOUT_SECONDS = 10.0
 STOP_TIMEOUT_SECONDS = 60.0
 """Longer than the grace time of the jobs that the server stops first."""
 
@@ -49,7 +50,10 @@ class Server:
 
 
 def running(state_file: Path) -> Server | None:
-    """The server that `state_file` describes, if it answers; None for no file, or one that a killed server left."""
+    """The server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
+
+    Raises ConfigurationError where its process is there and keeps silent: it may still run jobs.
+    """
     try:
         state = json.loads(state_file.read_text())
         server = Server(state["endpoint"], state["port"], state["pid"], state["executor"])
@@ -59,17 +63,40 @@ def running(state_file: Path) -> Server | None:
         raise ConfigurationError(
             f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
         ) from None
-    answer = health(server)
+    try:
+        answer = _ask(server)
+    except TimeoutError:
+        if not _is_running(server.pid):
+            return None
+        raise ConfigurationError(
+            f"the embedded AWS (process {server.pid}) does not answer within {ANSWER_TIMEOUT_SECONDS:.0f} s",
+            next_step=f"kill {server.pid}, or kill -9 {server.pid} where that does not end it",
+        ) from None
     return server if answer and answer.get("pid") == server.pid else None
 
 
 def health(server: Server) -> dict[str, Any] | None:
     """What the server says of itself; None where it does not answer."""
     try:
-        with urllib.request.urlopen(f"{server.endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - loopback
+        return _ask(server)
+    except TimeoutError:
+        return None
+
+
+def _ask(server: Server) -> dict[str, Any] | None:
+    """None where nothing listens, or something else does. Raises TimeoutError where what listens keeps silent."""
+    url = f"{server.endpoint}/trainyard/health"
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_SECONDS) as answer:  # noqa: S310 - loopback
             found: dict[str, Any] = json.load(answer)
             return found
-    except (URLError, OSError, ValueError):
+    except TimeoutError:
+        raise
+    except URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            raise error.reason from None
+        return None
+    except (OSError, ValueError):
         return None
 
 

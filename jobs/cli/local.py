@@ -32,7 +32,7 @@ def up(stage: str, state_file: Path, *, port: int, executor: str | None, deploy:
 
 
 def down(state_file: Path) -> None:
-    """`trainyard local down`."""
+    """`trainyard local down`. Raises ConfigurationError where one is there and does not answer."""
     server = embedded.running(state_file)
     if server is None:
         tables.stderr().print(f"no embedded AWS runs ({state_file})")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from jobs.cli import embedded, local
+from jobs.errors import ConfigurationError
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -82,6 +86,32 @@ def test_a_port_that_is_taken(trainyard: Trainyard, tmp_path: Path) -> None:
     assert f"error: port {port} is taken" in finished.stderr
     assert "next: choose another with --port" in finished.stderr
     assert not (tmp_path / ".trainyard/emulator.json").exists()
+
+
+def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced(
+    up: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "ANSWER_TIMEOUT_SECONDS", 0.5)
+    state_file = tmp_path / ".trainyard/emulator.json"
+    pid = int(str(up["pid"]))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        commands: list[Callable[[], None]] = [
+            lambda: local.down(state_file),
+            lambda: local.up("dev", state_file, port=0, executor=None, deploy=False),
+            lambda: local.status(state_file, output="json"),
+        ]
+        for command in commands:
+            with pytest.raises(ConfigurationError, match=rf"\(process {pid}\) does not answer") as error:
+                command()
+            assert error.value.next_step
+            assert f"kill {pid}" in error.value.next_step
+        assert state_file.exists()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    found = embedded.running(state_file)
+    assert found is not None
+    assert found.pid == pid
 
 
 def test_a_state_file_that_a_killed_server_left_is_no_obstacle(
