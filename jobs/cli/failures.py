@@ -67,7 +67,7 @@ def _explain(error: Exception) -> TrainyardError | None:
     if isinstance(error, OSError) and error.filename:
         full = error.errno == errno.ENOSPC
         return TrainyardError(
-            f"{error.filename}: {error.strerror}", next_step="free some space, then again" if full else None
+            f"{error.filename}: {error.strerror or error}", next_step="free some space, then again" if full else None
         )
     return None
 

@@ -147,10 +147,12 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 def parse_since(text: str) -> datetime:
     """`30m`, `12h`, `7d`, or an ISO 8601 time (UTC where it names no offset). Raises UsageError for all else."""
     match = _AGO.fullmatch(text.strip())
-    if match:
-        return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
     try:
+        if match:
+            return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
         time = datetime.fromisoformat(text.strip())
+    except OverflowError:
+        raise UsageError(f"--since {text}: that is before the first year there is") from None
     except ValueError:
         raise UsageError(f"--since {text}: it should look like 30m, 12h, 7d or 2026-01-31T12:00:00") from None
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)

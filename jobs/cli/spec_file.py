@@ -13,6 +13,9 @@ from jobs.spec import JobSpec, parse_spec
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
 
+_SHOWN_CHARACTERS = 40
+"""Of a value that cannot be read, in its error."""
+
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """The spec in `path`, validated.
@@ -38,7 +41,7 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 def _parse(text: str, *, origin: str) -> Any:
     try:
-        return yaml.load(text, Loader=_NoDuplicates)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -46,10 +49,30 @@ def _parse(text: str, *, origin: str) -> Any:
     except yaml.YAMLError as error:
         # A character that YAML forbids; its message carries lines of its own about the reader.
         raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise UsageError(f"{origin}: its values lie too deep inside each other") from None
 
 
-class _NoDuplicates(yaml.SafeLoader):
-    """A SafeLoader that refuses a key given twice, of which PyYAML would silently keep the last."""
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that refuses a key given twice, of which PyYAML would silently keep the last.
+
+    It also says where a value is that looks like a date or a number and is none.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            # What PyYAML's own constructors raise: of 2020-13-45, of a number of 5,000 digits, of `!!bool maybe`.
+            kind = node.tag.rpartition(":")[2]
+            text = str(node.value)
+            shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"'{shown}' cannot be read as {kind} ({error}); put quotes around what is text",
+                node.start_mark,
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

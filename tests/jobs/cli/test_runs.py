@@ -274,6 +274,29 @@ def test_fetch_brings_everything_but_checkpoints(
     assert not (tmp_path / "escaped").exists()
 
 
+def test_a_fetch_that_the_disk_has_no_room_for_names_the_file(
+    run_command: RunCommand,
+    embedded: Aws,
+    clean_environment: dict[str, str],
+    deployed_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    run = run_command(["true"])
+    run_id, place = run.plan.run_id, run.plan.run_location
+    embedded.s3.put_object(Bucket=place.bucket, Key=(place / "model/weights").key, Body=bytes(1 << 20))
+    finished = subprocess.run(
+        ["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", TRAINYARD, "fetch", run_id],
+        cwd=tmp_path,
+        env={**clean_environment, **deployed_environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert finished.stderr == f"error: runs/{run_id}/model/weights: File too large\n"
+    assert list((tmp_path / "runs" / run_id / "model").iterdir()) == []
+
+
 def test_a_run_that_batch_has_forgotten_is_still_there(
     aws_trainyard: Trainyard, embedded: Aws, stage: DeployedStage
 ) -> None:
@@ -308,5 +331,12 @@ def test_since_counts_back_from_now(text: str, ago: int) -> None:
 def test_since_takes_a_time_and_refuses_the_rest() -> None:
     assert parse_since("2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=timezone.utc)
     assert parse_since("2026-01-31") == datetime(2026, 1, 31, tzinfo=timezone.utc)
-    with pytest.raises(UsageError, match="it should look like 30m, 12h, 7d"):
-        parse_since("yesterday")
+    for text in ("yesterday", "9" * 5000 + "d"):
+        with pytest.raises(UsageError, match="it should look like 30m, 12h, 7d"):
+            parse_since(text)
+
+
+@pytest.mark.parametrize("days", [10**7, 10**11, 10**30])
+def test_since_reaches_no_further_back_than_there_are_years(days: int) -> None:
+    with pytest.raises(UsageError, match=f"--since {days}d: that is before the first year there is"):
+        parse_since(f"{days}d")

@@ -39,6 +39,12 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
         pytest.param("name: a\n\tjob: b\n", "line 2, column 1: ", id="tab"),
         pytest.param("name: a\x01\n", "special characters are not allowed", id="control character"),
+        pytest.param("name: 2020-13-45\n", "line 1, column 7: '2020-13-45' cannot be read as timestamp", id="no date"),
+        pytest.param('name: !!int "x"\n', "line 1, column 7: 'x' cannot be read as int", id="no number"),
+        pytest.param("name: !!bool maybe\n", "line 1, column 7: 'maybe' cannot be read as bool", id="no truth"),
+        pytest.param("name: !!timestamp soon\n", "'soon' cannot be read as timestamp", id="text as a date"),
+        pytest.param(f"name: {'9' * 5000}\n", f"'{'9' * 40}...' cannot be read as int", id="5000 digits"),
+        pytest.param("[" * 5000, "its values lie too deep inside each other", id="deep nesting"),
         pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
         pytest.param("- a\n- b\n", "this is a list", id="list"),
         pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
@@ -86,6 +92,7 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
         ("arguments..epochs=2", "it should look like"),
         ("name.first=x", "leads into a value that holds no keys"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
+        ("name=2020-13-45", "--set name: line 1, column 1: '2020-13-45' cannot be read as timestamp (month must be in"),
     ],
 )
 def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
