@@ -1,6 +1,9 @@
 """What holds for every template of every stage."""
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from infra.emulator import cdk_cli
 from infra.settings import STAGES
-from tests.infra.synthesis import Templates, flatten
+from tests.infra.synthesis import ROOT, Templates, flatten, read_assembly
 
 UNTAGGED_TYPES = {
     # CloudFormation takes no tags for them.
@@ -45,8 +49,23 @@ def all_resources(templates: Templates) -> list[Resource]:
     ]
 
 
-def test_cfn_lint_finds_nothing(assembly: Path) -> None:
-    files = [str(path) for path in assembly.glob("assembly-*/*.template.json")]
+def test_cfn_lint_finds_nothing_in_what_make_synth_makes(
+    templates: Templates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN the very command of the Makefile, in the environment that runs the tests
+    recipe = re.search(r"^synth:.*\n\t(.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    program, *arguments = shlex.split(recipe[1])
+    assert program == "cdk"
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    # WHEN it is run (at this endpoint nothing answers: synthesis asks nobody)
+    out, said = tmp_path / "out", list[str]()
+    arguments = [*arguments, "--output", str(out)]
+    code = cdk_cli.run(arguments, endpoint="http://localhost:9", scratch=tmp_path, cwd=ROOT, on_line=said.append)
+    assert code == 0, "\n".join(said)
+    # THEN the templates of all stages are there, and cfn-lint has nothing to say about any
+    assert set(read_assembly(out)) == set(templates)
+    files = [str(path) for path in out.glob("assembly-*/*.template.json")]
     assert len(files) == 5 * len(STAGES)
     done = subprocess.run(
         [str(Path(sys.executable).parent / "cfn-lint"), *files], capture_output=True, text=True, check=False
