@@ -55,6 +55,16 @@ class Accelerator:
         # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
         return 3 if self.name == "hpu" else 0
 
+    def prepare(self) -> None:
+        """Once in a rank, before its Trainer is made."""
+        if self.name != "cpu":
+            return
+        from torch.serialization import register_package
+
+        # accelerate calls a rank's CPU `cpu:<local rank>` and transformers loads a checkpoint's optimizer to that
+        # place, which torch's loader does not know: it knows `cpu` alone.
+        register_package(0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
+
     def trainer_class(self) -> type[Any]:
         if self.name == "hpu":
             from optimum.habana import GaudiTrainer

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +27,7 @@ from jobs.arguments import Arguments
 from jobs.errors import TrainyardError, UsageError
 from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST, S3Location
 from jobs.train import s3 as object_store
-from jobs.train.metrics import Throughput
+from jobs.train.metrics import RunMetrics, Throughput
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -167,14 +167,12 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
     A failed upload ends the training at its next step: going on would risk all the hours since the last checkpoint.
     """
 
-    def __init__(
-        self, rank: "Rank", s3: "S3Client | None", arguments: Arguments, throughput: Callable[[], Throughput]
-    ) -> None:
-        """`s3` is needed on one rank of each node; `throughput` gives the figure to go on from after a resume."""
+    def __init__(self, rank: "Rank", s3: "S3Client | None", arguments: Arguments, metrics: RunMetrics) -> None:
+        """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts."""
         self._rank = rank
         self._s3 = s3
         self._fingerprint = fingerprint(arguments)
-        self._throughput = throughput
+        self._metrics = metrics
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -188,7 +186,7 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             return
         self.finish()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
-        throughput = self._throughput().model_copy()
+        throughput = self._metrics.throughput.model_copy()
         work = (self._s3, step, folder, throughput)
         self._thread = threading.Thread(target=self._guarded, args=work, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
@@ -246,6 +244,8 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
                 "files": files,
             }
         )
+        # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
+        self._metrics.upload()
         object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=CHECKPOINT_TAG)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)

@@ -13,7 +13,9 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from jobs.catalog import FinetuneClassification
 from jobs.errors import UsageError
@@ -26,6 +28,9 @@ from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from torch.utils.data import Dataset, Subset
+
+    from jobs.train.labelled_text import TokenizedExamples
 
 log = logging.getLogger("trainyard")
 
@@ -160,7 +165,7 @@ def _train(
         samples_per_step=arguments.global_batch_size,
         warmup_steps=accelerator.warmup_steps,
     )
-    uploads = CheckpointUploads(rank, s3, arguments, lambda: metrics.throughput)
+    uploads = CheckpointUploads(rank, s3, arguments, metrics)
     if rank.is_first:
         log.info(
             "batch: %s = %s ranks x %s sequences x %s accumulated",
@@ -173,6 +178,7 @@ def _train(
             "start: %s", f"resumed from checkpoint step-{resume.step}" if resume else "from the pretrained weights"
         )
 
+    accelerator.prepare()
     transformers.set_seed(arguments.seed)
     trainer = checkpointing(accelerator.trainer_class(), rank.run)(
         model=_model(model_folder, arguments.model, prepared.class_names),
@@ -194,7 +200,7 @@ def _train(
             report_to=[],
             **accelerator.training_arguments(),
         ),
-        train_dataset=prepared.train,
+        train_dataset=_whole_batches(prepared.train, arguments) if accumulation > 1 else prepared.train,
         eval_dataset=prepared.evaluation,
         data_collator=prepared.train.collate,
         callbacks=[metrics, uploads],
@@ -222,6 +228,19 @@ def _train(
         log.info("result: %s", shown)
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
+
+
+def _whole_batches(examples: "TokenizedExamples", arguments: FinetuneClassification) -> "Subset[Any]":
+    """The examples, some of them twice, so that they fill whole global batches.
+
+    transformers 4.51 counts the steps of an epoch without the last, incomplete accumulation but takes it: the schedule
+    ends too early, and a resumed run continues at the wrong example.
+    """
+    from torch.utils.data import Subset
+
+    missing = -len(examples) % arguments.global_batch_size
+    twice = np.random.default_rng(arguments.seed).permutation(len(examples))[:missing]
+    return Subset(cast("Dataset[Any]", examples), [*range(len(examples)), *twice.tolist()])
 
 
 def _save_model(rank: Rank, trainer: Any, model_folder: Path, s3: "S3Client | None") -> None:

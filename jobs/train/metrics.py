@@ -111,6 +111,11 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             self._files.write(step, values)
             self._status(values)
 
+    def upload(self) -> None:
+        """Put on S3 what was measured so far. Raises TrainyardError where that fails."""
+        if self._files is not None:
+            self._files.upload()
+
     def close(self) -> None:
         """Raises TrainyardError where the files cannot be put on S3."""
         if self._files is not None:
@@ -142,6 +147,7 @@ class _MetricsFiles:
         # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
         self._lock = threading.Lock()
+        self._uploading = threading.Lock()
         self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
@@ -166,7 +172,7 @@ class _MetricsFiles:
         self._changed.set()
         self._thread.join()
         self._events.close()
-        self._upload()
+        self.upload()
         self._lines.close()
 
     def _upload_now_and_then(self) -> None:
@@ -176,18 +182,19 @@ class _MetricsFiles:
             if self._closed.is_set():
                 return
             try:
-                self._upload()
+                self.upload()
             except (TrainyardError, OSError) as error:
                 log.warning("warning: metrics are late: %s", str(error).splitlines()[0])
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
-    def _upload(self) -> None:
-        with self._lock:
-            self._lines.flush()
-            self._events.flush()
-            content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
-        for name, data in content.items():
-            object_store.write(self._s3, self._run / name, data)
+    def upload(self) -> None:
+        with self._uploading:  # one at a time, or an older state could arrive last
+            with self._lock:
+                self._lines.flush()
+                self._events.flush()
+                content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
+            for name, data in content.items():
+                object_store.write(self._s3, self._run / name, data)
 
 
 def _lines_up_to(content: bytes | None, step: int) -> str:
