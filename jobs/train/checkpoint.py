@@ -85,7 +85,7 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resum
     if step is None:
         return None
     # Rank 0 has the files from the selection.
-    rank.once_per_node("resume/files", lambda: rank.is_first or store.fetch(step))
+    rank.once_per_node("resume/files", lambda: rank.is_first or bool(store.fetch(step)))
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
     return Resume(step=step, folder=store.local(step), throughput=manifest.throughput)
 

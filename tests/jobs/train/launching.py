@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 from jobs.runs import METRICS, Attempt, Receipt, S3Location
 
@@ -53,7 +54,10 @@ class Launched:
 
     def wait(self) -> int:
         """Exit code, once all output is read."""
-        code = self.process.wait(PATIENCE_SECONDS)
+        try:
+            code = self.process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {PATIENCE_SECONDS} s:\n{self.output}")
         with self._more:
             assert self._more.wait_for(lambda: self._ended, PATIENCE_SECONDS)
         return code
