@@ -29,7 +29,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	@echo "==> installing into $(VENV) (first time: two to five minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo "trainyard's pins are for Python 3.11, this is $$($(PYTHON) --version). Next: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 3; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@index=""; \
 	if [ -z "$$($(BIN)/python -m pip config list | grep -i find-links)" ] && \
 	   $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \

@@ -263,8 +263,8 @@ def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple
 def outcome(failures: Mapping[int, tuple[int, int, str]]) -> tuple[int, str]:
     """Exit code and reason from the failed ranks: (exit code, time, message) of each.
 
-    The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One that
-    a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
+    The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One
+    that a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
     """
     own = {rank: failure for rank, failure in failures.items() if failure[0] != -signal.SIGTERM}
     if not own:
