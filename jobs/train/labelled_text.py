@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 GLUE = "hf://nyu-mll/glue"
 
-_NUMBER = re.compile(r"-?\d+", re.ASCII)
+_NUMBER = re.compile(r"-?\d{1,4000}", re.ASCII)
+"""Python converts no text of more than 4,300 digits."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
 
@@ -149,7 +151,7 @@ def class_names(table: Table, column: str) -> list[str]:
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, str):
-        return "number" if _is_number(value) else ("name" if value.strip() else None)
+        return "number" if _is_number(value) else ("name" if value.strip() and not _SURROGATE.search(value) else None)
     if isinstance(value, bool):
         return "name"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):

@@ -122,7 +122,7 @@ def _lines(path: Path, location: str) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:  # noqa: PERF203 - the line number is the point
                 raise UsageError(
-                    f"{location}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at position "
+                    f"{location}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position "
                     f"{error.start + 1})",
                     next_step=f"iconv -f LATIN1 -t UTF-8 {path.name}, if that is its encoding",
                 ) from None
@@ -136,6 +136,8 @@ def _json_lines(path: Path, location: str) -> Iterator[tuple[int, dict[str, Any]
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"{location}, line {number}: not JSON: {error.msg} at position {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+            raise UsageError(f"{location}, line {number}: JSON that Python cannot read: {error}") from None
         if not isinstance(row, dict):
             raise UsageError(f"{location}, line {number}: not a JSON object but {line.strip()[:40]!r}")
         yield number, row
@@ -145,6 +147,9 @@ def _delimited(path: Path, location: str, delimiter: str) -> Iterator[tuple[int,
     reader = csv.reader((line for _, line in _lines(path, location)), delimiter=delimiter, strict=True)
     try:
         header = next(reader, [])
+        for name in header:
+            if name and header.count(name) > 1:
+                raise UsageError(f"{location}, line 1: two columns are called '{name}'", next_step="rename one of them")
         for fields in reader:
             if not fields:
                 continue
@@ -161,10 +166,10 @@ def _from_rows(location: str, columns: Sequence[str], rows: Iterable[tuple[int, 
     kept: dict[str, list[Any]] = {column: [] for column in columns}
     lines = []
     for number, row in rows:
-        for column in columns:
+        for column, values in kept.items():
             if column not in row:
                 raise _no_column(f"{location}, line {number}", column, row)
-            kept[column].append(row[column])
+            values.append(row[column])
         lines.append(number)
     return Table(location=location, columns=kept, lines=lines, unit="line")
 
@@ -178,16 +183,17 @@ def _from_parquet(path: Path, location: str, columns: Sequence[str]) -> Table:
             for column in columns:
                 if column not in file.schema_arrow.names:
                     raise _no_column(location, column, file.schema_arrow.names)
-            content = file.read(columns=list(columns)).to_pydict()
+            content = file.read(columns=list(columns))
+            content.validate(full=True)  # text that is not UTF-8, which is not looked at otherwise
             rows = file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    return Table(location=location, columns=content, lines=range(1, rows + 1), unit="row")
+    return Table(location=location, columns=content.to_pydict(), lines=range(1, rows + 1), unit="row")
 
 
 def _from_hub(location: str, columns: Sequence[str]) -> Table:
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     name, options = hub_parts(location)
     datasets.disable_progress_bars()
@@ -197,7 +203,7 @@ def _from_hub(location: str, columns: Sequence[str]) -> Table:
         )
     except DatasetNotFoundError as error:
         raise NotFoundError(f"{location}: {error}", next_step="check the name; a gated one needs HF_TOKEN") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, DatasetsError) as error:  # RuntimeError: it is a script, not data
         raise UsageError(f"{location} cannot be loaded: {error}") from error
     for column in columns:
         if column not in content.column_names:
@@ -233,7 +239,7 @@ def _model_from_hub(location: str) -> Path:
         raise UsageError(f"{location}: {error}") from None
     except HfHubHTTPError as error:
         raise NotFoundError(
-            f"{location}: {str(error).strip().splitlines()[0]}",
+            f"{location}: {' '.join([line for line in str(error).splitlines() if line][:2])}",
             next_step="check the name; a private or gated model needs HF_TOKEN",
         ) from error
     except OSError as error:
