@@ -1,0 +1,114 @@
+r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
+
+    python -m torch.distributed.run --standalone --nproc-per-node=2 --module \
+        tests.jobs.train.optimum_habana_on_cpu --model=… --train-data=… --eval-data=…
+    python -m tests.jobs.train.optimum_habana_on_cpu describe
+
+The first is the entrypoint itself with an accelerator that changes what a CPU forces it to; the second prints, as JSON,
+what the HPU branch passes and what optimum-habana makes of it. Two things of Habana's are stood in for, because no
+registry has them: the version of habana-torch-plugin, and the memory of a card.
+"""
+
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import jobs.train.finetune_classification as entrypoint
+from jobs.catalog import FinetuneClassification
+from jobs.releases import release
+from jobs.train.accelerator import Accelerator
+from jobs.train.rank import run
+
+
+class HpuOnCpu(Accelerator):
+    """All that the HPU branch passes, without the HPU."""
+
+    def training_arguments(self) -> dict[str, Any]:
+        # Lazy mode is refused without an HPU.
+        return {**super().training_arguments(), "use_habana": False, "use_lazy_mode": False, "use_cpu": True}
+
+    def prepare(self) -> None:
+        super().prepare()
+        Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare()
+
+
+def stand_in_for_habana() -> None:
+    """Imports optimum.habana, which otherwise fails on what `pip list` does not show."""
+    real = subprocess.run
+
+    def answer(command: Any, *args: Any, **options: Any) -> Any:
+        if command == "pip list | grep habana-torch-plugin":
+            row = release()
+            listed = f"habana-torch-plugin {row.name}.{row.build}\n"
+            return subprocess.CompletedProcess(command, 0, stdout=listed, stderr="")
+        return real(command, *args, **options)
+
+    subprocess.run = answer  # type: ignore[assignment]  # overloaded
+    import optimum.habana.transformers.trainer as gaudi
+
+    gaudi.get_hpu_memory_stats = lambda _device=None: {}
+
+
+def synchronise_ranks() -> None:
+    """Ranks on CPUs count as ranks on HPUs: only for those GaudiAccelerator makes the model DistributedDataParallel."""
+    from accelerate import Accelerator as HuggingFaceAccelerator
+    from accelerate.utils import DistributedType
+    from optimum.habana.accelerate import GaudiAccelerator
+
+    def distributed_type(self: Any) -> Any:
+        real = HuggingFaceAccelerator.distributed_type.fget(self)
+        return DistributedType.MULTI_HPU if real == DistributedType.MULTI_CPU else real
+
+    GaudiAccelerator.distributed_type = property(distributed_type)
+
+
+def describe() -> dict[str, Any]:
+    """What is passed, what is known, and what became of it."""
+    import torch
+    from optimum import habana
+
+    passed_to_config: dict[str, Any] = {}
+
+    class RecordingConfig(habana.GaudiConfig):  # type: ignore[misc]  # optimum has no types
+        def __init__(self, **values: Any) -> None:
+            passed_to_config.update(values)
+            super().__init__(**values)
+
+    class OnAnyDevice(habana.GaudiTrainingArguments):  # type: ignore[misc]
+        """Checks its values as on an HPU, opens none."""
+
+        _setup_devices = torch.device("cpu")
+
+    hpu = Accelerator(name="hpu", devices=8, reason="described")
+    known = {field.name: field.default for field in dataclasses.fields(habana.GaudiTrainingArguments) if field.init}
+    arguments = hpu.training_arguments()
+    checked = OnAnyDevice(output_dir="unused", **{name: arguments[name] for name in arguments if name in known})
+    real_config, habana.GaudiConfig = habana.GaudiConfig, RecordingConfig
+    trainer_arguments = hpu.trainer_arguments()
+    config = vars(trainer_arguments["gaudi_config"])
+    return {
+        "trainer": [hpu.trainer_class().__name__, hpu.training_arguments_class().__name__],
+        "arguments": arguments,
+        "arguments_known": sorted(known),
+        "arguments_default": {name: known[name] for name in arguments if name in known},
+        "arguments_kept": {name: getattr(checked, name) for name in arguments if name in known},
+        "trainer_arguments": sorted(trainer_arguments),
+        "trainer_arguments_known": sorted(inspect.signature(habana.GaudiTrainer.__init__).parameters),
+        "config": passed_to_config,
+        "config_known": sorted(vars(real_config())),
+        "config_kept": {name: config.get(name) for name in passed_to_config},
+    }
+
+
+if __name__ == "__main__":
+    stand_in_for_habana()
+    if sys.argv[1:] == ["describe"]:
+        print(json.dumps(describe()))
+    else:
+        synchronise_ranks()
+        hpu = HpuOnCpu(name="hpu", devices=0, reason="a test")
+        entrypoint.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
+        run(entrypoint.finetune, FinetuneClassification)

@@ -1,0 +1,97 @@
+"""The choice of what to train on: what is refused, and what is said about it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import ConfigurationError, UsageError
+from jobs.train import accelerator
+from jobs.train.accelerator import choose, of_rank
+from tests.jobs.train.launching import Run
+
+NEXT = "Next: run on an instance and in an image that have it, or ask for 'cpu' or 'auto'"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("hpu", f"error: accelerator 'hpu' was asked for, but no HPU found. {NEXT}\n"),
+        ("cuda", f"error: accelerator 'cuda' was asked for, but no CUDA device found. {NEXT}\n"),
+        ("hpuu", "error: accelerator 'hpuu' is unknown; did you mean 'hpu'?\n"),
+    ],
+)
+def test_the_launcher_refuses_what_is_not_here_before_anything_starts(
+    run: Run, recipe: tuple[str, ...], asked: str, told: str
+) -> None:
+    launched = run.attempt(*recipe, expect=1, TRAINYARD_ACCELERATOR=asked, CUDA_VISIBLE_DEVICES="")
+
+    assert launched.lines == [told], "one line, and no word of a rank"
+    assert run.keys() == [], "no attempt was begun"
+    assert not list(run.scratch.iterdir())
+
+
+def test_a_rank_refuses_a_name_that_no_launcher_gave_it() -> None:
+    with pytest.raises(UsageError, match=r"TRAINYARD_ACCELERATOR is 'tpu' in a rank\nNext: start it with"):
+        of_rank({"TRAINYARD_ACCELERATOR": "tpu"})
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this a node with HPUs: the driver's files, and Habana's package where it is to be installed."""
+
+    def make(cards: int, *, installed: bool = True, older_driver: bool = False) -> None:
+        folder, name = (tmp_path / "dev", "hl") if older_driver else (tmp_path / "dev" / "accel", "accel")
+        folder.mkdir(parents=True)
+        for number in range(cards):
+            (folder / f"{name}{number}").touch()
+            (folder / f"{name}_controlD{number}").touch()
+        elsewhere = tuple((str(tmp_path) + place, pattern) for place, pattern in accelerator.HPU_DEVICES)
+        monkeypatch.setattr(accelerator, "HPU_DEVICES", elsewhere)
+        if installed:
+            package = tmp_path / "packages" / "habana_frameworks"
+            package.mkdir(parents=True)
+            (package / "__init__.py").write_text("raise RuntimeError('opens the driver')\n")
+            monkeypatch.syspath_prepend(package.parent)
+
+    return make
+
+
+@pytest.mark.parametrize("older_driver", [False, True])
+@pytest.mark.parametrize("asked", ["hpu", "auto"])
+def test_a_card_for_each_rank_is_enough(node: Callable[..., None], asked: str, older_driver: bool) -> None:
+    node(8, older_driver=older_driver)
+    chosen = choose(asked, nproc_per_node=8)
+    assert (chosen.name, chosen.devices, chosen.backend) == ("hpu", 8, "hccl")
+    assert str(chosen) == {"hpu": "hpu (asked for)", "auto": "hpu (auto: 8 found)"}[asked]
+    assert of_rank(chosen.environment).name == "hpu"
+
+
+def test_more_ranks_than_cards_are_refused_with_a_number_that_works(node: Callable[..., None]) -> None:
+    node(2)
+    with pytest.raises(UsageError, match=r"4 ranks need a card each, .* 2 \(hpu\)\nNext: --nproc-per-node=2"):
+        choose("hpu", nproc_per_node=4)
+
+
+def test_cards_without_habanas_pytorch_are_no_accelerator(node: Callable[..., None]) -> None:
+    node(8, installed=False)
+    with pytest.raises(ConfigurationError, match="but no Habana PyTorch \\(habana_frameworks\\) installed\nNext: "):
+        choose("hpu", nproc_per_node=8)
+
+
+@pytest.mark.parametrize(
+    ("cards", "installed", "because"),
+    [
+        (0, False, "no HPU found"),
+        (8, False, "no Habana PyTorch (habana_frameworks) installed"),
+        (2, True, "2 HPU for 4 ranks"),
+    ],
+)
+def test_auto_falls_back_to_the_cpu_and_says_why(
+    node: Callable[..., None], monkeypatch: pytest.MonkeyPatch, cards: int, installed: bool, because: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    node(cards, installed=installed)
+    chosen = choose("auto", nproc_per_node=4)
+    assert str(chosen) == f"cpu (auto: {because}, no CUDA device found)"
+    assert chosen.backend == "gloo"

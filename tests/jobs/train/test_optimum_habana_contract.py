@@ -1,0 +1,165 @@
+"""The HPU branch against the optimum-habana of the default release: its real classes, on a CPU.
+
+optimum-habana is no part of the environment: its metadata asks for versions that only the Gaudi image has. It is
+installed beside it, into build/, once.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.releases import release
+from tests.jobs.train.launching import PATIENCE_SECONDS, Run
+
+REPOSITORY = Path(__file__).parents[3]
+
+REQUIREMENTS = (
+    f"optimum-habana=={release().optimum_habana}",
+    # What `import optimum.habana` needs beyond the project's environment, as its metadata bounds them.
+    "optimum==1.25.3",
+    "sentence-transformers==3.3.1",
+)
+
+INSTALL_SECONDS = 180
+
+MARKER = "installed.txt"
+
+
+@pytest.fixture(scope="session")
+def optimum_habana() -> Path:
+    """A folder for PYTHONPATH; one that an interrupted installation left half full is never used."""
+    folder = REPOSITORY / "build" / "optimum-habana" / release().optimum_habana
+    wanted = "\n".join(REQUIREMENTS)
+
+    def is_complete() -> bool:
+        marker = folder / MARKER
+        return marker.exists() and marker.read_text() == wanted
+
+    if is_complete():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=folder.parent) as partial:
+        target = Path(partial) / "packages"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
+        installation = subprocess.run(
+            [*command, "--target", str(target), *REQUIREMENTS],
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
+            check=False,
+        )
+        assert installation.returncode == 0, installation.stdout + installation.stderr
+        (target / MARKER).write_text(wanted)
+        if not is_complete():  # another run of the tests may have been faster
+            shutil.rmtree(folder, ignore_errors=True)
+            target.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def description(optimum_habana: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    home = {"HOME": str(tmp_path_factory.mktemp("home"))}
+    described = _python(optimum_habana, {**kept, **home}, "-m", "tests.jobs.train.optimum_habana_on_cpu", "describe")
+    assert described.returncode == 0, described.stdout + described.stderr
+    answer: dict[str, Any] = json.loads(described.stdout)
+    return answer
+
+
+def test_every_training_argument_is_known_and_kept(description: dict[str, Any]) -> None:
+    """As for an HPU: lazy mode included, only no device is opened."""
+    assert description["trainer"] == ["GaudiTrainer", "GaudiTrainingArguments"]
+    assert description["arguments"]["use_habana"]
+    assert description["arguments"]["use_lazy_mode"]
+    assert set(description["arguments"]) <= set(description["arguments_known"])
+    assert description["arguments_kept"] == description["arguments"]
+
+
+@pytest.mark.parametrize("name", ["distribution_strategy", "ddp_bucket_cap_mb", "adam_epsilon"])
+def test_what_is_said_to_be_a_default_is_one(description: dict[str, Any], name: str) -> None:
+    assert description["arguments"][name] == description["arguments_default"][name]
+
+
+def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> None:
+    """GaudiConfig drops an unknown key without a word."""
+    assert description["trainer_arguments"] == ["gaudi_config"]
+    assert "gaudi_config" in description["trainer_arguments_known"]
+    assert description["config"], "nothing reached GaudiConfig"
+    assert set(description["config"]) <= set(description["config_known"])
+    assert description["config_kept"] == description["config"]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "flags", "batch"),
+    [
+        pytest.param(1, ["--max-batch-size-per-rank=8"], "1 ranks x 8 sequences x 2 accumulated", id="accumulating"),
+        pytest.param(2, [], "2 ranks x 8 sequences x 1 accumulated", id="two-ranks"),
+    ],
+)
+def test_gaudi_trainer_trains_checkpoints_and_resumes(
+    run: Run, recipe: tuple[str, ...], optimum_habana: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
+) -> None:
+    recipe = (*recipe, *flags)
+    output = _train(run, recipe, optimum_habana, tmp_path / "first", nproc)
+
+    assert f"batch: 16 = {batch}\n" in output
+    assert "start: from the pretrained weights\n" in output
+    lines = run.metrics()
+    *logged, result = lines
+    assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
+    # No grad_norm: GaudiTrainer logs that of Habana's own FusedClipNorm only.
+    assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "learning_rate"))
+    assert logged[0]["loss"] > logged[-1]["loss"], "it did not learn"
+    assert result["eval_samples"] == 37
+    assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.2
+    assert run.complete_checkpoints() == [40, 48]
+    weights = run.read("model/model.safetensors")
+    config = json.loads(run.read("model/config.json"))
+    assert config["id2label"] == {"0": "bad", "1": "good"}
+
+    # A second attempt, after one that was cut off in its last upload.
+    run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
+    output = _train(run, recipe, optimum_habana, tmp_path / "second", nproc)
+
+    assert "start: resumed from checkpoint step-40\n" in output
+    assert [line["step"] for line in run.metrics()] == [*range(4, 49, 4), 48]
+    assert run.read("model/model.safetensors") == weights, "the resumed run went another way"
+
+
+def _train(run: Run, recipe: tuple[str, ...], packages: Path, folder: Path, nproc: int) -> str:
+    """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves."""
+    for name in ("home", "scratch"):
+        (folder / name).mkdir(parents=True)
+    environment = {
+        **run.environment,
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder),
+        "TRAINYARD_RUN_URI": str(run.location),
+        "TRAINYARD_SCRATCH": str(folder / "scratch"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
+    ended = _python(packages, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", *recipe)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def _python(packages: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environment, "PYTHONPATH": f"{packages}{os.pathsep}{REPOSITORY}"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
