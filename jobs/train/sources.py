@@ -91,6 +91,7 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
         if not folder.is_dir():
             raise NotFoundError(f"model folder {location} does not exist", next_step="check the path")
     _check_model([path.name for path in folder.iterdir()], location)
+    _check_configuration(folder / "config.json", location)
     return folder
 
 
@@ -268,6 +269,19 @@ def _check_model(names: Iterable[str], location: str) -> None:
                 f"{location} is no model: it has no {what}; there is {there}",
                 next_step="name the folder that save_pretrained wrote, with its tokenizer",
             )
+
+
+def _check_configuration(path: Path, location: str) -> None:
+    """What transformers would tell with the error of a list's index, or with the names of all models it knows."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{location} is no model: its config.json is not JSON: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise UsageError(
+            f"{location} is no model: its config.json has no model_type",
+            next_step="name the folder that save_pretrained wrote, with its tokenizer",
+        )
 
 
 def _is_pickle(name: str) -> bool:

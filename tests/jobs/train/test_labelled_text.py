@@ -13,7 +13,7 @@ from jobs.catalog import FinetuneClassification, GlueTask
 from jobs.errors import UsageError
 from jobs.train import labelled_text
 from jobs.train.labelled_text import Examples
-from tests.jobs.train.hub import save_data_set
+from tests.jobs.train.hub import Splits, save_data_set
 from tests.jobs.train.reviews import write_jsonl
 
 Rows = list[dict[str, Any]]
@@ -198,7 +198,7 @@ def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_split(tmp_path: Path) -> None:
     tasks: tuple[GlueTask, ...] = get_args(GlueTask)
     columns = {task: columns_by_transformers(task) for task in tasks}
-    configurations = {
+    configurations: dict[str, Splits] = {
         task: {
             split: [{**{name: f"{task} {split} {name}" for name in columns[task]}, "label": 1, "idx": 0}]
             for split in (
