@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 
+from infra.emulator import CREDENTIALS
 from jobs.runs import S3Location
+from jobs.train import s3 as object_store
+from tests.conftest import EmbeddedAws
 from tests.jobs.train.launching import NewRun, Run, environment_of
+from tests.jobs.train.places import BUCKET, Place
 from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 if TYPE_CHECKING:
@@ -66,6 +70,35 @@ def put(s3: "S3Client") -> Callable[[Path, str], str]:
         return f"s3://data/{key}"
 
     return upload
+
+
+@pytest.fixture(scope="session")
+def embedded_s3(embedded_aws: EmbeddedAws) -> "S3Client":
+    """The client that jobs use, connected to the embedded AWS, with a bucket for inputs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("AWS_PROFILE", raising=False)
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": embedded_aws.endpoint}.items():
+            patch.setenv(name, value)
+        client = object_store.connect()
+    client.create_bucket(Bucket=BUCKET)
+    return client
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    return Place(tmp_path, None, None)
+
+
+@pytest.fixture
+def remote(tmp_path: Path, embedded_s3: "S3Client") -> Place:
+    return Place(tmp_path, tmp_path.name, embedded_s3)
+
+
+@pytest.fixture(params=["local", "remote"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Here, then on S3."""
+    found: Place = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture(scope="session")
