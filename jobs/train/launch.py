@@ -7,6 +7,7 @@ variables. Exit codes: 0 done; 1 the job's own fault, not to be started again; 7
 """
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from jobs.train.attempts import AttemptRecord, attempt_number
 from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 
 log = logging.getLogger("trainyard")
+
+INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 
 _RESUMES = "a next attempt resumes from the newest checkpoint"
 
@@ -102,12 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code for Batch."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
         launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
         _one_live_stream()
-        accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
+        with _interrupts_held_back():
+            accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
         if launch.node.is_main:
             log.info("accelerator: %s", accelerator)
         scratch = Path(tempfile.mkdtemp(prefix="trainyard-"))
@@ -202,7 +206,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
         traceback.print_exc()
         code, reason = 1, f"{type(error).__name__}: {error}"
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # the ranks have ended; what is left takes a second and must be done
     if record is not None:
         try:
@@ -219,9 +223,10 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
 
 def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple[int, str | None]:
     """Exit code and reason of the attempt. torchrun as a library, since its command turns every failure into 1."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with _interrupts_held_back():
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -306,6 +311,21 @@ def _one_live_stream() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
     sys.stdout.flush()
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """An interrupt waits for the end of the block: torch's modules, while imported, swallow what is raised in them."""
+    arrived: list[int] = []
+    for number in INTERRUPTS:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number in INTERRUPTS:
+            signal.signal(number, _interrupt)
+    if arrived:
+        raise Interrupted(signal.Signals(arrived[0]).name)
 
 
 def _interrupt(number: int, _: Any) -> None:
