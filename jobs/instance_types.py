@@ -75,8 +75,8 @@ _ROWS = (
         image="cpu",
         on_demand_usd_per_hour=0.768,
         spot_usd_per_hour=0.768,
-        price_date="2022-11",
-        price_source="AWS's On-Demand price list; no Spot price recorded, so the On-Demand one stands in for it",
+        price_date="2026-11-21",
+        price_source="memory of AWS's price list, unconfirmed; for want of a Spot price the On-Demand one stands in",
     ),
 )
 
