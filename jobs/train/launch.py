@@ -45,8 +45,11 @@ MEETING_SECONDS = 900
 """How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: the job is to be resumed
-    """SIGTERM (or Ctrl-C) arrived."""
+class Interrupted(BaseException):
+    """SIGTERM (or Ctrl-C) arrived: the job is to be resumed.
+
+    No Exception: botocore takes one that is raised while it waits for an answer for a broken line, and tries again.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,26 +316,33 @@ def _one_live_stream() -> None:
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
 
 
+_arrived: list[str] = []
+"""Names of the signals that came."""
+
+
+def _interrupt(number: int, _: Any) -> None:
+    _arrived.append(signal.Signals(number).name)
+    raise Interrupted(_arrived[0])
+
+
 @contextlib.contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """An interrupt waits for the end of the block: torch's modules, while imported, swallow what is raised in them."""
-    arrived: list[int] = []
+    """An interrupt waits for the end of the block: modules, while imported, may swallow what is raised in them.
+
+    One that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
+    """
     for number in INTERRUPTS:
-        signal.signal(number, lambda number, _: arrived.append(number))
+        signal.signal(number, lambda number, _: _arrived.append(signal.Signals(number).name))
     try:
         yield
     finally:
         for number in INTERRUPTS:
             signal.signal(number, _interrupt)
-    if arrived:
-        raise Interrupted(signal.Signals(arrived[0]).name)
+    if _arrived:
+        raise Interrupted(_arrived[0])
 
 
-def _interrupt(number: int, _: Any) -> None:
-    raise Interrupted(signal.Signals(number).name)
-
-
-def _signal_name(interruption: Exception) -> str:
+def _signal_name(interruption: BaseException) -> str:
     number = getattr(interruption, "sigval", None)
     return number.name if number is not None else str(interruption)
 
