@@ -9,7 +9,8 @@ from infra.constructs.compute_environment import MachineImage, SpotComputeEnviro
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network_stack import NetworkStack
 from infra.settings import Stage
-from jobs.stage import CPU_INSTANCE_TYPE, CPU_SPOT, GAUDI_SPOT, INSTANCE_TYPE, queue_parameter, share_identifier
+from jobs.queues import CPU_SPOT, GAUDI_SPOT
+from jobs.stage import CPU_INSTANCE_TYPE, INSTANCE_TYPE, queue_parameter, share_identifier
 
 _AMAZON_LINUX_ROOT_DEVICE = "/dev/xvda"
 
@@ -108,7 +109,8 @@ class ComputeStack(StageStack):
         )
         return iam.InstanceProfile(self, "InstanceProfile", role=role)
 
-    def _ami_id(self, machine_image: str) -> str:
+    def _ami_id(self, machine_image: str | None) -> str:
+        assert machine_image is not None  # noqa: S101
         if not machine_image.startswith("ssm:"):
             return machine_image
         # A parameter of the template: CloudFormation reads it anew at each deployment, so a new AMI needs no edit.

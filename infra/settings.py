@@ -1,4 +1,4 @@
-"""The file an organisation edits: its stages, teams and limits. Everything deployed follows from it.
+"""The file an organisation edits: its stages, teams, budgets and limits. Everything deployed follows from it.
 
 cdk deploy 'dev/*'        deploys what the row `dev` says
 """
@@ -17,6 +17,81 @@ class Team:
     """Lower-case letters, digits and hyphens; also the team's prefix in the buckets."""
     share: float = 1.0
     """Capacity it gets while others wait too, in relation to theirs: 2.0 gets twice what 1.0 gets."""
+    monthly_budget_usd: float | None = None
+    """At 80 % alerts are sent; at 100 % its waiting jobs are cancelled and new ones refused until the month is over.
+    None: only the stage's budget counts."""
+    huggingface_token: bool = False
+    """True: a secret is made for its Hugging Face token, and its jobs get what is put into it as HF_TOKEN. They do not
+    start before something is."""
+    member_principals: tuple[str, ...] = ()
+    """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
+    None given: no such role is made, and people submit with rights of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Accelerator instances that go together: a type, and the software release that their driver and images have."""
+
+    instance_type: str
+    """A row of jobs/instance_types.py."""
+    release: str | None = None
+    """A row of images/releases.toml. None: the default one there."""
+
+    @property
+    def row(self) -> InstanceType:
+        """Raises UsageError where there is none."""
+        return instance_type(self.instance_type)
+
+    @property
+    def software(self) -> Release:
+        """Raises ConfigurationError where the release does not support the accelerators, UsageError where none is."""
+        return release_for(self.row, self.release)
+
+    @property
+    def id(self) -> str:
+        """What names its resources: another type or release makes new ones beside the old."""
+        return f"{self.instance_type}-{self.software.name}".replace(".", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingVpc:
+    """A VPC that is there already: the stage adds security groups and endpoints that are asked for, nothing else."""
+
+    vpc_id: str
+    private_subnet_ids: tuple[str, ...]
+    """Where instances start: each with a way to AWS (NAT or endpoints), in zones that offer the instance type. Jobs of
+    several nodes and FSx live in the first."""
+    private_route_table_ids: tuple[str, ...] = ()
+    """Of those subnets: each gets a route to S3's gateway endpoint, which is free. None given: no such endpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """Who is told of failed jobs, blocked queues, reclaims and budgets."""
+
+    emails: tuple[str, ...] = ()
+    """Each address gets a message from SNS and must confirm it once."""
+    webhook_secret: str | None = None
+    """Name of a secret in Secrets Manager that holds the URL of a chat's incoming webhook (it takes JSON with `text`,
+    as Slack's and Mattermost's do)."""
+    blocked_queue_minutes: int = 60
+    """A job that waits at a queue's head for longer, for a reason that Batch names, is a stuck one: 10 to 1440."""
+    failed_jobs_an_hour: int = 3
+    """As many raise the alarm of failed jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitHub:
+    """Where CI deploys from: GitHub Actions, by OIDC, without a long-lived key."""
+
+    repository: str
+    """`owner/name`."""
+    environment: str | None = None
+    """GitHub environment whose protection rules guard the stage. None: the branch below."""
+    branch: str = "main"
+    """Branch that may deploy where no environment is named."""
+    oidc_provider_arn: str | None = None
+    """The account's provider of token.actions.githubusercontent.com, of which there can be one. None: it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,46 +104,91 @@ class Stage:
     """None: whichever the credentials belong to at deploy time."""
     region: str | None = None
     """None: whichever the CDK CLI is set to. dl1.24xlarge is (or was) offered in us-east-1 and us-west-2 only."""
-    availability_zone_ids: tuple[str, ...] = ()
-    """Zones of the subnets, by id (`use1-az2`), which means the same zone in every account, unlike its letter.
 
-    None given: the first two that the region lists. dl1.24xlarge is (or was) offered in use1-az2 of us-east-1 and in
-    usw2-az1 of us-west-2 only; `aws ec2 describe-instance-type-offerings --location-type availability-zone-id` tells.
-    """
+    # What jobs run on
     instance_type: str = "dl1.24xlarge"
     """What accelerated jobs run on: a row of jobs/instance_types.py."""
     cpu_instance_type: str = "m6i.4xlarge"
     """What corpus and tokenizer jobs run on: a row of jobs/instance_types.py without an accelerator."""
     release: str | None = None
-    """Gaudi software release, a row of images/releases.toml. None: the default one there."""
+    """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
+    there."""
     image_tag: str | None = None
     """Tag of the images that jobs run, in the stage's repositories. None: the release's name."""
-    machine_image: str = "ssm:/trainyard/machine-image/gaudi"
+    retiring: tuple[Pool, ...] = ()
+    """Pools that the stage used before: they and their queues stay for what was submitted to them."""
+    machine_image: str | None = "ssm:/trainyard/machine-image/gaudi"
     """AMI of the accelerator instances: an id, or `ssm:` and the parameter that holds one, read at every deployment.
 
-    It must carry the Gaudi driver of `release`, habana-container-runtime as Docker's default runtime, and the ECS
-    agent; none that AWS publishes was found to have all three.
+    None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, AWS's own for
+    Batch. One that is given must carry the driver of `release`, habana-container-runtime as Docker's default runtime,
+    and the ECS agent.
     """
     root_device_name: str = "/dev/sda1"
-    """Root device of that AMI: Ubuntu's. Amazon Linux calls it /dev/xvda."""
+    """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda."""
     root_volume_gib: int = 500
     """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
     cpu_root_volume_gib: int = 200
+
+    # How much of it
     max_nodes: int = 2
-    """Accelerator instances that may run at once; Batch may exceed it by one instance."""
+    """Accelerator instances on Spot that may run at once; Batch may exceed it by one instance."""
+    max_on_demand_nodes: int = 0
+    """Accelerator instances at the On-Demand price that may run at once: where Spot has none, for jobs that were
+    reclaimed too often, and for specs that ask for them. 0: none."""
+    max_multinode_nodes: int = 0
+    """Accelerator instances, On-Demand and side by side, for jobs of several nodes. 0: no such jobs."""
     max_cpu_nodes: int = 4
+    reclaims_before_on_demand: int = 3
+    """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""
+    spot_wait_hours: float | None = None
+    """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
+    where the stage has none: up to 24. None: it waits."""
     share_decay_hours: int = 24
     """For how long what a team has used counts against it while teams compete."""
+
+    # Network
+    vpc: ExistingVpc | None = None
+    """None: the stage makes its own."""
+    availability_zone_ids: tuple[str, ...] = ()
+    """Zones of the subnets, by id (`use1-az2`), which means the same zone in every account, unlike its letter.
+
+    None given: where the region is given and the instance type's row knows its zones there, those; else the first two
+    that the region lists. `python -m infra.preflight` asks EC2 which zones offer the type.
+    """
     nat_gateways: int = 1
     """0 saves the gateways' hourly price; jobs then reach AWS through VPC endpoints (priced by the hour too) and
     nothing else, so no hf:// source."""
-    log_retention_days: int = 90
+    interface_endpoints: bool | None = None
+    """VPC endpoints for the AWS services that instances and jobs call. None: where the stage's own VPC has no NAT."""
+
+    # Storage
+    own_kms_key: bool = False
+    """True: buckets, repositories, secrets and topics are encrypted with a key of the stage's own, not with AWS's."""
+    fsx_gib: int = 0
+    """FSx for Lustre that shows `shared/` of the data bucket as a file system to accelerated jobs: 1200, or a multiple
+    of 2400. 0: none."""
     checkpoint_retention_days: int = 30
     """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay."""
     noncurrent_retention_days: int = 90
     """How long an overwritten or deleted object can be brought back."""
+    log_retention_days: int = 90
+
+    # Organisation
+    monthly_budget_usd: float | None = None
+    """What the stage may cost a month: at 80 % alerts are sent; at 100 % no instance starts until the month is over."""
+    alerts: Alerts = Alerts()
+    deploy_from: GitHub | None = None
+    """Who may deploy besides people with rights of their own. None: nobody."""
+    permissions_boundary: str | None = None
+    """Name of the account's managed policy that every role must carry. None: the stage makes one."""
     termination_protection: bool = False
     """True: CloudFormation refuses to delete the stacks that hold data and images."""
+
+    @property
+    def pool(self) -> Pool:
+        """What new jobs run on."""
+        return Pool(instance_type=self.instance_type, release=self.release)
 
     @property
     def row(self) -> InstanceType:
@@ -96,6 +216,13 @@ STAGES = {
     stage.name: stage
     for stage in (
         Stage(name="dev", teams=TEAMS, max_nodes=2),
-        Stage(name="prod", teams=TEAMS, max_nodes=16, termination_protection=True),
+        Stage(
+            name="prod",
+            teams=TEAMS,
+            max_nodes=16,
+            max_on_demand_nodes=4,
+            max_multinode_nodes=4,
+            termination_protection=True,
+        ),
     )
 }

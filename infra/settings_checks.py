@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from infra.settings import STAGES, Stage
+from infra.settings import STAGES, Alerts, GitHub, Stage
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
 
@@ -15,6 +15,9 @@ _RANGES = {
     "cpu_root_volume_gib": (30, 16_384),  # 30 GiB: the ECS-optimised AMI's own
     "max_nodes": (1, 1_000),
     "max_cpu_nodes": (1, 1_000),
+    "max_on_demand_nodes": (0, 1_000),
+    "max_multinode_nodes": (0, 1_000),
+    "reclaims_before_on_demand": (1, 10),  # Batch starts a job ten times at most
     "share_decay_hours": (1, 168),  # Batch ends at 604,800 s
     "checkpoint_retention_days": (1, 3_650),
     "noncurrent_retention_days": (1, 3_650),
@@ -26,6 +29,7 @@ _PATTERNS = {
     "root_device_name": (r"/dev/\w+", "a device such as '/dev/sda1'"),
     # ECR's own rule for a tag.
     "image_tag": (r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "at most 128 letters, digits, '_', '.' and '-'"),
+    "permissions_boundary": (r"[\w+=,.@-]{1,128}", "a managed policy's name, without its ARN"),
 }
 
 
@@ -71,8 +75,90 @@ def _mistakes(stage: Stage) -> Iterator[str]:
             yield f"availability_zone_ids: must be ids such as 'use1-az2', not '{zone}'"
     if len(set(stage.availability_zone_ids)) < len(stage.availability_zone_ids):
         yield "availability_zone_ids: names a zone twice"
+    yield from _capacity_mistakes(stage)
+    yield from _vpc_mistakes(stage)
     yield from _team_mistakes(stage)
+    yield from _budget_mistakes(stage)
+    yield from _alert_mistakes(stage.alerts)
+    yield from _deploy_mistakes(stage.deploy_from)
     yield from _accelerator_mistakes(stage)
+
+
+def _capacity_mistakes(stage: Stage) -> Iterator[str]:
+    hours = stage.spot_wait_hours
+    # What jobStateTimeLimitActions takes: 600 to 86,400 seconds.
+    if hours is not None and not 1 / 6 <= hours <= 24:
+        yield f"spot_wait_hours: must be from 10 minutes (0.17) to 24, not {hours:g}"
+    # PERSISTENT_2 file systems start at 1,200 GiB and grow by 2,400.
+    if stage.fsx_gib not in (0, 1_200) and (stage.fsx_gib < 0 or stage.fsx_gib % 2_400):
+        yield f"fsx_gib: must be 0, 1200 or a multiple of 2400, not {stage.fsx_gib}"
+
+
+def _vpc_mistakes(stage: Stage) -> Iterator[str]:
+    vpc = stage.vpc
+    if vpc is None:
+        return
+    if stage.availability_zone_ids:
+        yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
+    if not vpc.private_subnet_ids:
+        yield "vpc: private_subnet_ids: at least one is needed"
+    for field, ids, pattern in (
+        ("vpc_id", (vpc.vpc_id,), r"vpc-[0-9a-f]{8,17}"),
+        ("private_subnet_ids", vpc.private_subnet_ids, r"subnet-[0-9a-f]{8,17}"),
+        ("private_route_table_ids", vpc.private_route_table_ids, r"rtb-[0-9a-f]{8,17}"),
+    ):
+        for id_ in ids:
+            if not re.fullmatch(pattern, id_):
+                yield f"vpc: {field}: must be like '{pattern.split('-')[0]}-0123456789abcdef0', not '{id_}'"
+        if len(set(ids)) < len(ids):
+            yield f"vpc: {field}: names one twice"
+
+
+def _budget_mistakes(stage: Stage) -> Iterator[str]:
+    for name, budget in (
+        ("", stage.monthly_budget_usd),
+        *((f"team '{t.name}': ", t.monthly_budget_usd) for t in stage.teams),
+    ):
+        if budget is not None and not budget > 0:
+            yield f"{name}monthly_budget_usd: must be above 0, not {budget:g}"
+
+
+def _alert_mistakes(alerts: Alerts) -> Iterator[str]:
+    for address in alerts.emails:
+        if not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", address):
+            yield f"alerts: emails: '{address}' is no e-mail address"
+    if len(set(alerts.emails)) < len(alerts.emails):
+        yield "alerts: emails: names an address twice"
+    # The characters that Secrets Manager allows in a name.
+    if alerts.webhook_secret is not None and not re.fullmatch(r"[\w/+=.@-]{1,512}", alerts.webhook_secret):
+        yield (
+            f"alerts: webhook_secret: must be the name of a secret, not '{alerts.webhook_secret}'"
+            if "://" not in alerts.webhook_secret
+            else "alerts: webhook_secret: must be the name of a secret that holds the URL, not the URL, which is one itself"
+        )
+    if not 10 <= alerts.blocked_queue_minutes <= 1_440:
+        yield f"alerts: blocked_queue_minutes: must be from 10 to 1440, not {alerts.blocked_queue_minutes}"
+    if alerts.failed_jobs_an_hour < 1:
+        yield f"alerts: failed_jobs_an_hour: must be at least 1, not {alerts.failed_jobs_an_hour}"
+
+
+def _deploy_mistakes(source: GitHub | None) -> Iterator[str]:
+    if source is None:
+        return
+    # A wildcard here would let other repositories in.
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source.repository):
+        yield f"deploy_from: repository: must be 'owner/name', not '{source.repository}'"
+    if source.environment is not None and not re.fullmatch(r"[\w .-]{1,255}", source.environment):
+        yield f"deploy_from: environment: must be a name, not '{source.environment}'"
+    if not re.fullmatch(r"[\w./-]{1,255}", source.branch):
+        yield f"deploy_from: branch: must be a branch's name, not '{source.branch}'"
+    if source.oidc_provider_arn is not None and not re.fullmatch(
+        r"arn:aws[\w-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com", source.oidc_provider_arn
+    ):
+        yield (
+            "deploy_from: oidc_provider_arn: must be that of token.actions.githubusercontent.com, not "
+            f"'{source.oidc_provider_arn}'"
+        )
 
 
 def _team_mistakes(stage: Stage) -> Iterator[str]:
@@ -84,6 +170,9 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
             yield f"team '{team.name}': must be at most 31 lower-case letters, digits and hyphens"
         if team.name == SHARED_PREFIX:
             yield f"team '{team.name}': what lies under '{SHARED_PREFIX}/' is for all teams; choose another name"
+        for principal in team.member_principals:
+            if not re.fullmatch(r"arn:aws[\w-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+", principal):
+                yield f"team '{team.name}': member_principals: must be ARNs of IAM users or roles, not '{principal}'"
         # Batch's weight factor, its inverse, goes from 0.0001 to 999.9999.
         if not 0.01 <= team.share <= 1_000:
             yield f"team '{team.name}': share: must be from 0.01 to 1000, not {team.share:g}"
@@ -110,3 +199,14 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         _ = stage.gaudi_release
     except (ConfigurationError, UsageError) as error:
         yield f"release: {error}"
+        return
+    ids = [stage.pool.id]
+    for pool in stage.retiring:
+        try:
+            ids.append(pool.id)
+        except (ConfigurationError, UsageError) as error:  # noqa: PERF203 - every mistake is told
+            yield f"retiring: {error}"
+    if ids[0] in ids[1:]:
+        yield f"retiring: '{ids[0]}' is what new jobs run on; it cannot retire as well"
+    if len(set(ids[1:])) < len(ids[1:]):
+        yield "retiring: names a pool twice"

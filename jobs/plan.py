@@ -7,9 +7,10 @@ from typing import Any
 from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.instance_types import InstanceType
 from jobs.locations import DATA
+from jobs.queues import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix
 from jobs.spec import JobSpec
-from jobs.stage import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT, DeployedStage, share_identifier
+from jobs.stage import DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""

@@ -18,10 +18,6 @@ LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
 
-GAUDI_SPOT = "gaudi-spot"
-GAUDI_MULTINODE = "gaudi-multinode"
-CPU_SPOT = "cpu-spot"
-
 SHARED_PREFIX = "shared"
 """What lies under it in the data bucket is read by all teams; a team's own files lie under the team's name."""
 

@@ -119,7 +119,11 @@ def _say(text: str) -> None:
 
 def _put_machine_images(ssm: Any, endpoint: str) -> None:
     """What an account's owner puts there before the first deployment: an AMI, under the parameter of settings.py."""
-    names = {row.machine_image.removeprefix("ssm:") for row in STAGES.values() if row.machine_image.startswith("ssm:")}
+    names = {
+        (row.machine_image or "").removeprefix("ssm:")
+        for row in STAGES.values()
+        if (row.machine_image or "").startswith("ssm:")
+    }
     for name in sorted(names):
         if not _has_parameter(ssm, name):
             image = client("ec2", endpoint).register_image(

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from infra.settings import STAGES
+from jobs.queues import CPU_SPOT, GAUDI_SPOT
 from jobs.stage import (
     CPU_INSTANCE_TYPE,
-    CPU_SPOT,
     DATA_BUCKET,
-    GAUDI_SPOT,
     INSTANCE_TYPE,
     LOG_GROUP,
     RUN_BUCKET,

@@ -1,0 +1,60 @@
+"""The job queues: one row each, and all that the stacks and a plan derive from them.
+
+Adding a queue is adding a row. A stage has those of them for which its settings allow capacity.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Capacity = Literal["spot", "on-demand"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """One row."""
+
+    name: str
+    accelerated: bool
+    """True: on the stage's accelerator instances. False: on its CPU instances."""
+    capacities: tuple[Capacity, ...]
+    """In the order in which Batch tries them; the queue exists where the stage has the first."""
+    several_nodes: bool = False
+    """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
+    purpose: str
+    """Which jobs it takes; completes "for …"."""
+
+
+GAUDI_SPOT = "gaudi-spot"
+GAUDI_ON_DEMAND = "gaudi-on-demand"
+GAUDI_MULTINODE = "gaudi-multinode"
+CPU_SPOT = "cpu-spot"
+
+_ROWS = (
+    Queue(
+        name=GAUDI_SPOT,
+        accelerated=True,
+        capacities=("spot", "on-demand"),
+        purpose="jobs of one node",
+    ),
+    Queue(
+        name=GAUDI_ON_DEMAND,
+        accelerated=True,
+        capacities=("on-demand",),
+        purpose="jobs of one node that must not be interrupted, or were too often",
+    ),
+    Queue(
+        name=GAUDI_MULTINODE,
+        accelerated=True,
+        capacities=("on-demand",),
+        several_nodes=True,
+        purpose="jobs of several nodes",
+    ),
+    Queue(
+        name=CPU_SPOT,
+        accelerated=False,
+        capacities=("spot",),
+        purpose="corpus and tokenizer work",
+    ),
+)
+
+QUEUES = {row.name: row for row in _ROWS}
