@@ -134,7 +134,7 @@ def _alert_mistakes(alerts: Alerts) -> Iterator[str]:
         yield (
             f"alerts: webhook_secret: must be the name of a secret, not '{alerts.webhook_secret}'"
             if "://" not in alerts.webhook_secret
-            else "alerts: webhook_secret: must be the name of a secret that holds the URL, not the URL, which is one itself"
+            else "alerts: webhook_secret: must be the name of the secret that holds the URL, not the URL"
         )
     if not 10 <= alerts.blocked_queue_minutes <= 1_440:
         yield f"alerts: blocked_queue_minutes: must be from 10 to 1440, not {alerts.blocked_queue_minutes}"
