@@ -17,6 +17,8 @@ RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
+SHARED_DATA_MOUNT = "shared-data-mount"
+"""Where containers see `shared/` of the data bucket as a file system; there only where the stage has one."""
 
 SHARED_PREFIX = "shared"
 """What lies under it in the data bucket is read by all teams; a team's own files lie under the team's name."""
@@ -38,13 +40,23 @@ def queue_parameter(queue: str) -> str:
     return f"queue/{queue}"
 
 
-def job_definition_parameter(team: str, kind: str) -> str:
-    return f"job-definition/{team}/{kind}"
+def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = False) -> str:
+    return f"job-definition{'-multinode' if several_nodes else ''}/{team}/{kind}"
 
 
 def image_repository_parameter(image: str) -> str:
     """`image` is a folder under images/."""
     return f"image-repository/{image}"
+
+
+def machine_image_parameter(pool_id: str) -> str:
+    """Holds the AMI that the stage built for a pool of accelerator instances."""
+    return f"machine-image/{pool_id}"
+
+
+def budget_stop_parameter(team: str) -> str:
+    """Is there while the team has used up its budget."""
+    return f"budget-stop/{team}"
 
 
 @dataclass(frozen=True, kw_only=True)
