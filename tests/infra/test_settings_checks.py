@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from infra import settings
-from infra.settings import STAGES, TEAMS, Stage, Team
+from infra.settings import STAGES, TEAMS, Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.settings_checks import LOG_RETENTION_DAYS, check, selected_stages
 from jobs.errors import ConfigurationError
 
@@ -55,6 +55,70 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
                 "1827, 2192, 2557, 2922, 3653"
             ),
         ),
+        ("max_on_demand_nodes", -1, "must be from 0 to 1000, not -1"),
+        ("max_multinode_nodes", 1001, "must be from 0 to 1000, not 1001"),
+        ("reclaims_before_on_demand", 0, "must be from 1 to 10, not 0"),
+        ("spot_wait_hours", 25.0, "must be from 10 minutes (0.17) to 24, not 25"),
+        ("spot_wait_hours", 0.1, "must be from 10 minutes (0.17) to 24, not 0.1"),
+        ("fsx_gib", 1_000, "must be 0, 1200 or a multiple of 2400, not 1000"),
+        ("fsx_gib", -2_400, "must be 0, 1200 or a multiple of 2400, not -2400"),
+        ("monthly_budget_usd", 0.0, "must be above 0, not 0"),
+        (
+            "permissions_boundary",
+            "arn:aws:iam::aws:policy/x",
+            "must be a managed policy's name, without its ARN, not 'arn:aws:iam::aws:policy/x'",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-1", private_subnet_ids=("subnet-0123456789abcdef0",)),
+            "vpc_id: must be like 'vpc-0123456789abcdef0', not 'vpc-1'",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=()),
+            "private_subnet_ids: at least one is needed",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",) * 2),
+            "private_subnet_ids: names one twice",
+        ),
+        ("alerts", Alerts(emails=("someone",)), "emails: 'someone' is no e-mail address"),
+        ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
+        ("alerts", Alerts(webhook_secret="a b"), "webhook_secret: must be the name of a secret, not 'a b'"),
+        (
+            "alerts",
+            Alerts(webhook_secret="https://chat.example.org/hook/1234"),
+            "webhook_secret: must be the name of the secret that holds the URL, not the URL",
+        ),
+        ("alerts", Alerts(blocked_queue_minutes=5), "blocked_queue_minutes: must be from 10 to 1440, not 5"),
+        ("alerts", Alerts(failed_jobs_an_hour=0), "failed_jobs_an_hour: must be at least 1, not 0"),
+        ("deploy_from", GitHub(repository="trainyard"), "repository: must be 'owner/name', not 'trainyard'"),
+        ("deploy_from", GitHub(repository="org/*"), "repository: must be 'owner/name', not 'org/*'"),
+        ("deploy_from", GitHub(repository="org/trainyard", branch="*"), "branch: must be a branch's name, not '*'"),
+        ("deploy_from", GitHub(repository="org/trainyard", environment="*"), "environment: must be a name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
+            (
+                "oidc_provider_arn: must be that of token.actions.githubusercontent.com, not "
+                "'arn:aws:iam::123456789012:role/x'"
+            ),
+        ),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge"),),
+            "'dl1-24xlarge-1-21-0' is what new jobs run on; it cannot retire as well",
+        ),
+        ("retiring", (Pool(instance_type="dl1.24xlarge", release="1.20.0"),) * 2, "names a pool twice"),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge", release="1.22.0"),),
+            (
+                "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\n"
+                "Next: choose one of 1.21.0, 1.20.0, 1.19.0, 1.18.0, 1.17.1, 1.16.2, 1.15.1, 1.14.0"
+            ),
+        ),
         ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
         ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
         ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
@@ -103,6 +167,11 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
         ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
         ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
         ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
+        ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be above 0, not -5"),
+        (
+            (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
+            "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
+        ),
         (
             (Team(name="ml-ops"), Team(name="mlops")),
             "team 'mlops': Batch's fair share drops hyphens and cannot tell it from team 'ml-ops'",
@@ -138,6 +207,13 @@ def test_every_mistake_is_told_at_once() -> None:
     "accepted",
     [
         {"nat_gateways": 0},
+        {"vpc": ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))},
+        {"fsx_gib": 1_200},
+        {"fsx_gib": 4_800},
+        {"spot_wait_hours": 24.0},
+        {"alerts": Alerts(emails=("ml@example.org",), webhook_secret="chat/webhook")},
+        {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)},
         {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
         {"machine_image": "ami-0123456789abcdef0"},
         {"instance_type": "m6i.4xlarge", "release": "1.22.0"},
@@ -149,3 +225,10 @@ def test_every_mistake_is_told_at_once() -> None:
 )
 def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
     check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+
+
+def test_a_vpc_that_is_there_has_its_own_zones() -> None:
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, vpc=vpc, availability_zone_ids=("use1-az2",)))
+    assert str(caught.value) == f"{WHERE}availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
