@@ -1,8 +1,13 @@
-"""Storage: the data bucket that jobs read, the run bucket that they write, and the log of who touched them."""
+"""Storage: the data bucket that jobs read, the run bucket that they write, and the log of who touched them.
+
+With `own_kms_key` also the key that these buckets, and what other stacks keep, are encrypted with.
+"""
 
 from collections.abc import Sequence
 
 from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
@@ -19,6 +24,11 @@ class StorageStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "storage", stage=stage, description="data and run buckets", stateful=True)
+        self.key: kms.IKey | None = self._own_key() if stage.own_kms_key else None
+        """The stage's own key, which other stacks' images, secrets and topics are encrypted with as well.
+
+        Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
+        """
         self._noncurrent_days = stage.noncurrent_retention_days
         self._access_logs = self._bucket("AccessLogs", expire=Duration.days(_ACCESS_LOG_DAYS))
         acknowledge(
@@ -47,6 +57,35 @@ class StorageStack(StageStack):
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
 
+    def _own_key(self) -> kms.Key:
+        key = kms.Key(
+            self,
+            "Key",
+            description=f"trainyard {self.stage_row.name}: data, runs, images, secrets and alerts",
+            enable_key_rotation=True,
+            # What is encrypted with it outlives the stack, and is lost without it.
+            removal_policy=RemovalPolicy.RETAIN,
+        )
+        # Services that publish to a topic need the topic's key, and have no IAM policy to be allowed it in. SNS names
+        # the topic in the encryption context; EventBridge supports no condition on the source of a message to an
+        # encrypted topic (SNS's guide on key management).
+        key.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="PublishToTopicsOfThisAccount",
+                principals=[
+                    iam.ServicePrincipal(f"{service}.amazonaws.com") for service in ("budgets", "cloudwatch", "events")
+                ],
+                actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                resources=["*"],  # in a key's policy: this key
+                conditions={
+                    "ArnLike": {
+                        "kms:EncryptionContext:aws:sns:topicArn": self.format_arn(service="sns", resource="*"),
+                    }
+                },
+            )
+        )
+        return key
+
     def _bucket(
         self,
         name: str,
@@ -55,11 +94,16 @@ class StorageStack(StageStack):
         expire: Duration | None = None,
         rules: Sequence[s3.LifecycleRule] = (),
     ) -> s3.Bucket:
+        # S3 delivers access logs only into buckets that it encrypts with its own keys.
+        key = self.key if access_logs_prefix else None
         bucket = s3.Bucket(
             self,
             name,
             versioned=True,
-            encryption=s3.BucketEncryption.S3_MANAGED,
+            encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
+            encryption_key=key,
+            # One request to KMS for many objects, instead of one for each.
+            bucket_key_enabled=True if key else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
