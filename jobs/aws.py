@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.config import Config
     from mypy_boto3_batch.client import BatchClient
+    from mypy_boto3_ec2.client import EC2Client
     from mypy_boto3_logs.client import CloudWatchLogsClient
     from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_service_quotas.client import ServiceQuotasClient
     from mypy_boto3_ssm.client import SSMClient
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -80,6 +82,14 @@ class Aws:
     @cached_property
     def logs(self) -> "CloudWatchLogsClient":
         return self._session.client("logs", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ec2(self) -> "EC2Client":
+        return self._session.client("ec2", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def quotas(self) -> "ServiceQuotasClient":
+        return self._session.client("service-quotas", config=self._config(), region_name=self._region)
 
     @property
     def endpoint(self) -> str:

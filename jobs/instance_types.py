@@ -33,6 +33,9 @@ class InstanceType:
     """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
     huge_pages: int = 0
     """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
+    on_demand_quota_code: str
+    """Service Quotas' code of the vCPUs that instances of its family may have at the On-Demand price."""
+    spot_quota_code: str
     image: str
     """Folder under images/ whose image fits the accelerator."""
     on_demand_usd_per_hour: float
@@ -58,6 +61,8 @@ _ROWS = (
         network_cards=4,
         gaudi_generation=1,
         huge_pages=15_000,  # what Habana's installation guide sets
+        on_demand_quota_code="L-6E869C2A",
+        spot_quota_code="L-85EED4F7",
         image="gaudi",
         on_demand_usd_per_hour=13.10904,
         spot_usd_per_hour=3.93,
@@ -72,6 +77,8 @@ _ROWS = (
         memory_mib=65_536,
         job_memory_mib=60_000,
         network_cards=0,
+        on_demand_quota_code="L-1216C47A",
+        spot_quota_code="L-34B43A08",
         image="cpu",
         on_demand_usd_per_hour=0.768,
         spot_usd_per_hour=0.768,

@@ -148,6 +148,14 @@ def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
 
 
 @app.command()
+def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
+    """Say why a run waits: asks Batch and EC2 for all that can keep it from starting."""
+    from jobs.cli import runs
+
+    runs.why(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+
+
+@app.command()
 def logs(
     ctx: typer.Context,
     run: Run,

@@ -1,5 +1,6 @@
-"""`trainyard list | status | logs | cancel | fetch | receipt`: what there is to know and do about runs."""
+"""`trainyard list | status | why | logs | cancel | fetch | receipt`: what there is to know and do about runs."""
 
+import dataclasses
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -76,6 +77,26 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if job.attempts:
         console.print()
         tables.show(tables.attempts_table(job.attempts), on=console)
+
+
+def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
+    """`trainyard why`."""
+    from jobs.waiting import findings, is_waiting
+
+    stage = batch.read_stage(aws, stage_name)
+    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    found = findings(aws, stage, job) if is_waiting(job) else []
+    if output == "json":
+        answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue}
+        tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
+        return
+    console = tables.stderr()
+    if not found:
+        console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
+        return
+    waited = tables.duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
+    console.print(f"{job.run_id} is {job.state} in {job.queue}, submitted {waited} ago")
+    tables.show(tables.findings_table(found), on=tables.stdout())
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:

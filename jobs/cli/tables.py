@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,9 @@ from rich.text import Text
 from jobs.batch import Job, JobAttempt
 from jobs.plan import Plan
 from jobs.runs import Receipt
+
+if TYPE_CHECKING:
+    from jobs.waiting import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
 _RESULT_LABELS = {
@@ -26,6 +29,7 @@ _RESULT_LABELS = {
 }
 """Results by the words people use; every other one is shown by its own key."""
 
+_VERDICT_STYLES = {"cause": "yellow", "unknown": "magenta", "fine": "green"}
 _STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "STARTING": "cyan"}
 
 
@@ -176,6 +180,20 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
             "" if attempt.exit_code is None else str(attempt.exit_code),
             attempt.reason,
         )
+    return table
+
+
+def findings_table(findings: "Iterable[Finding]") -> Table:
+    """What keeps a job from starting, and below it what was looked at besides."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("LOOKED AT", no_wrap=True)
+    table.add_column("FOUND", overflow="fold")
+    for finding in findings:
+        text = Text(finding.text)
+        if finding.next_step:
+            text.append(f"\nNext: {finding.next_step}", style="dim")
+        table.add_row(Text(finding.verdict, style=_VERDICT_STYLES[finding.verdict]), finding.about, text)
     return table
 
 

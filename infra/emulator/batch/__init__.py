@@ -32,7 +32,7 @@ def install(executor_name: str) -> None:
     BatchBackend.executor = _make_executor(executor_name)
     batch_backends.clear()
     batch_backends.backend = BatchBackend
-    for path in urls.url_paths:
+    for path in (*urls.url_paths, "{0}/v1/getjobqueuesnapshot$"):
         urls.url_paths[path] = BatchResponse.dispatch
 
 

@@ -1,6 +1,7 @@
 """The HTTP side of the Batch service: requests in, moto's routes, answers out."""
 
 import json
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,6 +59,12 @@ class BatchResponse(MotoBatchResponse):
 
     def describejobqueues(self) -> str:
         return self._describe("jobQueues", self.batch_backend.queues)
+
+    def getjobqueuesnapshot(self) -> str:
+        backend = self.batch_backend
+        front = backend.scheduler.front(backend.queue(self._request.get("jobQueue", "")))[:MAX_DESCRIBED]
+        jobs = [{"jobArn": job.arn, "earliestTimeAtPosition": job.created_at} for job in front]
+        return json.dumps({"frontOfQueue": {"jobs": jobs, "lastUpdatedAt": int(time.time() * 1000)}})
 
     def registerjobdefinition(self) -> str:
         definition = self.batch_backend.register_definition(self._request)

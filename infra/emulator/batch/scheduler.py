@@ -86,6 +86,12 @@ class Scheduler:
                 job.is_terminated = True
             self.dispatch()
 
+    def front(self, queue: JobQueue) -> list[Job]:
+        """What waits for capacity in a queue, in the order in which it would be picked."""
+        with self.lock:
+            waiting = list(self._runnable.get(queue.arn, []))
+            return sorted(waiting, key=self._turn(queue)) if queue.scheduling_policy_arn and waiting else waiting
+
     def reclaim(self, job: Job) -> bool:
         """Take the instance away that it runs on; False where it runs on none."""
         with self.lock:
@@ -159,8 +165,11 @@ class Scheduler:
         waiting = self._runnable.get(queue.arn)
         if not waiting:
             return None
-        if queue.scheduling_policy_arn is None:
-            return waiting[0]
+        return waiting[0] if queue.scheduling_policy_arn is None else min(waiting, key=self._turn(queue))
+
+    def _turn(self, queue: JobQueue) -> Callable[[Job], tuple[float, int, int]]:
+        """By what the jobs of a queue with fair share are picked, the least first."""
+        assert queue.scheduling_policy_arn is not None  # noqa: S101 - narrows the type
         policy = self._policy(queue.scheduling_policy_arn)
         now = time.monotonic()
         recent = self._usages.setdefault(queue.arn, {})
@@ -168,15 +177,12 @@ class Scheduler:
             del recent[key]
         usage_of = {
             share: fair_share.weighted_usage(policy, recent.values(), share, now)
-            for share in {job.submission.share_identifier or "" for job in waiting}
+            for share in {job.submission.share_identifier or "" for job in self._runnable.get(queue.arn, [])}
         }
-        return min(
-            waiting,
-            key=lambda job: (
-                usage_of[job.submission.share_identifier or ""],
-                -(job.submission.scheduling_priority or 0),
-                job.sequence,
-            ),
+        return lambda job: (
+            usage_of[job.submission.share_identifier or ""],
+            -(job.submission.scheduling_priority or 0),
+            job.sequence,
         )
 
     def _find_room(self, job: Job) -> ComputeEnvironment | None:
