@@ -9,6 +9,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     tensorboard/              event files
     model/                    what `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
+    moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -83,6 +84,9 @@ class Attempt(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     number: int
+    """Counts on through all the Batch jobs that a run may come to have: Batch itself begins with 1 in each."""
+    job_id: str | None = None
+    """The Batch job whose attempt it was. None: it ran outside Batch."""
     started_at: datetime
     finished_at: datetime | None = None
     """None while it runs, and for ever where the node was lost."""

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,6 +61,7 @@ class AttemptRecord:
         job: str,
         instance: InstanceType,
         number: int,
+        job_id: str | None,
         accelerator: str,
         on_instance: bool,
         nnodes: int,
@@ -71,6 +72,7 @@ class AttemptRecord:
         now = datetime.now(timezone.utc)
         self._attempt = Attempt(
             number=number,
+            job_id=job_id,
             started_at=now,
             last_seen_at=now,
             instance_type=instance.name,
@@ -123,11 +125,8 @@ class AttemptRecord:
         place = self._run / ATTEMPTS / f"{self._attempt.number}.json"
         object_store.write(self._s3, place, _json(self._attempt))
         attempts = {self._attempt.number: self._attempt}
-        for name in object_store.sizes(self._s3, self._run / ATTEMPTS):
-            content = object_store.read(self._s3, self._run / ATTEMPTS / name)
-            if content is not None:
-                earlier = Attempt.model_validate_json(content)
-                attempts.setdefault(earlier.number, earlier)
+        for earlier in _recorded(self._s3, self._run):
+            attempts.setdefault(earlier.number, earlier)
         bill = receipt(
             self._run,
             [attempts[number] for number in sorted(attempts)],
@@ -183,8 +182,30 @@ def receipt(
 
 
 def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Batch counts from 1."""
+    """Of the Batch job: it counts from 1."""
     return int(environment.get("AWS_BATCH_JOB_ATTEMPT", "1"))
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Of the Batch job, without the number of its node; None outside Batch."""
+    return environment.get("AWS_BATCH_JOB_ID", "").partition("#")[0] or None
+
+
+def number_in_run(s3: "S3Client", run: S3Location, *, job_id: str | None, attempt: int) -> int:
+    """What number an attempt has in its run, which may have begun as another Batch job, on Spot.
+
+    It follows all that the jobs before have recorded. They have ended, so the answer is the same however often it is
+    asked for. Raises TrainyardError where the run cannot be read.
+    """
+    before = [recorded.number for recorded in _recorded(s3, run) if recorded.job_id != job_id]
+    return max(before, default=0) + attempt
+
+
+def _recorded(s3: "S3Client", run: S3Location) -> Iterator[Attempt]:
+    for name in object_store.sizes(s3, run / ATTEMPTS):
+        content = object_store.read(s3, run / ATTEMPTS / name)
+        if content is not None:
+            yield Attempt.model_validate_json(content)
 
 
 def _json(model: BaseModel) -> bytes:

@@ -32,7 +32,7 @@ from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
-from jobs.train.attempts import AttemptRecord, attempt_number
+from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
 from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 
 log = logging.getLogger("trainyard")
@@ -81,8 +81,8 @@ class Node:
             raise ConfigurationError("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS is not set on a child node")
         # All nodes know the job and the attempt, so they agree on a port without a word; jobs side by side on one
         # machine (the embedded AWS) get different ones.
-        job = environment.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-        port = 20_000 + zlib.crc32(f"{job}/{attempt_number(environment)}".encode()) % 10_000
+        meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
+        port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
         return cls(index=index, nnodes=nnodes, main_address=address or "localhost", port=port)
 
 
@@ -98,6 +98,7 @@ class Launch:
     run: S3Location
     accelerator_asked: str
     attempt: int
+    """Of the Batch job; the run's own number goes on where another job of the run left off."""
 
     @property
     def world_size(self) -> int:
@@ -178,13 +179,17 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
 def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
     """One attempt, from its record's first line to its last."""
     record = None
+    number = launch.attempt
     if launch.node.is_main:
+        s3, job = object_store.connect(), job_id()
+        number = number_in_run(s3, launch.run, job_id=job, attempt=launch.attempt)
         record = AttemptRecord(
-            object_store.connect(),
+            s3,
             launch.run,
             job=launch.kind.name,
             instance=launch.instance,
-            number=launch.attempt,
+            number=number,
+            job_id=job,
             accelerator=accelerator.name,
             on_instance=launch.accelerator_asked != AUTO,
             nnodes=launch.node.nnodes,
@@ -196,7 +201,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
         if launch.node.is_main:
             log.info(
                 "attempt %s of %s: %s, %s ranks on %s node(s) over %s",
-                launch.attempt,
+                number,
                 launch.run,
                 launch.kind.name,
                 launch.world_size,

@@ -1,0 +1,228 @@
+"""Moves a job that Spot has taken away too often, or had no capacity for, to the On-Demand queue of its pool.
+
+EventBridge calls it with every change of state of a job in a Spot queue. Events come more than once, late and out of
+order, so an event only names the job; what is done follows from what DescribeJobs says:
+
+1. a job that lives on after too many reclaims is terminated, with a reason that says where it goes on;
+2. a job that has ended with that reason (or of its last reclaim, or was cancelled for want of Spot capacity) is
+   submitted again under its own name.
+
+Two jobs must never write one run at the same time, so the second step waits for Batch's word that the first job has
+ended. `dependsOn` could not do it: what depends on a job that failed, and a terminated one has failed, fails as well.
+
+SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
+is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+CLAIM_SECONDS = 120
+"""After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
+minutes over which Lambda tries an asynchronous call again."""
+
+
+class MoveUnderwayError(Exception):
+    """Another call holds the claim. Lambda tries again: by then there is a successor, or the claim is abandoned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the stack hands over in the environment."""
+
+    reclaims_before_on_demand: int
+    on_demand_queues: dict[str, str]
+    """ARN of a Spot queue to that of the same pool's On-Demand queue."""
+    reclaim_reason: str
+    moved_reason: str
+    moved_tag: str
+    no_capacity_reason: str
+    """What Batch cancels a job with that waited too long for Spot."""
+
+    @classmethod
+    def from_environment(cls) -> "Rules":
+        return cls(
+            reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
+            on_demand_queues=json.loads(os.environ["ON_DEMAND_QUEUES"]),
+            reclaim_reason=os.environ["RECLAIM_REASON"],
+            moved_reason=os.environ["MOVED_REASON"],
+            moved_tag=os.environ["MOVED_TAG"],
+            no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
+        )
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """The job has to end before it can go on elsewhere."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resubmit:
+    """The job has ended and goes on with this SubmitJob request."""
+
+    request: dict[str, Any]
+
+
+def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
+    """What is to be done with a job, as DescribeJobs shows it; None: nothing."""
+    queue = rules.on_demand_queues.get(job["jobQueue"])
+    if queue is None or job["status"] == "SUCCEEDED":
+        return None
+    reclaims = sum(
+        attempt.get("statusReason", "").startswith(rules.reclaim_reason) for attempt in job.get("attempts", [])
+    )
+    too_many = reclaims >= rules.reclaims_before_on_demand
+    after = f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
+    stopped_by_someone = job.get("isTerminated") or job.get("isCancelled")
+    if job["status"] != "FAILED":
+        # One that is being terminated already, by this function or by its owner, is left to it.
+        if not too_many or stopped_by_someone:
+            return None
+        return Terminate(f"{rules.moved_reason} {after}: goes on as the job of the same name in {_name(queue)}")
+    reason = job.get("statusReason", "")
+    if reason == rules.no_capacity_reason:
+        return Resubmit(_request(job, queue, {rules.moved_tag: "for want of Spot capacity"}))
+    # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it.
+    if reason.startswith(rules.moved_reason) or (
+        too_many and reason.startswith(rules.reclaim_reason) and not stopped_by_someone
+    ):
+        return Resubmit(_request(job, queue, {rules.moved_tag: after}))
+    return None
+
+
+def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:
+    """SubmitJob's arguments for the same job in another queue.
+
+    DescribeJobs shows definition and submission merged into one; given as the submission's they come to the same. What
+    Batch adds itself (AWS_BATCH_…, tags of `aws:`) it does not take from others.
+    """
+    request: dict[str, Any] = {
+        "jobName": job["jobName"],
+        "jobQueue": queue,
+        "jobDefinition": job["jobDefinition"],
+        "retryStrategy": job["retryStrategy"],
+        "propagateTags": job.get("propagateTags", False),
+        "tags": {key: value for key, value in job.get("tags", {}).items() if not key.startswith("aws:")} | more_tags,
+        "ecsPropertiesOverride": {
+            "taskProperties": [
+                {"containers": [_container(container) for container in task["containers"]]}
+                for task in job["ecsProperties"]["taskProperties"]
+            ]
+        },
+    }
+    same = {"shareIdentifier": "shareIdentifier", "timeout": "timeout", "parameters": "parameters"}
+    for shown, asked in (same | {"schedulingPriority": "schedulingPriorityOverride"}).items():
+        if job.get(shown):
+            request[asked] = job[shown]
+    return request
+
+
+def _container(container: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": container["name"],
+        "command": container["command"],
+        "environment": [item for item in container["environment"] if not item["name"].startswith("AWS_BATCH")],
+        "resourceRequirements": container["resourceRequirements"],
+    }
+
+
+def _name(arn: str) -> str:
+    return arn.rsplit("/", 1)[-1]
+
+
+def claim_place(job: dict[str, Any]) -> tuple[str, str]:
+    """Bucket and key of the claim on the move of a job: `moves/<job id>.json` of its run."""
+    environment = {
+        item["name"]: item["value"]
+        for task in job["ecsProperties"]["taskProperties"]
+        for container in task["containers"]
+        for item in container["environment"]
+    }
+    run = urlsplit(environment["TRAINYARD_RUN_URI"])
+    return run.netloc, f"{run.path.strip('/')}/moves/{job['jobId']}.json"
+
+
+class Mover:
+    """Carries a decision out, once."""
+
+    def __init__(self) -> None:
+        import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
+        from botocore.config import Config  # noqa: PLC0415
+
+        self._batch = boto3.client("batch")
+        # Sent again by botocore after a lost answer, SubmitJob would start a second job.
+        self._batch_once = boto3.client("batch", config=Config(retries={"total_max_attempts": 1}))
+        self._s3 = boto3.client("s3")
+
+    def describe(self, job_id: str) -> dict[str, Any] | None:
+        jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
+        return jobs[0] if jobs else None
+
+    def terminate(self, job_id: str, reason: str) -> None:
+        self._batch.terminate_job(jobId=job_id, reason=reason)
+
+    def resubmit(self, job: dict[str, Any], request: dict[str, Any]) -> str | None:
+        """Id of the successor; None where there was one. Raises MoveUnderwayError where another call is at it."""
+        bucket, key = claim_place(job)
+        if not self._claim(bucket, key):
+            held = self._s3.get_object(Bucket=bucket, Key=key)
+            if json.load(held["Body"]).get("successor"):
+                return None
+            if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS:
+                raise MoveUnderwayError(f"the move of {job['jobName']} is claimed by another call")
+            # Whoever held it may have submitted the job and died before it could say so.
+            successor = self._job_named(request["jobQueue"], request["jobName"])
+            if successor:
+                self._record(bucket, key, successor)
+                return None
+            if not self._claim(bucket, key, instead_of=held["ETag"]):
+                raise MoveUnderwayError(f"the move of {job['jobName']} was taken over by another call")
+        successor = self._batch_once.submit_job(**request)["jobId"]
+        self._record(bucket, key, successor)
+        return successor
+
+    def _claim(self, bucket: str, key: str, *, instead_of: str | None = None) -> bool:
+        from botocore.exceptions import ClientError  # noqa: PLC0415
+
+        condition = {"IfMatch": instead_of} if instead_of else {"IfNoneMatch": "*"}
+        # The time makes each claim's ETag its own: of two calls that take one over, one succeeds.
+        body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
+        try:
+            self._s3.put_object(Bucket=bucket, Key=key, Body=body.encode(), **condition)  # type: ignore[arg-type]
+        except ClientError as error:
+            # The second: two wrote at the very same time, and the other one won.
+            if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+
+    def _record(self, bucket: str, key: str, successor: str) -> None:
+        body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
+        self._s3.put_object(Bucket=bucket, Key=key, Body=body.encode())
+
+    def _job_named(self, queue: str, name: str) -> str | None:
+        pages = self._batch.get_paginator("list_jobs").paginate(
+            jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
+        )
+        return next((found["jobId"] for page in pages for found in page["jobSummaryList"]), None)
+
+
+def handler(event: dict[str, Any], _context: object) -> None:
+    """Lambda's entry; `event` is a 'Batch Job State Change'."""
+    mover = Mover()
+    job = mover.describe(event["detail"]["jobId"])
+    if job is None:  # Batch has forgotten it: the event is many days old
+        return
+    decision = decide(job, Rules.from_environment())
+    if isinstance(decision, Terminate):
+        mover.terminate(job["jobId"], decision.reason)
+        print(json.dumps({"run": job["jobName"], "job": job["jobId"], "terminated": decision.reason}))
+    elif isinstance(decision, Resubmit):
+        successor = mover.resubmit(job, decision.request)
+        print(json.dumps({"run": job["jobName"], "job": job["jobId"], "successor": successor or "was there already"}))
