@@ -1,11 +1,15 @@
-"""Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it."""
+"""Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it.
 
+python -m jobs.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
+"""
+
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
 
-from jobs.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.errors import ConfigurationError, TrainyardError, UsageError, did_you_mean
 from jobs.instance_types import InstanceType
 
 RELEASES_FILE = Path(__file__).parent.parent / "images" / "releases.toml"
@@ -32,6 +36,23 @@ class Release:
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
         )
+
+    @property
+    def package_version(self) -> str:
+        """Version of Habana's Debian packages of this release, the driver's among them."""
+        return f"{self.name}-{self.build}"
+
+    @property
+    def build_arguments(self) -> dict[str, str]:
+        """What every image of this release is built with; a Dockerfile declares those that it needs as `ARG`."""
+        return {
+            "RELEASE": self.name,
+            "HABANA_IMAGE": self.base_image,
+            "PYTHON": self.python,
+            "PYTORCH": self.pytorch,
+            "OPTIMUM_HABANA": self.optimum_habana,
+            "TRANSFORMERS": self.transformers,
+        }
 
 
 def releases() -> dict[str, Release]:
@@ -64,3 +85,12 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
         f"{row.gaudi_generation}",
         next_step=f"choose one of {', '.join(fitting)}",
     )
+
+
+if __name__ == "__main__":
+    try:
+        for argument, value in release(*sys.argv[1:2]).build_arguments.items():
+            print(f"{argument}={value}")
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -17,6 +17,8 @@ RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
+IMAGE_BUILD_PROJECT = "image-build/project"
+"""The CodeBuild project that builds the stage's images."""
 SHARED_DATA_MOUNT = "shared-data-mount"
 """Where containers see `shared/` of the data bucket as a file system; there only where the stage has one."""
 
@@ -47,6 +49,11 @@ def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = Fals
 def image_repository_parameter(image: str) -> str:
     """`image` is a folder under images/."""
     return f"image-repository/{image}"
+
+
+def image_digest_parameter(image: str) -> str:
+    """Holds the repository and digest of the image that was pushed last; written by the build, not by a deployment."""
+    return f"image-digest/{image}"
 
 
 def machine_image_parameter(pool_id: str) -> str:
