@@ -4,12 +4,16 @@ Adding a type is adding a row. Prices are On-Demand and typical Spot, in US doll
 us-east-1, Linux, with the day they were read; the receipt repeats day and source beside every figure it derives.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from jobs.errors import UsageError, did_you_mean
 
 Accelerator = Literal["hpu", "cuda", "cpu"]
+
+ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA", "ECS_AL2_NVIDIA"]
+"""Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,13 @@ class InstanceType:
     """What a job that owns the instance asks for: less than all, since the ECS agent and the kernel keep some back."""
     network_cards: int
     """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
+    nvme_disks: int = 0
+    """Disks of its own, gone with the instance: scratch space, and Docker's."""
+    image_type: ImageType = "ECS_AL2023"
+    """The family that its AMI belongs to, also where the AMI is not Batch's own."""
+    machine_image: Literal["batch", "stage", "given"] = "batch"
+    """Whose AMI it boots where the settings name none: Batch's newest of the family, one that the stage builds, or
+    nobody's, so that the settings have to name one."""
     gaudi_generation: int | None = None
     """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
     huge_pages: int = 0
@@ -36,6 +47,8 @@ class InstanceType:
     on_demand_quota_code: str
     """Service Quotas' code of the vCPUs that instances of its family may have at the On-Demand price."""
     spot_quota_code: str
+    zone_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Region to the ids of the zones there that are known to offer it; a region is left out where nobody asked."""
     image: str
     """Folder under images/ whose image fits the accelerator."""
     on_demand_usd_per_hour: float
@@ -48,7 +61,21 @@ class InstanceType:
         """Ranks that fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
         return self.accelerators or max(1, self.vcpus // 24)
 
+    @property
+    def gpus(self) -> int:
+        """Cards that Batch counts as a resource of type GPU; it has no such type for HPUs."""
+        return self.accelerators if self.accelerator == "cuda" else 0
 
+    @property
+    def card(self) -> str:
+        """What people call one of its cards; a vCPU where it has none."""
+        return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
+
+
+_NO_SPOT_PRICE = "for want of a Spot price the On-Demand one stands in"
+
+# Of the CUDA rows vCPUs, memory, cards, disks and zones are EC2's own answers (DescribeInstanceTypes and
+# DescribeInstanceTypeOfferings, as moto 5.2.5 ships them) except for p3.8xlarge's, which come from AWS's product page.
 _ROWS = (
     InstanceType(
         name="dl1.24xlarge",
@@ -59,6 +86,8 @@ _ROWS = (
         # 96.6 % of the memory: what the published DL1 job definitions ask for so that one job owns the node.
         job_memory_mib=760_000,
         network_cards=4,
+        nvme_disks=4,
+        machine_image="stage",
         gaudi_generation=1,
         huge_pages=15_000,  # what Habana's installation guide sets
         on_demand_quota_code="L-6E869C2A",
@@ -68,6 +97,94 @@ _ROWS = (
         spot_usd_per_hour=3.93,
         price_date="2022-08-24",
         price_source="the published DL1 pre-training tutorial (philschmid.de/pre-training-bert-habana)",
+    ),
+    InstanceType(
+        name="p3.8xlarge",
+        accelerator="cuda",
+        accelerators=4,  # V100, 16 GiB each
+        vcpus=32,
+        memory_mib=249_856,
+        job_memory_mib=240_000,
+        network_cards=0,
+        # Batch's AL2023 family for GPUs leaves P3 out, and of the AL2 one it gives out no AMI since 2026-06-30.
+        image_type="ECS_AL2_NVIDIA",
+        machine_image="given",
+        on_demand_quota_code="L-417A185B",
+        spot_quota_code="L-7212CCBC",
+        image="cuda",
+        on_demand_usd_per_hour=12.24,
+        spot_usd_per_hour=12.24,
+        price_date="2026-11-21",
+        price_source=f"price tables in public repositories, without a day, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="p4d.24xlarge",
+        accelerator="cuda",
+        accelerators=8,  # A100, 40 GiB each
+        vcpus=96,
+        memory_mib=1_179_648,
+        job_memory_mib=1_140_000,
+        network_cards=4,
+        nvme_disks=8,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-417A185B",
+        spot_quota_code="L-7212CCBC",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=21.957642,
+        spot_usd_per_hour=21.957642,
+        price_date="2026-11-09",
+        price_source=f"109-gpu-pricing/hyperscalers.json of github.com/datareceipts/data-receipts; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g5.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # A10G, 24 GiB each
+        vcpus=192,
+        memory_mib=786_432,
+        job_memory_mib=760_000,
+        network_cards=1,
+        nvme_disks=2,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=16.288,
+        spot_usd_per_hour=16.288,
+        price_date="2026-11-21",
+        price_source=f"price tables in public repositories, the newest of 2026-04, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g6e.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # L40S, 48 GiB each
+        vcpus=192,
+        memory_mib=1_572_864,
+        job_memory_mib=1_520_000,
+        network_cards=4,
+        nvme_disks=4,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=30.131,
+        spot_usd_per_hour=30.131,
+        price_date="2026-11-21",
+        price_source=f"price tables in public repositories, without a day, unconfirmed; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="m6i.4xlarge",
@@ -83,7 +200,7 @@ _ROWS = (
         on_demand_usd_per_hour=0.768,
         spot_usd_per_hour=0.768,
         price_date="2026-11-21",
-        price_source="memory of AWS's price list, unconfirmed; for want of a Spot price the On-Demand one stands in",
+        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
     ),
 )
 

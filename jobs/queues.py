@@ -20,9 +20,23 @@ class Queue:
     """In the order in which Batch tries them; the queue exists where the stage has the first."""
     several_nodes: bool = False
     """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
+    priority: int = 1
+    """Of queues that share instances, the one with the higher number gets them first."""
     purpose: str
     """Which jobs it takes; completes "for …"."""
 
+    @property
+    def capacity(self) -> Capacity:
+        """What a job in it is priced at."""
+        return self.capacities[0]
+
+
+MARKET = {"spot": "Spot", "on-demand": "On-Demand"}
+"""What AWS writes for a capacity."""
+
+SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
+"""statusReason of a job that waited at the head of the Spot queue for longer than the stage allows: Batch's own words
+(user guide, "Jobs stuck in RUNNABLE due to capacity"), which nobody can choose."""
 
 GAUDI_SPOT = "gaudi-spot"
 GAUDI_ON_DEMAND = "gaudi-on-demand"
@@ -40,6 +54,7 @@ _ROWS = (
         name=GAUDI_ON_DEMAND,
         accelerated=True,
         capacities=("on-demand",),
+        priority=10,  # what was reclaimed too often goes before what Spot has no room for
         purpose="jobs of one node that must not be interrupted, or were too often",
     ),
     Queue(
