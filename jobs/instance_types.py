@@ -92,6 +92,8 @@ _ROWS = (
         huge_pages=15_000,  # what Habana's installation guide sets
         on_demand_quota_code="L-6E869C2A",
         spot_quota_code="L-85EED4F7",
+        # One zone in each region, as long as EC2 offered it; it may have withdrawn the type in 2026, unconfirmed.
+        zone_ids={"us-east-1": ("use1-az2",), "us-west-2": ("usw2-az1",)},
         image="gaudi",
         on_demand_usd_per_hour=13.10904,
         spot_usd_per_hour=3.93,
