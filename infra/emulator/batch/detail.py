@@ -50,6 +50,7 @@ def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:
 def summarize_job(job: Job) -> dict[str, Any]:
     """One of ListJobs' `jobSummaryList`."""
     shown = _head(job)
+    shown["shareIdentifier"] = job.submission.share_identifier
     task = job.last_task
     if task is not None and len(task.containers) == 1:
         container = task.containers[0]

@@ -1,0 +1,145 @@
+"""`trainyard why`: why jobs wait, on an embedded Batch that really lets them wait."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from jobs.aws import Aws
+from jobs.batch import Job, describe, terminate
+from jobs.cli.submit import send
+from jobs.queues import GAUDI_SPOT
+from jobs.stage import DeployedStage
+from jobs.waiting import Finding, findings, is_waiting
+from tests.conftest import EmbeddedAws
+from tests.jobs.conftest import point_at
+from tests.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.jobs.submitting import environment_of, planned_to_run, wait_for
+
+Submit = Callable[..., Job]
+
+
+@pytest.fixture
+def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
+    """Submits a job that runs until the test is over, and returns it once it is in `state`."""
+    submitted: list[str] = []
+
+    def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None) -> Job:
+        plan = planned_to_run(embedded, stage, ["sleep", "300"], name=name)
+        if depends_on is not None:
+            plan.request["dependsOn"] = [{"jobId": depends_on.id}]
+        submitted.append(send(embedded, plan))
+        return wait_for(embedded, stage, submitted[-1], state=state)
+
+    yield submit_one
+    for job in describe(embedded, stage, submitted[::-1]):
+        terminate(embedded, job, reason="the test is over")
+        wait_for(embedded, stage, job.id)
+
+
+@pytest.fixture
+def disabled(embedded: Aws, stage: DeployedStage) -> Iterator[None]:
+    """A stage whose Spot instances are switched off."""
+    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(GAUDI_SPOT)])["jobQueues"]
+    names = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
+    for name in names:
+        embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
+    yield
+    for name in names:
+        embedded.batch.update_compute_environment(computeEnvironment=name, state="ENABLED")
+
+
+def causes(found: list[Finding]) -> dict[str, str]:
+    return {finding.about: finding.text for finding in found if finding.verdict == "cause"}
+
+
+def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: DeployedStage, submit: Submit) -> None:
+    # GIVEN the two instances that `dev` may have, in use
+    for _ in range(2):
+        submit("RUNNING")
+    # WHEN two more jobs come
+    third = submit("RUNNABLE", name="third")
+    fourth = submit("RUNNABLE", name="fourth")
+    # THEN each is told what it waits for
+    full = "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"
+    assert causes(findings(embedded, stage, third)) == {"room": full}
+    found = findings(embedded, stage, fourth)
+    ahead = "1 job waits before it, the first of team research: teams take turns by what they used lately"
+    assert causes(found) == {"room": full, "place in the queue": ahead}
+    assert (
+        next(item.next_step for item in found if item.about == "place in the queue") == f"trainyard why {third.run_id}"
+    )
+    # AND what is in order is said as well, after the causes
+    assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
+    assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
+
+
+def test_a_job_waits_where_instances_are_switched_off(
+    embedded: Aws, stage: DeployedStage, disabled: None, submit: Submit
+) -> None:
+    found = findings(embedded, stage, submit("RUNNABLE"))
+    assert causes(found)["Spot instances"].startswith("their compute environment is disabled")
+    assert "--state ENABLED" in found[0].next_step
+
+
+def test_a_job_waits_for_the_one_it_depends_on(embedded: Aws, stage: DeployedStage, submit: Submit) -> None:
+    first = submit("RUNNING", name="first")
+    found = findings(embedded, stage, submit("PENDING", name="second", depends_on=first))
+    assert causes(found) == {"dependency": f"it depends on {first.run_id}, which is RUNNING"}
+
+
+def test_ec2_is_asked_for_its_offer_and_the_quota(
+    deployed_aws: EmbeddedAws, stage: DeployedStage, disabled: None, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an AWS that is not taken for the embedded one; its EC2 knows no dl1.24xlarge, its quotas nothing of EC2
+    job = submit("RUNNABLE")
+    point_at(monkeypatch, deployed_aws.endpoint)
+    real = Aws()
+    real.__dict__["embedded"] = False
+    found = findings(real, stage, job)
+    assert causes(found)["EC2's offer"] == "EC2 does not offer dl1.24xlarge in this region"
+    # AND what cannot be asked is no reason to say nothing
+    [quota] = [finding for finding in found if finding.about == "vCPU quota"]
+    assert quota.verdict == "unknown"
+    assert "GetServiceQuota" in quota.text
+
+
+def test_a_denied_question_is_unknown_and_the_others_go_on(
+    embedded: Aws, stage: DeployedStage, disabled: None, submit: Submit, faulty: FaultyProxy
+) -> None:
+    job = submit("RUNNABLE")
+    faulty.faults["getjobqueuesnapshot"].append(Fault(kind="answer", status=403, code="AccessDeniedException"))
+    found = findings(Aws(), stage, job)
+    [place] = [finding for finding in found if finding.about == "place in the queue"]
+    assert (place.verdict, place.text) == (
+        "unknown",
+        "AWS would not say: GetJobQueueSnapshot was answered with AccessDeniedException",
+    )
+    assert "Spot instances" in causes(found)
+
+
+def test_why_says_it_in_a_table_and_as_json(
+    trainyard: Callable[..., subprocess.CompletedProcess[str]],
+    deployed_aws: EmbeddedAws,
+    disabled: None,
+    submit: Submit,
+) -> None:
+    environment: Mapping[str, str] = environment_of(deployed_aws.endpoint)
+    job = submit("RUNNABLE")
+    shown = trainyard("why", job.run_id, environment=environment)
+    assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
+    assert shown.stdout.splitlines()[1].startswith("cause")
+    answer = json.loads(trainyard("why", job.run_id, "-o", "json", environment=environment).stdout)
+    assert (answer["run_id"], answer["state"], answer["queue"]) == (job.run_id, "RUNNABLE", GAUDI_SPOT)
+    assert answer["findings"][0]["verdict"] == "cause"
+
+
+def test_a_job_that_runs_does_not_wait(
+    trainyard: Callable[..., subprocess.CompletedProcess[str]], deployed_aws: EmbeddedAws, submit: Submit
+) -> None:
+    job = submit("RUNNING")
+    assert not is_waiting(job)
+    shown = trainyard("why", job.run_id, environment=environment_of(deployed_aws.endpoint))
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "does not wait: it is RUNNING" in shown.stderr
