@@ -4,7 +4,8 @@ CloudFormation generates the physical names; `infra` writes them under `/trainya
 them back, both through this one file.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
@@ -38,8 +39,9 @@ def parameter_path(stage: str) -> str:
     return f"/trainyard/{stage}/"
 
 
-def queue_parameter(queue: str) -> str:
-    return f"queue/{queue}"
+def queue_parameter(queue: str, *, retiring: str | None = None) -> str:
+    """`retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one."""
+    return f"queue/{queue}/{retiring}" if retiring else f"queue/{queue}"
 
 
 def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = False) -> str:
@@ -61,9 +63,31 @@ def machine_image_parameter(pool_id: str) -> str:
     return f"machine-image/{pool_id}"
 
 
+def huggingface_secret_parameter(team: str) -> str:
+    """Holds the ARN of the secret that the team's Hugging Face token is put into."""
+    return f"huggingface-secret/{team}"
+
+
+def member_role_parameter(team: str) -> str:
+    """Holds the ARN of the role that the team's people assume; there only where the settings name them."""
+    return f"member-role/{team}"
+
+
 def budget_stop_parameter(team: str) -> str:
-    """Is there while the team has used up its budget."""
+    """Is there while the team has used up its budget; holds what `BudgetStop` has, as JSON."""
     return f"budget-stop/{team}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetStop:
+    """Why a team's jobs are refused."""
+
+    budget_usd: float
+    """A month's."""
+    since: str
+    """When the budget was found used up, in ISO 8601."""
+    until: str
+    """When the next month's begins, in ISO 8601."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +101,15 @@ class DeployedStage:
     instance_type: InstanceType
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
-    """Queue name (`gaudi-spot`, …) to ARN."""
+    """Queue name (`gaudi-spot`, …; of a retiring pool `gaudi-spot/<pool id>`) to ARN."""
     job_definitions: Mapping[tuple[str, str], str]
     """(team, job kind) to ARN with revision."""
+    multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """The same for jobs of several nodes; empty where the stage offers none."""
+    shared_data_mount: str | None = None
+    """Where containers on accelerator instances see `shared/` of the data bucket as a file system."""
+    budget_stops: Mapping[str, BudgetStop] = field(default_factory=dict)
+    """Teams that have used up their budgets."""
     embedded_processes: int | None = None
     """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -114,12 +144,13 @@ class DeployedStage:
             log_group=values[LOG_GROUP],
             instance_type=instance_type(values[INSTANCE_TYPE]),
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
-            queues={key.split("/")[1]: value for key, value in values.items() if key.startswith("queue/")},
-            job_definitions={
-                (key.split("/")[1], key.split("/")[2]): value
-                for key, value in values.items()
-                if key.startswith("job-definition/")
+            queues={"/".join(rest): value for rest, value in _below("queue", values)},
+            job_definitions={(team, kind): value for (team, kind), value in _below("job-definition", values)},
+            multinode_job_definitions={
+                (team, kind): value for (team, kind), value in _below("job-definition-multinode", values)
             },
+            shared_data_mount=values.get(SHARED_DATA_MOUNT),
+            budget_stops={team: _budget_stop(name, team, value) for (team,), value in _below("budget-stop", values)},
             embedded_processes=embedded_processes,
         )
 
@@ -130,21 +161,43 @@ class DeployedStage:
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
 
-    def job_definition(self, team: str, kind: str) -> str:
+    def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
         """ARN of the definition of a kind for a team.
 
         Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
         """
+        definitions = self.multinode_job_definitions if several_nodes else self.job_definitions
         if team not in self.teams:
             raise UsageError(
                 f"team '{team}' not found in stage '{self.name}'{did_you_mean(team, self.teams)}",
                 next_step="correct 'team' in the spec, or add the team to infra/settings.py and deploy",
             )
         try:
-            return self.job_definitions[team, kind]
+            return definitions[team, kind]
         except KeyError:
+            nodes = " on several nodes" if several_nodes else ""
             raise ConfigurationError(
-                f"stage '{self.name}' has no job definition of '{kind}' for team '{team}': it was deployed before that "
-                "kind existed",
+                f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
+                "before that kind existed",
                 next_step=f"cdk deploy '{self.name}/*'",
             ) from None
+
+
+def _below(kind: str, values: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """The parameters called `<kind>/…`, by the parts of the rest of their names."""
+    for key, value in values.items():
+        first, *rest = key.split("/")
+        if first == kind:
+            yield rest, value
+
+
+def _budget_stop(stage: str, team: str, value: str) -> BudgetStop:
+    try:
+        fields = json.loads(value)
+        return BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
+    except (ValueError, KeyError, TypeError):
+        parameter = parameter_path(stage) + budget_stop_parameter(team)
+        raise ConfigurationError(
+            f"{parameter} should hold budget_usd, since and until as JSON, not {value!r}",
+            next_step=f"aws ssm delete-parameter --name {parameter}, if the team may submit jobs",
+        ) from None
