@@ -16,6 +16,7 @@ from typing import Any
 
 from jobs.aws import Aws, is_throttling, is_transient
 from jobs.errors import MaybeSubmittedError, TrainyardError
+from jobs.moves import DUPLICATE_REASON, MOVED_TAG
 from jobs.plan import Plan
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage, parameter_path
@@ -68,6 +69,8 @@ class Job:
     """The queue's name in the stage: gaudi-spot, …"""
     team: str
     kind: str
+    moved: str
+    """Why the run goes on as this job after another one: "after 3 reclaims"; empty where it is the first."""
     created_at: datetime
     started_at: datetime | None
     stopped_at: datetime | None
@@ -171,7 +174,7 @@ def _only_one(aws: Aws, plan: Plan, job_id: str) -> str:
 
 def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
     try:
-        aws.batch.terminate_job(jobId=job_id, reason=f"duplicate of {of}: a lost submission arrived late")
+        aws.batch.terminate_job(jobId=job_id, reason=f"{DUPLICATE_REASON} {of}: a lost submission arrived late")
     except Exception as error:  # noqa: BLE001 - whatever it is, the job exists
         log.warning(
             "%s, a duplicate of %s, could not be stopped: %s; stop it with: "
@@ -185,20 +188,35 @@ def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
 
 def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
     """The job of a run; None where Batch knows none, as it forgets a job some time (at least a week) after its end."""
-    for queue in stage.queues.values():
-        ids = [item["jobId"] for item in _list(aws, queue, name=run_id)]
-        if ids:
-            # Of several the oldest is the run: `submit` stopped the others as duplicates.
-            return min(describe(aws, stage, ids), key=lambda job: job.created_at)
-    return None
+    return next(reversed(find_jobs(aws, stage, run_id)), None)
+
+
+def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
+    """The jobs that a run has gone through, the newest last: more than one where it was moved to another queue."""
+    ids = [item["jobId"] for queue in stage.queues.values() for item in _list(aws, queue, name=run_id)]
+    return _one_after_another(describe(aws, stage, ids))
 
 
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
-    """The stage's runs created at or after `since`, the newest first."""
+    """The stage's runs created at or after `since`, the newest first; of a run that was moved, the job it is now."""
     found = list(chain.from_iterable(_list(aws, queue, since=since) for queue in stage.queues.values()))
-    jobs = describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])])
-    wanted = (job for job in jobs if job.created_at >= since and team in (None, job.team))
-    return sorted(wanted, key=lambda job: job.created_at, reverse=True)
+    runs: dict[str, list[Job]] = {}
+    for job in describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])]):
+        if job.created_at >= since and team in (None, job.team):
+            runs.setdefault(job.run_id, []).append(job)
+    newest = (_one_after_another(jobs)[-1] for jobs in runs.values())
+    return sorted(newest, key=lambda job: job.created_at, reverse=True)
+
+
+def _one_after_another(jobs: Iterable[Job]) -> list[Job]:
+    """Of the jobs that have a run's name, those that are or were the run.
+
+    A queue's oldest is; `submit` stopped the others as duplicates. A run goes on in another queue than its last.
+    """
+    by_queue: dict[str, Job] = {}
+    for job in sorted(jobs, key=lambda job: job.created_at):
+        by_queue.setdefault(job.queue, job)
+    return list(by_queue.values())
 
 
 def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
@@ -252,6 +270,7 @@ def _job(aws: Aws, stage: DeployedStage, detail: Mapping[str, Any]) -> Job:
         queue=queues.get(physical_queue, physical_queue),
         team=tags.get("trainyard:team", ""),
         kind=tags.get("trainyard:job", ""),
+        moved=tags.get(MOVED_TAG, ""),
         created_at=_required_time(detail["createdAt"]),
         started_at=_time(detail.get("startedAt")),
         stopped_at=_time(detail.get("stoppedAt")),

@@ -86,7 +86,7 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
             return None
         return Terminate(f"{rules.moved_reason} {after}: goes on as the job of the same name in {_name(queue)}")
     reason = job.get("statusReason", "")
-    if reason == rules.no_capacity_reason:
+    if reason.startswith(rules.no_capacity_reason):
         return Resubmit(_request(job, queue, {rules.moved_tag: "for want of Spot capacity"}))
     # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it.
     if reason.startswith(rules.moved_reason) or (

@@ -8,7 +8,7 @@ from pathlib import Path
 from jobs import batch, storage
 from jobs.aws import Aws
 from jobs.cli import tables
-from jobs.errors import NotFoundError, UsageError
+from jobs.errors import NotFoundError, TrainyardError, UsageError
 from jobs.stage import DeployedStage
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
@@ -63,6 +63,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
                 ("run", job.run_id),
                 ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}"),
                 ("reason", job.reason),
+                ("moved", f"to On-Demand {job.moved}; the attempts are those there" if job.moved else ""),
                 ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
                 ("submitted", tables.moment(job.created_at)),
                 ("started", tables.moment(job.started_at)),
@@ -103,32 +104,44 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
     """`trainyard logs`."""
     from jobs.cli.live import LiveView, detaching, print_heading, print_line
     from jobs.follow import follow as follow_job
+    from jobs.follow import may_go_on
     from jobs.logs import LogReader
 
     after = parse_since(since) if since else None
     stage = batch.read_stage(aws, stage_name)
-    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    jobs = _jobs_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    job = jobs[-1]
     reader = LogReader(aws, stage.log_group, since=after)
-    if follow and not job.ended:
+    following = follow and (not job.ended or may_go_on(stage, job))
+    console = tables.stderr()
+    logged = False
+    for part in jobs[:-1] if following else jobs:
+        attempt = 0
+        for line in reader.read(part.log_streams):
+            if line.attempt != attempt and (len(part.attempts) > 1 or len(jobs) > 1):
+                print_heading(console, line.attempt, moved=part.moved)
+            attempt = line.attempt
+            logged = True
+            print_line(line, as_json=output == "json")
+    if following:
         with detaching(job.run_id), LiveView(show_log=True, as_json=output == "json") as view:
             follow_job(aws, stage, job.id, reader=reader, show=view.show)
-        return
-    console = tables.stderr()
-    attempt = 0
-    for line in reader.read(job.log_streams):
-        if line.attempt != attempt and job.max_attempts > 1 and len(job.attempts) > 1:
-            print_heading(console, line.attempt)
-        attempt = line.attempt
-        print_line(line, as_json=output == "json")
-    if not attempt:
+    elif not logged:
         console.print(f"{job.run_id} ({job.state}) has logged nothing{f' since {since}' if since else ' yet'}")
 
 
 def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
     """`trainyard cancel`."""
+    from jobs.follow import may_go_on
+
     stage = batch.read_stage(aws, stage_name)
     job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
     console = tables.stderr()
+    if may_go_on(stage, job):
+        raise TrainyardError(
+            f"{job.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand",
+            next_step=f"trainyard cancel {job.run_id}, again in a minute",
+        )
     if job.ended:
         console.print(f"{job.run_id} had ended before: {job.state}")
         return
@@ -180,10 +193,14 @@ def parse_since(text: str) -> datetime:
 
 
 def _job_of(aws: Aws, stage: DeployedStage, run_id: str) -> batch.Job:
-    job = batch.find_job(aws, stage, run_id)
-    if job is None:
+    return _jobs_of(aws, stage, run_id)[-1]
+
+
+def _jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[batch.Job]:
+    jobs = batch.find_jobs(aws, stage, run_id)
+    if not jobs:
         raise NotFoundError(
             f"AWS Batch does not know {run_id} any more; its files are still there",
             next_step=f"trainyard fetch {run_id}",
         )
-    return job
+    return jobs
