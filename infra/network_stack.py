@@ -1,69 +1,179 @@
-"""Network: a VPC whose jobs reach out and that nothing reaches into."""
+"""Network: a VPC whose jobs reach out and that nothing reaches into; the stage's own, or one that is there already."""
 
-from aws_cdk import CfnResource, Fn
+from collections.abc import Sequence
+from itertools import cycle
+
+from aws_cdk import Annotations, CfnResource
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import StageStack
-from infra.settings import Stage
+from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.constructs.zone import VPC_ADDRESSES, Zone
+from infra.settings import ExistingVpc, Stage
+from jobs.instance_types import InstanceType
 
-_ROOM_FOR_ZONES = 3
+_ZONES_WHERE_NONE_IS_KNOWN = 2
+
+_SERVICES = {
+    "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
+    "EcrDocker": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
+    "Ecs": ec2.InterfaceVpcEndpointAwsService.ECS,
+    "EcsAgent": ec2.InterfaceVpcEndpointAwsService.ECS_AGENT,
+    "EcsTelemetry": ec2.InterfaceVpcEndpointAwsService.ECS_TELEMETRY,
+    "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+    "Sts": ec2.InterfaceVpcEndpointAwsService.STS,
+    # Session Manager; SSM's agent needs no endpoint of ec2messages any more where it reaches ssmmessages.
+    "Ssm": ec2.InterfaceVpcEndpointAwsService.SSM,
+    "SsmMessages": ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES,
+    "SecretsManager": ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
+    "Batch": ec2.InterfaceVpcEndpointAwsService.BATCH,
+}
+"""All that an instance and its job call to join, pull, log, read secrets and be reached."""
+
+
+def zone_ids(stage: Stage) -> tuple[str, ...]:
+    """Zones of the stage's own subnets: what it names, else those that its accelerators are known to be offered in.
+
+    None where neither is known; `python -m infra.preflight` asks EC2.
+    """
+    if stage.availability_zone_ids or stage.region is None:
+        return stage.availability_zone_ids
+    # Those of pools that retire stay: their instances live there.
+    rows = [pool.row for pool in (stage.pool, *stage.retiring)]
+    return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
 
 
 class NetworkStack(StageStack):
     """VPC, its way out, and the security group of the instances that run jobs."""
 
+    vpc: ec2.IVpc
+    job_subnets: Sequence[ec2.ISubnet]
+    """Where instances start, none of which gets a public address."""
+
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
-        self._zones = len(stage.availability_zone_ids) or 2
         super().__init__(scope, "network", stage=stage, description="VPC and the security group of jobs")
-        outward = stage.nat_gateways > 0
-        # Private subnets come first and room is kept for more zones: NAT or a zone that is added or removed later must
-        # not move the addresses of subnets that instances run in.
-        private = ec2.SubnetConfiguration(
-            name="private",
-            subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS if outward else ec2.SubnetType.PRIVATE_ISOLATED,
-            cidr_mask=19,
-        )
-        public = ec2.SubnetConfiguration(
-            name="public", subnet_type=ec2.SubnetType.PUBLIC, cidr_mask=24, map_public_ip_on_launch=False
-        )
-        self.vpc = ec2.Vpc(
-            self,
-            "Vpc",
-            max_azs=self._zones,
-            reserved_azs=max(0, _ROOM_FOR_ZONES - self._zones),
-            nat_gateways=stage.nat_gateways,
-            subnet_configuration=[private, public] if outward else [private],
-            restrict_default_security_group=True,
-            gateway_endpoints={"S3": ec2.GatewayVpcEndpointOptions(service=ec2.GatewayVpcEndpointAwsService.S3)},
-        )
-        for subnets in (self.vpc.private_subnets, self.vpc.isolated_subnets, self.vpc.public_subnets):
-            for subnet, zone_id in zip(subnets, stage.availability_zone_ids, strict=False):
-                _place(subnet, zone_id)
-        self._tidy_default_group_handler(stage.log_retention_days)
-        flow_logs = RetainedLogGroup(self, "FlowLogs", retention_days=stage.log_retention_days)
-        self.vpc.add_flow_log("FlowLog", destination=ec2.FlowLogDestination.to_cloud_watch_logs(flow_logs))
+        self._zone_ids = zone_ids(stage) if stage.vpc is None else ()
+        route_tables = self._make_vpc() if stage.vpc is None else self._use_vpc(stage.vpc)
+        if route_tables:
+            # Free, and what S3 sends does not pass (and pay for) NAT.
+            ec2.CfnVPCEndpoint(
+                self,
+                "S3Endpoint",
+                vpc_id=self.vpc.vpc_id,
+                service_name=f"com.amazonaws.{self.region}.s3",
+                vpc_endpoint_type="Gateway",
+                route_table_ids=list(route_tables),
+            )
         self.job_security_group = self._job_security_group()
-        if not outward:
+        wanted = stage.interface_endpoints
+        if stage.vpc is None and stage.nat_gateways == 0 if wanted is None else wanted:
             self._interface_endpoints()
 
-    @property
-    def availability_zones(self) -> list[str]:
-        """The region's first zones, named when it is deployed: CDK would look them up in the account instead."""
-        return [Fn.select(index, Fn.get_azs()) for index in range(self._zones)]
+    def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
+        """Those of `job_subnets` in zones that are known to offer the instance type; all where none is known to."""
+        known = row.zone_ids.get(self.stage_row.region or "", ())
+        # `zip` is empty for zones without an id: nothing is known of them.
+        return [
+            subnet for zone_id, subnet in zip(self._zone_ids, self.job_subnets, strict=False) if zone_id in known
+        ] or list(self.job_subnets)
 
     @property
-    def job_subnets(self) -> list[ec2.ISubnet]:
-        return [*self.vpc.private_subnets, *self.vpc.isolated_subnets]
+    def multinode_subnet(self) -> ec2.ISubnet:
+        """The one where jobs of several nodes run and FSx lives: EFA and a placement group do not span zones."""
+        return self.subnets_offering(self.stage_row.row)[0]
 
-    def _tidy_default_group_handler(self, retention_days: int) -> None:
+    def _make_vpc(self) -> Sequence[str]:
+        """Returns the private subnets' route tables."""
+        stage = self.stage_row
+        vpc = ec2.Vpc(
+            self,
+            "Vpc",
+            ip_addresses=ec2.IpAddresses.cidr(VPC_ADDRESSES),
+            # Subnets are made below, since those of the L2 move when a zone comes or goes. It would also look zones up
+            # in the account where the stage names one, for subnets that are not made.
+            subnet_configuration=[],
+            availability_zones=[],
+            create_internet_gateway=False,
+            restrict_default_security_group=True,
+        )
+        self.vpc = vpc
+        ids: Sequence[str | None] = self._zone_ids or [None] * _ZONES_WHERE_NONE_IS_KNOWN
+        zones = [Zone(vpc, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
+        self.job_subnets = [zone.private_subnet for zone in zones]
+        if stage.nat_gateways:
+            self._reach_out(zones, zones[: stage.nat_gateways])
+        self._tidy_default_group_handler()
+        self._log_traffic()
+        return [zone.private_subnet.route_table.route_table_id for zone in zones]
+
+    def _use_vpc(self, existing: ExistingVpc) -> Sequence[str]:
+        """Returns the route tables that the settings name."""
+        # CDK wants a zone, to divide subnets between zones; but it is told of none here.
+        self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=existing.vpc_id, availability_zones=["any"])
+        Annotations.of(self).acknowledge_warning(
+            "@aws-cdk/aws-ec2:noSubnetRouteTableId", "nothing here asks a subnet for its route table"
+        )
+        self.job_subnets = [
+            ec2.Subnet.from_subnet_id(self, subnet_id, subnet_id) for subnet_id in existing.private_subnet_ids
+        ]
+        return existing.private_route_table_ids
+
+    def _reach_out(self, zones: Sequence[Zone], zones_with_nat: Sequence[Zone]) -> None:
+        gateway = ec2.CfnInternetGateway(self, "InternetGateway")
+        attached = ec2.CfnVPCGatewayAttachment(
+            self, "InternetGatewayAttachment", vpc_id=self.vpc.vpc_id, internet_gateway_id=gateway.ref
+        )
+        nat_gateways = [zone.add_nat_gateway(attached) for zone in zones_with_nat]
+        for zone, nat_gateway in zip(zones, cycle(nat_gateways), strict=False):
+            zone.private_subnet.add_default_nat_route(nat_gateway.ref)
+
+    def _log_traffic(self) -> None:
+        log = RetainedLogGroup(self, "FlowLogs", retention_days=self.stage_row.log_retention_days)
+        role = iam.Role(
+            self,
+            "FlowLogRole",
+            description="The VPC's flow log: write to its log group",
+            assumed_by=iam.ServicePrincipal(
+                "vpc-flow-logs.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": self.account},
+                    "ArnLike": {
+                        "aws:SourceArn": self.format_arn(service="ec2", resource="vpc-flow-log", resource_name="*")
+                    },
+                },
+            ),
+        )
+        iam.ManagedPolicy(
+            self,
+            "WriteFlowLogs",
+            roles=[role],
+            statements=[
+                iam.PolicyStatement(
+                    actions=["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
+                    resources=[log.log_group_arn],
+                )
+            ],
+        )
+        ec2.CfnFlowLog(
+            self,
+            "FlowLog",
+            resource_type="VPC",
+            resource_id=self.vpc.vpc_id,
+            traffic_type="ALL",
+            log_destination_type="cloud-watch-logs",
+            log_group_name=log.log_group_name,
+            deliver_logs_permission_arn=role.role_arn,
+        )
+
+    def _tidy_default_group_handler(self) -> None:
         """CloudFormation cannot empty the VPC's default security group, so CDK adds a function: let its log expire."""
         provider = self.node.find_child("Custom::VpcRestrictDefaultSGCustomResourceProvider")
         handler, role = provider.node.find_child("Handler"), provider.node.find_child("Role")
         assert isinstance(handler, CfnResource)  # noqa: S101 - narrows the types; CDK makes both as bare resources
         assert isinstance(role, CfnResource)  # noqa: S101
-        log = RetainedLogGroup(self, "DefaultGroupHandlerLogs", retention_days=retention_days)
+        log = RetainedLogGroup(self, "DefaultGroupHandlerLogs", retention_days=self.stage_row.log_retention_days)
         handler.add_property_override("LoggingConfig", {"LogGroup": log.log_group_name})
         handler.remove_resource_dependency(role)  # already given by its reference to the role
 
@@ -79,13 +189,18 @@ class NetworkStack(StageStack):
         # EFA's traffic is matched by rules that name the group, both ways, and never by 0.0.0.0/0. Written as bare
         # resources, since the L2 leaves the egress one out of a group that may reach everything, now or later.
         reason = "Ranks on other instances, over TCP and EFA"
-        ec2.CfnSecurityGroupIngress(
+        from_jobs = ec2.CfnSecurityGroupIngress(
             self,
             "JobsFromJobs",
             group_id=group.security_group_id,
             source_security_group_id=group.security_group_id,
             ip_protocol="-1",
             description=reason,
+        )
+        acknowledge(
+            from_jobs,
+            "The rule lets in the members of this very group and no address; EFA demands that it names no port",
+            "NIST.800.53.R5-EC2RestrictedCommonPorts",
         )
         ec2.CfnSecurityGroupEgress(
             self,
@@ -98,7 +213,7 @@ class NetworkStack(StageStack):
         return group
 
     def _interface_endpoints(self) -> None:
-        """The way to AWS where there is no NAT: all that an instance needs to join, pull, log and be reached by SSM."""
+        """A way to AWS that needs no NAT, and that traffic to these services takes where there is NAT as well."""
         group = ec2.SecurityGroup(
             self,
             "EndpointSecurityGroup",
@@ -107,31 +222,13 @@ class NetworkStack(StageStack):
             allow_all_outbound=False,
         )
         group.add_ingress_rule(self.job_security_group, ec2.Port.tcp(443), "Jobs")
-        service = ec2.InterfaceVpcEndpointAwsService
-        for name, endpoint in {
-            "EcrApi": service.ECR,
-            "EcrDocker": service.ECR_DOCKER,
-            "Ecs": service.ECS,
-            "EcsAgent": service.ECS_AGENT,
-            "EcsTelemetry": service.ECS_TELEMETRY,
-            "Logs": service.CLOUDWATCH_LOGS,
-            "Sts": service.STS,
-            "Ssm": service.SSM,
-            "SsmMessages": service.SSM_MESSAGES,
-            "SecretsManager": service.SECRETS_MANAGER,
-            "Batch": service.BATCH,
-        }.items():
-            self.vpc.add_interface_endpoint(
+        for name, service in _SERVICES.items():
+            ec2.InterfaceVpcEndpoint(
+                self,
                 f"{name}Endpoint",
-                service=endpoint,
-                subnets=ec2.SubnetSelection(subnets=self.job_subnets),
+                vpc=self.vpc,
+                service=service,
+                subnets=ec2.SubnetSelection(subnets=list(self.job_subnets)),
                 security_groups=[group],
                 open=False,  # the rule above is narrower than the whole VPC
             )
-
-
-def _place(subnet: ec2.ISubnet, zone_id: str) -> None:
-    resource = subnet.node.default_child
-    assert isinstance(resource, ec2.CfnSubnet)  # noqa: S101 - narrows the type; the L2 is built on it
-    resource.availability_zone = None
-    resource.availability_zone_id = zone_id

@@ -11,6 +11,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from infra.constructs.huggingface_secret import HuggingFaceSecret
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.settings import Stage
 from jobs.runs import CHECKPOINT_TAG
@@ -56,6 +57,9 @@ class StorageStack(StageStack):
         )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
+        for team in stage.teams:
+            if team.huggingface_token:
+                HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self.key)
 
     def _own_key(self) -> kms.Key:
         key = kms.Key(
@@ -122,6 +126,19 @@ class StorageStack(StageStack):
                 *rules,
             ],
         )
+        acknowledge(
+            bucket,
+            "S3 keeps each object in three zones and versions bring back what was deleted; a second copy in another "
+            "region would cost as much again, and an organisation that wants one adds it to this one place",
+            "NIST.800.53.R5-S3BucketReplicationEnabled",
+        )
+        if key is None:
+            acknowledge(
+                bucket,
+                "S3 encrypts each object with its own keys at no charge; a stage that sets own_kms_key gets a KMS key, "
+                "except for access logs, which S3 does not deliver into a bucket with one",
+                "NIST.800.53.R5-S3DefaultEncryptionKMS",
+            )
         # A bucket that outlives its stack keeps its rules too. enforce_ssl has made the policy.
         assert bucket.policy is not None  # noqa: S101 - narrows the type
         bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)

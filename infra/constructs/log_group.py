@@ -4,6 +4,8 @@ from aws_cdk import RemovalPolicy
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from infra.constructs.stage_stack import acknowledge
+
 
 class RetainedLogGroup(logs.LogGroup):
     """Deleting the stack keeps it; its events expire after `retention_days`, of the values that CloudWatch accepts."""
@@ -14,3 +16,8 @@ class RetainedLogGroup(logs.LogGroup):
         resource = self.node.default_child
         assert isinstance(resource, logs.CfnLogGroup)  # noqa: S101 - narrows the type; the L2 is built on it
         resource.retention_in_days = retention_days
+        acknowledge(
+            self,
+            "CloudWatch Logs encrypts every log group at rest with a key of AWS's, at no charge; no secret is logged",
+            "NIST.800.53.R5-CloudWatchLogGroupEncrypted",
+        )
