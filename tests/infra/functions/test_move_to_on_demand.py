@@ -1,0 +1,222 @@
+"""A job that Spot keeps taking away goes on On-Demand: once, and never beside itself."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra.functions import move_to_on_demand
+from infra.functions.move_to_on_demand import Mover, MoveUnderwayError, Resubmit, Rules, Terminate, decide, handler
+from jobs.moves import MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.plan import RETRY_RULES
+from jobs.queues import SPOT_WAITED_TOO_LONG
+from tests.infra.functions.conftest import World
+
+RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
+SLEEP = ("sleep", "600")
+
+
+@pytest.fixture
+def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
+    """Two reclaims are one too many; as the stack hands it over."""
+    for name, value in {
+        "RECLAIMS_BEFORE_ON_DEMAND": "2",
+        "ON_DEMAND_QUEUES": json.dumps({world.spot: world.on_demand}),
+        "RECLAIM_REASON": RECLAIM_REASON,
+        "MOVED_REASON": MOVED_REASON,
+        "MOVED_TAG": MOVED_TAG,
+        "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Rules.from_environment()
+
+
+def claim_of(world: World, job: dict[str, Any]) -> dict[str, Any]:
+    key = f"research/{job['jobName']}/moves/{job['jobId']}.json"
+    claim: dict[str, Any] = json.load(world.aws.client("s3").get_object(Bucket=world.bucket, Key=key)["Body"])
+    return claim
+
+
+def stopped_for_a_move(world: World, rules: Rules) -> dict[str, Any]:
+    """A job that has ended to go on elsewhere, and has not yet."""
+    job_id = world.submit(*SLEEP)
+    world.reached(job_id, "RUNNING")
+    world.batch.terminate_job(jobId=job_id, reason=f"{rules.moved_reason} after 2 reclaims: goes on elsewhere")
+    return world.reached(job_id, "FAILED")
+
+
+def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand(world: World, rules: Rules) -> None:
+    job_id = world.submit(*SLEEP)
+    world.reclaim(job_id)
+    handler(world.event(job_id), None)
+    assert not world.job(job_id)["isTerminated"]
+    world.reclaim(job_id)
+    handler(world.event(job_id), None)
+    ended = world.reached(job_id, "FAILED")
+    assert ended["statusReason"].startswith("moved to On-Demand after 2 reclaims: goes on as the job of the same name")
+    assert world.named(ended["jobName"]) == [], "the first job must have ended before there is a second"
+
+    handler(world.event(job_id), None)
+
+    [found] = world.named(ended["jobName"])
+    successor = world.reached(found["jobId"], "RUNNING")
+    assert successor["jobQueue"] == world.on_demand
+    assert successor["tags"] == {**ended["tags"], "trainyard:moved": "after 2 reclaims"}
+    for same in (
+        *("jobName", "jobDefinition", "retryStrategy", "timeout", "shareIdentifier"),
+        *("schedulingPriority", "propagateTags", "parameters"),
+    ):
+        assert successor[same] == ended[same], same
+    [[was], [is_]] = [
+        [task["containers"][0] for task in job["ecsProperties"]["taskProperties"]] for job in (ended, successor)
+    ]
+    for same in ("name", "image", "command", "environment", "resourceRequirements"):
+        assert is_[same] == was[same], same
+    assert claim_of(world, ended)["successor"] == successor["jobId"]
+
+
+def test_events_that_come_again_late_and_out_of_order_change_nothing(world: World, rules: Rules) -> None:
+    job_id = world.submit(*SLEEP)
+    early = [world.event(job_id, status=state) for state in ("RUNNABLE", "STARTING", "RUNNING")]
+    ended = stopped_for_a_move(world, rules)
+    for event in (*early, world.event(ended["jobId"]), world.event(ended["jobId"]), *reversed(early)):
+        handler(event, None)
+    assert len(world.named(ended["jobName"])) == 1
+    [successor] = world.named(ended["jobName"])
+    handler(world.event(successor["jobId"]), None)  # what the successor does concerns nobody
+    assert len(world.named(ended["jobName"])) == 1
+    assert not world.job(job_id)["isTerminated"]
+
+
+def test_of_many_calls_at_once_one_submits_the_job(world: World, rules: Rules) -> None:
+    ended = stopped_for_a_move(world, rules)
+    event = world.event(ended["jobId"])
+
+    def call(_: int) -> str:
+        try:
+            handler(event, None)
+        except MoveUnderwayError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(call, range(16)))
+    assert "" in answers
+    assert {answer for answer in answers if answer} <= {f"the move of {ended['jobName']} is claimed by another call"}
+    assert len(world.named(ended["jobName"])) == 1
+
+
+def test_a_call_that_died_before_it_submitted_is_taken_over(
+    world: World, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = stopped_for_a_move(world, rules)
+    event = world.event(ended["jobId"])
+    decision = decide(ended, rules)
+    assert isinstance(decision, Resubmit)
+    with pytest.raises(ClientError, match="no-such-queue"):
+        Mover().resubmit(ended, {**decision.request, "jobQueue": "no-such-queue"})
+    assert world.named(ended["jobName"]) == []
+    with pytest.raises(MoveUnderwayError):  # the claim may be in good hands yet
+        handler(event, None)
+
+    monkeypatch.setattr(move_to_on_demand, "CLAIM_SECONDS", -1)
+    handler(event, None)
+    handler(event, None)
+
+    [successor] = world.named(ended["jobName"])
+    assert claim_of(world, ended)["successor"] == successor["jobId"]
+
+
+def test_a_call_that_died_after_it_submitted_has_not_lost_the_job(
+    world: World, rules: Rules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = stopped_for_a_move(world, rules)
+    decision = decide(ended, rules)
+    assert isinstance(decision, Resubmit)
+    submitted = world.batch.submit_job(**decision.request)["jobId"]
+    world.aws.client("s3").put_object(
+        Bucket=world.bucket,
+        Key=f"research/{ended['jobName']}/moves/{ended['jobId']}.json",
+        Body=b'{"claimed_at": 0, "successor": null}',
+    )
+    monkeypatch.setattr(move_to_on_demand, "CLAIM_SECONDS", -1)
+    handler(world.event(ended["jobId"]), None)
+    assert [job["jobId"] for job in world.named(ended["jobName"])] == [submitted]
+    assert claim_of(world, ended)["successor"] == submitted
+
+
+def test_a_job_that_its_owner_cancelled_stays_cancelled(world: World, rules: Rules) -> None:
+    job_id = world.submit(*SLEEP)
+    for _ in range(2):
+        world.reclaim(job_id)
+    world.batch.terminate_job(jobId=job_id, reason="not needed any more")
+    handler(world.event(job_id), None)
+    ended = world.reached(job_id, "FAILED")
+    handler(world.event(job_id), None)
+    assert ended["statusReason"] == "not needed any more"
+    assert world.named(ended["jobName"]) == []
+
+
+def test_the_last_attempt_may_be_the_one_reclaim_too_many(world: World, rules: Rules) -> None:
+    job_id = world.submit(
+        *SLEEP, retryStrategy={"attempts": 2, "evaluateOnExit": [{"onStatusReason": "Host EC2*", "action": "RETRY"}]}
+    )
+    for _ in range(2):
+        world.reclaim(job_id)
+    ended = world.reached(job_id, "FAILED")
+    assert ended["statusReason"].startswith("Host EC2")
+    handler(world.event(job_id), None)
+    assert len(world.named(ended["jobName"])) == 1
+
+
+def test_a_job_that_batch_has_forgotten_is_left_alone(world: World, rules: Rules) -> None:
+    event = world.event(world.submit("true"))
+    event["detail"]["jobId"] = "00000000-0000-0000-0000-000000000000"
+    handler(event, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"status": "RUNNABLE"}, None),
+        ({"status": "RUNNABLE", "reclaims": 2}, Terminate),
+        ({"status": "RUNNING", "reclaims": 3}, Terminate),
+        ({"status": "RUNNING", "reclaims": 3, "isTerminated": True}, None),
+        ({"status": "SUCCEEDED", "reclaims": 3}, None),
+        ({"status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG}, Resubmit),
+        ({"status": "FAILED", "statusReason": "Essential container in task exited", "reclaims": 3}, None),
+        ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 1}, None),
+        ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 2}, Resubmit),
+        ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 2, "isCancelled": True}, None),
+        ({"status": "FAILED", "statusReason": "moved to On-Demand after 2 reclaims: …", "jobQueue": "other"}, None),
+    ],
+)
+def test_what_is_done_follows_from_the_job_alone(
+    changes: dict[str, Any], wanted: type | None, world: World, rules: Rules
+) -> None:
+    job = world.job(world.submit("true"))
+    reclaims = [{"statusReason": RECLAIMED}] * changes.pop("reclaims", 0)
+    decision = decide(
+        {**job, "attempts": [{"statusReason": "Essential container in task exited"}, *reclaims], **changes}, rules
+    )
+    assert type(decision) is (wanted or type(None))
+
+
+def test_what_a_job_was_given_by_aws_is_not_given_again(world: World, rules: Rules) -> None:
+    job = world.job(world.submit("true"))
+    job["tags"]["aws:cloudformation:stack-name"] = "a-stack"
+    container = job["ecsProperties"]["taskProperties"][0]["containers"][0]
+    container["environment"] = [*container["environment"], {"name": "AWS_BATCH_JOB_ID", "value": "1"}]
+    decision = decide({**job, "status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG}, rules)
+    assert isinstance(decision, Resubmit)
+    assert decision.request["tags"]["trainyard:moved"] == "for want of Spot capacity"
+    assert not [key for key in decision.request["tags"] if key.startswith("aws:")]
+    [task] = decision.request["ecsPropertiesOverride"]["taskProperties"]
+    names = [item["name"] for item in task["containers"][0]["environment"]]
+    assert sorted(names) == ["TRAINYARD_ACCELERATOR", "TRAINYARD_RUN_URI"]
+
+
+def test_the_retry_rules_know_a_reclaim_by_the_same_words() -> None:
+    assert RETRY_RULES[0] == {"onStatusReason": f"{RECLAIM_REASON}*", "action": "RETRY"}
