@@ -8,6 +8,7 @@ import pytest
 
 from infra.settings import STAGES, Stage, Team
 from tests.infra.synthesis import Templates, read_assembly, synthesise
+from tests.infra.variants import VARIANTS
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,20 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def templates(assembly: Path) -> Templates:
     """The templates of all stages of infra/settings.py."""
     return read_assembly(assembly)
+
+
+@pytest.fixture(scope="session")
+def variants_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cloud assembly of the settings of tests/infra/variants.py, all in one app."""
+    directory = tmp_path_factory.mktemp("variants")
+    synthesise(VARIANTS, directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def variants(variants_assembly: Path) -> Templates:
+    """The templates of the settings of tests/infra/variants.py."""
+    return read_assembly(variants_assembly)
 
 
 @pytest.fixture

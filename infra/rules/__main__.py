@@ -1,0 +1,7 @@
+"""python -m infra.rules     every rule: its id, why it is there, where that is written, and what to do next"""
+
+from infra.rules import RULES
+
+if __name__ == "__main__":
+    for rule in RULES:
+        print(f"{rule.id}\n    {rule.reason}\n    Source: {rule.source}\n    Next: {rule.next_step}\n")
