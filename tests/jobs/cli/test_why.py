@@ -35,7 +35,8 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
     yield submit_one
     for job in describe(embedded, stage, submitted[::-1]):
         terminate(embedded, job, reason="the test is over")
-        wait_for(embedded, stage, job.id)
+    for job_id in submitted:
+        wait_for(embedded, stage, job_id)
 
 
 @pytest.fixture
