@@ -137,7 +137,7 @@ def _state_words(job: Job) -> str:
     last = job.attempts[-1] if job.attempts else None
     again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":
-        return f"waits in {job.queue} for an instance, {of}{again}"
+        return f"waits in {job.queue} for an instance, {of}{again} (what keeps it: trainyard why {job.run_id})"
     if job.ended:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
         return f"after {took}, {of}{f': {job.reason}' if job.reason and job.state == 'FAILED' else ''}"
