@@ -74,8 +74,9 @@ class InstanceType:
 
 _NO_SPOT_PRICE = "for want of a Spot price the On-Demand one stands in"
 
-# Of the CUDA rows vCPUs, memory, cards, disks and zones are EC2's own answers (DescribeInstanceTypes and
-# DescribeInstanceTypeOfferings, as moto 5.2.5 ships them) except for p3.8xlarge's, which come from AWS's product page.
+# The CUDA rows have vCPUs, memory, cards, disks and zones as EC2 answers them (DescribeInstanceTypes and
+# DescribeInstanceTypeOfferings, which moto 5.2.5 ships); p3.8xlarge, which it no longer ships, is from memory of AWS's
+# product page, unconfirmed.
 _ROWS = (
     InstanceType(
         name="dl1.24xlarge",

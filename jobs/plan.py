@@ -4,16 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.arguments import Arguments
 from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.instance_types import InstanceType
 from jobs.locations import DATA
-from jobs.queues import CPU_SPOT, GAUDI_MULTINODE, GAUDI_SPOT
+from jobs.queues import MARKET, QUEUES, Capacity, Queue
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix
 from jobs.spec import JobSpec
-from jobs.stage import DeployedStage, share_identifier
+from jobs.stage import SHARED_PREFIX, DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
+
+NODE_RANGE = "0:"
+"""The one node range of every multi-node job definition: all of them, however many a submission asks for."""
 
 RETRY_RULES: tuple[Mapping[str, str], ...] = (
     # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
@@ -36,6 +40,8 @@ class Plan:
     """SubmitJob's arguments, exactly as they will be sent."""
     queue: str
     queue_reason: str
+    capacity: Capacity
+    """What the queue's instances are priced at; a Spot queue may go on to On-Demand ones where Spot has none."""
     instance_type: InstanceType
     accelerator: str
     accelerator_reason: str
@@ -53,6 +59,11 @@ class Plan:
         return self.instance_type.spot_usd_per_hour * self.nnodes
 
     @property
+    def usd_per_hour(self) -> float:
+        """What it is expected to cost."""
+        return self.spot_usd_per_hour if self.capacity == "spot" else self.on_demand_usd_per_hour
+
+    @property
     def inputs(self) -> tuple[tuple[str, str, str], ...]:
         """`(argument, resolved location, what it should be)` of everything the job will read."""
         return tuple(self.spec.entrypoint_arguments().sources())
@@ -61,20 +72,22 @@ class Plan:
 def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
     """What would be submitted.
 
-    Raises UsageError where the spec asks for what the stage cannot give, ConfigurationError where the stage lacks what
-    the kind needs.
+    Raises UsageError where the spec asks for what the stage cannot give or the team's budget is used up,
+    ConfigurationError where the stage lacks what the kind needs.
     """
     kind = spec.kind
     row = stage.instance_type if kind.accelerated else stage.cpu_instance_type
-    definition = stage.job_definition(spec.team, spec.job)
+    nnodes = spec.resources.nnodes
+    queue, queue_reason = _queue(spec, stage, row)
+    definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
+    _check_budget(spec.team, stage)
     nproc_per_node = _ranks(spec, row)
-    queue, queue_reason = _queue(spec, stage)
-    world_sizes = [spec.resources.nnodes * nproc_per_node]
+    world_sizes = [nnodes * nproc_per_node]
     notes = []
     if nproc_per_node < row.processes and row.accelerators:
         notes.append(
-            f"uses {nproc_per_node} of the {row.accelerators} {row.accelerator.upper()}s of a {row.name}; the whole "
-            "instance is paid for"
+            f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "
+            "for"
         )
     accelerator: str = row.accelerator
     accelerator_reason = f"{row.name} of stage '{stage.name}'"
@@ -87,71 +100,106 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
                 "the global batch size stays"
             )
             nproc_per_node = stage.embedded_processes
-            world_sizes.append(spec.resources.nnodes * nproc_per_node)
+            world_sizes.append(nnodes * nproc_per_node)
 
     arguments = spec.entrypoint_arguments()
     # What runs here should run on AWS too, so it is held to the ranks that it would have there.
     arguments.check(*world_sizes)
-    locations = {
-        name: f"s3://{stage.data_bucket}/{location.removeprefix(DATA)}"
-        for name, location, _ in arguments.sources()
-        if location.startswith(DATA)
-    }
-    arguments = arguments.with_sources(**locations)
+    in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
+    in_container = _with_locations(in_s3, _mounts(spec, stage))
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
-    command = [
-        "python",
-        "-m",
-        "jobs.train.launch",
-        f"--instance-type={row.name}",
-        f"--nproc-per-node={nproc_per_node}",
-        spec.job,
-        *arguments.to_flags(),
-    ]
+    overrides = {
+        "taskProperties": [
+            {
+                "containers": [
+                    {
+                        "name": CONTAINER_NAME,
+                        "command": [
+                            "python",
+                            "-m",
+                            "jobs.train.launch",
+                            f"--instance-type={row.name}",
+                            f"--nproc-per-node={nproc_per_node}",
+                            spec.job,
+                            *in_container.to_flags(),
+                        ],
+                        "environment": [
+                            {"name": RUN_URI_VARIABLE, "value": str(run_location)},
+                            {"name": ACCELERATOR_VARIABLE, "value": accelerator},
+                        ],
+                    }
+                ]
+            }
+        ]
+    }
     timeout_hours = spec.timeout_hours or kind.timeout_hours
-    tags = {"trainyard:run": run_id, "trainyard:team": spec.team, "trainyard:job": spec.job}
     request: dict[str, Any] = {
         "jobName": run_id,
-        "jobQueue": stage.queue(queue),
+        "jobQueue": stage.queue(queue.name),
         "jobDefinition": definition,
         # A queue with fair share refuses a job that names no share.
         "shareIdentifier": share_identifier(spec.team),
-        "ecsPropertiesOverride": {
-            "taskProperties": [
-                {
-                    "containers": [
-                        {
-                            "name": CONTAINER_NAME,
-                            "command": command,
-                            "environment": [
-                                {"name": RUN_URI_VARIABLE, "value": str(run_location)},
-                                {"name": ACCELERATOR_VARIABLE, "value": accelerator},
-                            ],
-                        }
-                    ]
-                }
-            ]
-        },
+        **(_node_overrides(nnodes, overrides) if queue.several_nodes else {"ecsPropertiesOverride": overrides}),
         # Given here the strategy replaces the definition's whole, so the rules go along with the number.
         "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
         "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
-        "tags": tags,
+        "tags": {"trainyard:run": run_id, "trainyard:team": spec.team, "trainyard:job": spec.job},
         "propagateTags": True,
     }
     return Plan(
         run_id=run_id,
         run_location=run_location,
-        spec=spec.model_copy(update={"arguments": arguments.model_dump(mode="json", exclude_none=True)}),
+        spec=spec.model_copy(update={"arguments": in_s3.model_dump(mode="json", exclude_none=True)}),
         request=request,
-        queue=queue,
+        queue=queue.name,
         queue_reason=queue_reason,
+        capacity=queue.capacity,
         instance_type=row,
         accelerator=accelerator,
         accelerator_reason=accelerator_reason,
-        nnodes=spec.resources.nnodes,
+        nnodes=nnodes,
         nproc_per_node=nproc_per_node,
         notes=tuple(notes),
     )
+
+
+def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The same command on all nodes.
+
+    Their number can be overridden since the definition's one range is open; the range named here must be that one.
+    """
+    nodes = {"targetNodes": NODE_RANGE, "ecsPropertiesOverride": overrides}
+    return {"nodeOverrides": {"numNodes": nnodes, "nodePropertyOverrides": [nodes]}}
+
+
+def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
+    """`arguments` whose sources begin with what `places` has in place of their beginning."""
+    return arguments.with_sources(
+        **{
+            name: place + location.removeprefix(beginning)
+            for name, location, _ in arguments.sources()
+            for beginning, place in places.items()
+            if location.startswith(beginning)
+        }
+    )
+
+
+def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
+    """What the job finds as files: the shared data, on the accelerator instances of a stage that mounts it there."""
+    if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
+        return {}
+    return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
+
+
+def _check_budget(team: str, stage: DeployedStage) -> None:
+    stop = stage.budget_stop(team)
+    if stop is not None:
+        raise UsageError(
+            f"team '{team}' has used up its monthly budget of {stop.budget_usd:g} USD in stage '{stage.name}': no job "
+            f"of it is taken from {stop.since} until {stop.until}",
+            next_step="wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in "
+            "infra/settings.py and deploy",
+        )
 
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:
@@ -159,25 +207,50 @@ def _ranks(spec: JobSpec, row: InstanceType) -> int:
     if asked is None:
         return row.processes
     if asked > row.processes:
-        what = f"{row.accelerators} {row.accelerator.upper()}s" if row.accelerators else f"{row.vcpus} vCPUs"
         raise UsageError(
-            f"resources.nproc_per_node: {asked} ranks do not fit a {row.name}, which has {what}",
+            f"resources.nproc_per_node: {asked} ranks do not fit a {row.name}, which has "
+            f"{row.accelerators or row.vcpus} {row.card}s",
             next_step=f"ask for at most {row.processes}, or for more nodes",
         )
     return asked
 
 
-def _queue(spec: JobSpec, stage: DeployedStage) -> tuple[str, str]:
-    if not spec.kind.accelerated:
-        if spec.resources.nnodes > 1:
-            raise UsageError(f"resources.nnodes: '{spec.job}' runs on one CPU instance, not on {spec.resources.nnodes}")
-        return CPU_SPOT, f"'{spec.job}' needs no accelerator"
-    if spec.resources.nnodes > 1:
-        if GAUDI_MULTINODE not in stage.queues:
-            raise UsageError(
-                f"resources.nnodes: {spec.resources.nnodes} were asked for, but stage '{stage.name}' has no queue for "
-                "several nodes",
-                next_step="set resources.nnodes to 1",
-            )
-        return GAUDI_MULTINODE, "several nodes: Batch does not run multi-node jobs on Spot"
-    return GAUDI_SPOT, f"one node of {stage.instance_type.name}: Spot, started again after a reclaim"
+def _queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queue, str]:
+    """The first row that fits what the spec asks for, and why it is that one."""
+    asked = spec.resources
+    several_nodes = asked.nnodes > 1
+    if several_nodes and not spec.kind.accelerated:
+        raise UsageError(f"resources.nnodes: '{spec.job}' runs on one CPU instance, not on {asked.nnodes}")
+    for queue in QUEUES.values():
+        if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
+            continue
+        # Batch runs several nodes On-Demand only, whatever was asked for.
+        if queue.name in stage.queues and (several_nodes or queue.capacity == asked.capacity):
+            return queue, _queue_reason(spec, queue, row)
+    if several_nodes:
+        raise UsageError(
+            f"resources.nnodes: {asked.nnodes} were asked for, but stage '{stage.name}' has no queue for several nodes",
+            next_step="set resources.nnodes to 1, or have max_multinode_nodes of the stage raised in infra/settings.py",
+        )
+    raise UsageError(
+        f"resources.capacity: '{asked.capacity}' was asked for, but stage '{stage.name}' has no "
+        f"{MARKET[asked.capacity]} queue for '{spec.job}'",
+        next_step=_other_capacity(spec),
+    )
+
+
+def _other_capacity(spec: JobSpec) -> str:
+    if spec.resources.capacity == "spot":
+        return "set resources.capacity to 'on-demand'"
+    limit = ", or have max_on_demand_nodes of the stage raised in infra/settings.py" if spec.kind.accelerated else ""
+    return f"set resources.capacity to 'spot'{limit}"
+
+
+def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
+    if queue.several_nodes:
+        return "several nodes: Batch does not run multi-node jobs on Spot"
+    if not queue.accelerated:
+        return f"'{spec.job}' needs no accelerator"
+    if queue.capacity == "on-demand":
+        return f"one node of {row.name}: On-Demand, as resources.capacity asks; it is not interrupted"
+    return f"one node of {row.name}: Spot, started again after a reclaim"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 from jobs.arguments import Arguments, Strict
 from jobs.catalog import CATALOG, JobKind, job_kind
 from jobs.errors import UsageError, did_you_mean
+from jobs.queues import Capacity
 from jobs.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10
@@ -37,6 +38,9 @@ class Resources(Strict):
     """Instances. More than one needs a kind and a stage that offer several nodes."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
+    capacity: Capacity = "spot"
+    """spot: cheaper, and resumed from its last checkpoint when EC2 takes the instance back. on-demand: not interrupted.
+    Several nodes are always On-Demand."""
 
 
 class JobSpec(Strict):

@@ -108,8 +108,8 @@ class DeployedStage:
     """The same for jobs of several nodes; empty where the stage offers none."""
     shared_data_mount: str | None = None
     """Where containers on accelerator instances see `shared/` of the data bucket as a file system."""
-    budget_stops: Mapping[str, BudgetStop] = field(default_factory=dict)
-    """Teams that have used up their budgets."""
+    budget_stops: Mapping[str, str] = field(default_factory=dict)
+    """Team that has used up its budget to what its parameter holds."""
     embedded_processes: int | None = None
     """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -150,7 +150,7 @@ class DeployedStage:
                 (team, kind): value for (team, kind), value in _below("job-definition-multinode", values)
             },
             shared_data_mount=values.get(SHARED_DATA_MOUNT),
-            budget_stops={team: _budget_stop(name, team, value) for (team,), value in _below("budget-stop", values)},
+            budget_stops={team: value for (team,), value in _below("budget-stop", values)},
             embedded_processes=embedded_processes,
         )
 
@@ -160,6 +160,21 @@ class DeployedStage:
             return self.queues[name]
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
+
+    def budget_stop(self, team: str) -> BudgetStop | None:
+        """Why the team's jobs are refused; None where they are not. Raises ConfigurationError where nobody can tell."""
+        value = self.budget_stops.get(team)
+        if value is None:
+            return None
+        try:
+            fields = json.loads(value)
+            return BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
+        except (ValueError, KeyError, TypeError):
+            parameter = parameter_path(self.name) + budget_stop_parameter(team)
+            raise ConfigurationError(
+                f"{parameter} stops the team's jobs, and should say budget_usd, since and until in JSON, not {value!r}",
+                next_step=f"aws ssm delete-parameter --name {parameter}, if the team's budget is not used up",
+            ) from None
 
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
         """ARN of the definition of a kind for a team.
@@ -189,15 +204,3 @@ def _below(kind: str, values: Mapping[str, str]) -> Iterator[tuple[list[str], st
         first, *rest = key.split("/")
         if first == kind:
             yield rest, value
-
-
-def _budget_stop(stage: str, team: str, value: str) -> BudgetStop:
-    try:
-        fields = json.loads(value)
-        return BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
-    except (ValueError, KeyError, TypeError):
-        parameter = parameter_path(stage) + budget_stop_parameter(team)
-        raise ConfigurationError(
-            f"{parameter} should hold budget_usd, since and until as JSON, not {value!r}",
-            next_step=f"aws ssm delete-parameter --name {parameter}, if the team may submit jobs",
-        ) from None

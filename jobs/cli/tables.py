@@ -98,7 +98,9 @@ def plan_table(plan: Plan, *, embedded: bool) -> Table:
     row = plan.instance_type
     nodes = f"{plan.nnodes} x {row.name}, {plan.nproc_per_node} ranks{' each' if plan.nnodes > 1 else ''}"
     price = "nothing here; in AWS " if embedded else ""
-    price += f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand, {plan.spot_usd_per_hour:.2f} USD/h Spot"
+    price += f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand"
+    if plan.capacity == "spot":
+        price += f", {plan.spot_usd_per_hour:.2f} USD/h Spot"
     limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
     return pairs(
         [
@@ -122,11 +124,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "run_id": plan.run_id,
         "location": str(plan.run_location),
         "queue": plan.queue,
+        "capacity": plan.capacity,
         "instance_type": plan.instance_type.name,
         "nnodes": plan.nnodes,
         "nproc_per_node": plan.nproc_per_node,
         "on_demand_usd_per_hour": plan.on_demand_usd_per_hour,
         "spot_usd_per_hour": plan.spot_usd_per_hour,
+        "usd_per_hour": plan.usd_per_hour,
         "price_date": plan.instance_type.price_date,
         "price_source": plan.instance_type.price_source,
     }

@@ -1,3 +1,7 @@
+import gzip
+import json
+from importlib import resources
+
 import pytest
 
 from jobs.errors import UsageError
@@ -48,3 +52,58 @@ def test_prices_are_plausible_and_say_where_they_come_from(row: InstanceType) ->
 
 def test_a_cpu_row_gets_a_rank_for_a_handful_of_vcpus() -> None:
     assert instance_type("m6i.4xlarge").processes == 1
+
+
+def test_dl1_is_looked_for_in_the_one_zone_of_a_region_that_had_it() -> None:
+    assert instance_type("dl1.24xlarge").zone_ids == {"us-east-1": ("use1-az2",), "us-west-2": ("usw2-az1",)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_zones_belong_to_their_region(row: InstanceType) -> None:
+    for region, zones in row.zone_ids.items():
+        continent, direction, number = region.split("-")
+        assert all(zone.startswith(f"{continent}{direction[0]}{number}-az") for zone in zones)
+        assert len(set(zones)) == len(zones) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        # vCPUs, GiB, GPUs, EFA cards, NVMe disks
+        ("p3.8xlarge", (32, 244, 4, 0, 0)),
+        ("p4d.24xlarge", (96, 1152, 8, 4, 8)),
+        ("g5.48xlarge", (192, 768, 8, 1, 2)),
+        ("g6e.48xlarge", (192, 1536, 8, 4, 4)),
+    ],
+)
+def test_cuda_instances_stand_in_where_there_are_no_gaudi_ones(name: str, shape: tuple[int, ...]) -> None:
+    row = instance_type(name)
+    assert (row.vcpus, row.memory_mib // 1024, row.gpus, row.network_cards, row.nvme_disks) == shape
+    assert (row.accelerator, row.card, row.image) == ("cuda", "GPU", "cuda")
+    assert row.processes == row.gpus
+
+
+def test_batch_counts_gpus_and_no_hpus() -> None:
+    assert instance_type("dl1.24xlarge").gpus == 0
+    assert instance_type("m6i.4xlarge").gpus == 0
+
+
+def test_v100_instances_need_an_ami_since_batch_has_none_for_them() -> None:
+    # Trap: Batch's AL2023 family for GPUs excludes P3, and the older one is closed to new compute environments.
+    assert {row.name for row in ROWS if row.machine_image == "given"} == {"p3.8xlarge"}
+    assert {row.image_type for row in ROWS if row.machine_image == "batch"} == {"ECS_AL2023", "ECS_AL2023_NVIDIA"}
+    assert {row.name for row in ROWS if row.machine_image == "stage"} == {"dl1.24xlarge"}
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.accelerator == "cuda"], ids=lambda row: row.name)
+def test_cuda_rows_agree_with_ec2s_own_data(row: InstanceType) -> None:
+    known = json.loads(gzip.decompress((resources.files("moto.ec2.resources") / "instance_types.json.gz").read_bytes()))
+    if row.name == "p3.8xlarge":
+        assert row.name not in known  # withdrawn, as far as this data goes
+        return
+    ec2 = known[row.name]
+    assert row.vcpus == ec2["VCpuInfo"]["DefaultVCpus"]
+    assert row.memory_mib == ec2["MemoryInfo"]["SizeInMiB"]
+    assert row.gpus == sum(gpu["Count"] for gpu in ec2["GpuInfo"]["Gpus"])
+    assert row.nvme_disks == sum(disk["Count"] for disk in ec2["InstanceStorageInfo"]["Disks"])
+    assert row.network_cards == ec2["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"]

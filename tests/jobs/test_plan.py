@@ -1,63 +1,21 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from jobs import catalog
 from jobs.arguments import parse_flags
-from jobs.catalog import CATALOG, FinetuneClassification
+from jobs.catalog import FinetuneClassification
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
-from jobs.instance_types import instance_type
-from jobs.plan import RETRY_RULES, Plan, plan
-from jobs.spec import JobSpec, parse_spec
+from jobs.plan import RETRY_RULES, plan
+from jobs.spec import parse_spec
 from jobs.stage import DeployedStage
+from tests.jobs.planning import EMBEDDED, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[2] / "jobs" / "specs").glob("*.yaml"))
-RUN_ID = "reviews-20261121-120005-00ab"
 MAX_PAYLOAD_BYTES = 30 * 1024
 """AWS Batch's limit of a SubmitJob request."""
-
-STAGE = DeployedStage(
-    name="dev",
-    data_bucket="data-bucket",
-    run_bucket="run-bucket",
-    log_group="logs",
-    instance_type=instance_type("dl1.24xlarge"),
-    cpu_instance_type=instance_type("m6i.4xlarge"),
-    queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
-    job_definitions={
-        ("research", "finetune-classification"): "arn:definition/research:3",
-        ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
-    },
-)
-EMBEDDED = replace(STAGE, embedded_processes=2)
-
-
-def spec(**changed: Any) -> JobSpec:
-    return parse_spec(
-        {
-            "name": "reviews",
-            "job": "finetune-classification",
-            "arguments": {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"},
-            **changed,
-        },
-        origin="a.yaml",
-    )
-
-
-def command_of(planned: Plan) -> list[str]:
-    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
-    command = container["command"]
-    assert isinstance(command, list)
-    return command
-
-
-def environment_of(planned: Plan) -> dict[str, str]:
-    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
-    return {item["name"]: item["value"] for item in container["environment"]}
 
 
 def test_the_whole_request() -> None:
@@ -215,13 +173,6 @@ def test_a_batch_that_does_not_divide_over_the_ranks_here_is_refused_here() -> N
         plan(three, EMBEDDED, run_id=RUN_ID)
 
 
-def test_the_ranks_of_all_nodes_share_the_batch() -> None:
-    able = replace(STAGE, queues={**STAGE.queues, "gaudi-multinode": "arn:queue/multinode"})
-    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 8}
-    with pytest.raises(UsageError, match="global_batch_size 8 does not divide over 16 ranks"):
-        plan(spec(arguments=arguments, resources={"nnodes": 2}), able, run_id=RUN_ID)
-
-
 def test_more_ranks_than_vcpus_allow_are_refused() -> None:
     cpu_stage = replace(STAGE, instance_type=STAGE.cpu_instance_type)
     with pytest.raises(UsageError, match=r"2 ranks do not fit a m6i\.4xlarge, which has 16 vCPUs"):
@@ -233,36 +184,6 @@ def test_an_accelerated_kind_on_a_stage_of_cpu_instances_asks_for_cpu() -> None:
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cpu"
     assert planned.nproc_per_node == 1
     assert planned.notes == ()
-
-
-def test_several_nodes_need_their_own_queue_since_batch_never_runs_them_on_spot() -> None:
-    several = spec(resources={"nnodes": 2})
-    with pytest.raises(UsageError) as caught:
-        plan(several, STAGE, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "resources.nnodes: 2 were asked for, but stage 'dev' has no queue for several nodes\n"
-        "Next: set resources.nnodes to 1"
-    )
-    able = replace(STAGE, queues={**STAGE.queues, "gaudi-multinode": "arn:queue/multinode"})
-    planned = plan(several, able, run_id=RUN_ID)
-    assert planned.request["jobQueue"] == "arn:queue/multinode"
-    assert planned.queue_reason == "several nodes: Batch does not run multi-node jobs on Spot"
-    assert planned.on_demand_usd_per_hour == 2 * 13.10904
-
-
-def test_a_kind_without_accelerator_goes_to_the_cpu_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = replace(CATALOG["finetune-classification"], name="build-corpus", accelerated=False)
-    monkeypatch.setitem(catalog.CATALOG, "build-corpus", kind)
-    stage = replace(STAGE, job_definitions={("research", "build-corpus"): "arn:definition/corpus:1"})
-    planned = plan(spec(job="build-corpus"), stage, run_id=RUN_ID)
-    assert (planned.request["jobQueue"], planned.queue_reason) == (
-        "arn:queue/cpu",
-        "'build-corpus' needs no accelerator",
-    )
-    assert planned.instance_type.name == "m6i.4xlarge"
-    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cpu"
-    with pytest.raises(UsageError, match=r"^resources.nnodes: 'build-corpus' runs on one CPU instance, not on 2$"):
-        plan(spec(job="build-corpus", resources={"nnodes": 2}), stage, run_id=RUN_ID)
 
 
 def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:

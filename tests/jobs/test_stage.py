@@ -2,9 +2,12 @@ import pytest
 
 from jobs.errors import ConfigurationError, UsageError
 from jobs.stage import (
+    BudgetStop,
     DeployedStage,
+    budget_stop_parameter,
     image_repository_parameter,
     job_definition_parameter,
+    machine_image_parameter,
     parameter_path,
     queue_parameter,
     share_identifier,
@@ -32,7 +35,13 @@ def test_parameters_have_these_names() -> None:
     assert job_definition_parameter("research", "finetune-classification") == (
         "job-definition/research/finetune-classification"
     )
+    assert job_definition_parameter("research", "finetune-classification", several_nodes=True) == (
+        "job-definition-multinode/research/finetune-classification"
+    )
+    assert queue_parameter("gaudi-spot", retiring="dl1-24xlarge-1-20-0") == "queue/gaudi-spot/dl1-24xlarge-1-20-0"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
+    assert machine_image_parameter("dl1-24xlarge-1-21-0") == "machine-image/dl1-24xlarge-1-21-0"
+    assert budget_stop_parameter("research") == "budget-stop/research"
 
 
 def test_a_stage_is_what_its_parameters_say() -> None:
@@ -90,3 +99,30 @@ def test_a_kind_that_came_after_the_deployment_says_so() -> None:
 @pytest.mark.parametrize(("team", "identifier"), [("research", "research"), ("nlp-core-2", "nlpcore2")])
 def test_share_identifiers_are_letters_and_digits(team: str, identifier: str) -> None:
     assert share_identifier(team) == identifier
+
+
+def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
+    stage = DeployedStage.from_parameters(
+        "dev",
+        {
+            **PARAMETERS,
+            "queue/gaudi-spot/dl1-24xlarge-1-20-0": "arn:queue/old",
+            "job-definition-multinode/research/finetune-classification": "arn:definition/several:2",
+            "shared-data-mount": "/shared-data",
+            "budget-stop/product": '{"budget_usd": 500, "since": "2026-11-20", "until": "2026-12-01"}',
+        },
+    )
+    # A retiring pool's jobs are still found, and the current queue is the one without a suffix.
+    assert stage.queues["gaudi-spot"] == "arn:queue/gaudi"
+    assert stage.queues["gaudi-spot/dl1-24xlarge-1-20-0"] == "arn:queue/old"
+    assert stage.job_definition("research", "finetune-classification", several_nodes=True) == "arn:definition/several:2"
+    assert stage.shared_data_mount == "/shared-data"
+    assert stage.budget_stop("research") is None
+    assert stage.budget_stop("product") == BudgetStop(budget_usd=500.0, since="2026-11-20", until="2026-12-01")
+
+
+def test_a_kind_without_a_definition_for_several_nodes_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="no job definition of 'finetune-classification' on several nodes for"):
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition(
+            "research", "finetune-classification", several_nodes=True
+        )
