@@ -25,7 +25,7 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
     for row in rows:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
         network = NetworkStack(stage, stage=row)
-        storage = StorageStack(stage, stage=row)
+        storage = StorageStack(stage, stage=row, network=network)
         image = ImageStack(stage, stage=row)
         ComputeStack(stage, stage=row, network=network)
         JobStack(stage, stage=row, storage=storage, image=image)

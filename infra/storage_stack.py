@@ -1,6 +1,7 @@
 """Storage: the data bucket that jobs read, the run bucket that they write, and the log of who touched them.
 
-With `own_kms_key` also the key that these buckets, and what other stacks keep, are encrypted with.
+With `own_kms_key` also the key that these buckets, and what other stacks keep, are encrypted with; with `fsx_gib` a
+file system that shows what all teams share of the data bucket.
 """
 
 from collections.abc import Sequence
@@ -12,10 +13,16 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from infra.constructs.huggingface_secret import HuggingFaceSecret
+from infra.constructs.shared_file_system import CONTAINER_PATH, SharedFileSystem
 from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.network_stack import NetworkStack
 from infra.settings import Stage
 from jobs.runs import CHECKPOINT_TAG
-from jobs.stage import DATA_BUCKET, RUN_BUCKET
+from jobs.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
+
+FSX_DNS_NAME = "fsx/dns-name"
+"""Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
+FSX_MOUNT_NAME = "fsx/mount-name"
 
 _ACCESS_LOG_DAYS = 365
 
@@ -23,7 +30,8 @@ _ACCESS_LOG_DAYS = 365
 class StorageStack(StageStack):
     """Buckets with generated names, kept when the stack is deleted."""
 
-    def __init__(self, scope: Construct, *, stage: Stage) -> None:
+    def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
+        """`network` is where the file system is; without one nothing is taken from it."""
         super().__init__(scope, "storage", stage=stage, description="data and run buckets", stateful=True)
         self.key: kms.IKey | None = self._own_key() if stage.own_kms_key else None
         """The stage's own key, which other stacks' images, secrets and topics are encrypted with as well.
@@ -57,6 +65,19 @@ class StorageStack(StageStack):
         )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
+        if stage.fsx_gib:
+            file_system = SharedFileSystem(
+                self,
+                "SharedFileSystem",
+                capacity_gib=stage.fsx_gib,
+                bucket=self.data_bucket,
+                network=network,
+                key=self.key,
+            )
+            # By name, not by reference: another file system, in another subnet for instance, changes both.
+            self.publish(FSX_DNS_NAME, file_system.dns_name)
+            self.publish(FSX_MOUNT_NAME, file_system.mount_name)
+            self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
         for team in stage.teams:
             if team.huggingface_token:
                 HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self.key)
@@ -88,7 +109,36 @@ class StorageStack(StageStack):
                 },
             )
         )
+        if self.stage_row.fsx_gib:
+            key.add_to_resource_policy(self._file_system_may_use_the_key())
         return key
+
+    def _file_system_may_use_the_key(self) -> iam.PolicyStatement:
+        """FSx reads the bucket under a role that it makes with the file system, after the key.
+
+        As in FSx's user guide on encrypted buckets, but for the role's name, which is not known beforehand.
+        """
+        service = "s3.data-source.lustre.fsx.amazonaws.com"
+        return iam.PolicyStatement(
+            sid="FileSystemReadsTheBuckets",
+            principals=[iam.AnyPrincipal()],  # narrowed to that role of this account, by way of S3, below
+            actions=["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+            resources=["*"],  # in a key's policy: this key
+            conditions={
+                "StringEquals": {
+                    "kms:CallerAccount": self.account,
+                    "kms:ViaService": f"s3.{self.region}.amazonaws.com",
+                },
+                "ArnLike": {
+                    "aws:PrincipalArn": self.format_arn(
+                        service="iam",
+                        region="",
+                        resource="role",
+                        resource_name=f"aws-service-role/{service}/AWSServiceRoleForFSxS3Access_*",
+                    )
+                },
+            },
+        )
 
     def _bucket(
         self,

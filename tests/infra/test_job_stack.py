@@ -8,6 +8,7 @@ import pytest
 
 from infra.image_stack import ImageStack
 from infra.job_stack import JobStack
+from infra.network_stack import NetworkStack
 from infra.settings import STAGES, TEAMS, Stage, Team
 from infra.storage_stack import StorageStack
 from jobs.catalog import CATALOG, JobKind
@@ -187,7 +188,7 @@ def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_pat
     JobStack(
         scope,
         stage=row,
-        storage=StorageStack(scope, stage=row),
+        storage=StorageStack(scope, stage=row, network=NetworkStack(scope, stage=row)),
         image=ImageStack(scope, stage=row),
         catalog={**CATALOG, kind.name: kind},
     )
