@@ -26,7 +26,7 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
         network = NetworkStack(stage, stage=row)
         storage = StorageStack(stage, stage=row, network=network)
-        image = ImageStack(stage, stage=row)
+        image = ImageStack(stage, stage=row, storage=storage)
         ComputeStack(stage, stage=row, network=network)
         JobStack(stage, stage=row, storage=storage, image=image)
         # Into the templates go the reasons why a rule does not apply.

@@ -1,13 +1,16 @@
-"""Images: one ECR repository for each folder under images/ that the stage's jobs run in."""
+"""Images: an ECR repository for each folder under images/ that the stage's jobs run in, and the project that builds."""
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
+from infra.constructs.image_build import ImageBuild
 from infra.constructs.stage_stack import StageStack
 from infra.settings import Stage
+from infra.storage_stack import StorageStack
 from jobs.instance_types import InstanceType
-from jobs.stage import image_repository_parameter
+from jobs.stage import IMAGE_BUILD_PROJECT, image_repository_parameter
 
 _KEPT_IMAGES = 50
 """Tagged images a repository keeps; a job definition that names an older one would no longer start."""
@@ -16,15 +19,22 @@ _KEPT_IMAGES = 50
 class ImageStack(StageStack):
     """Repositories with generated names. Images are built from this repository, so they go when the stack goes."""
 
-    def __init__(self, scope: Construct, *, stage: Stage) -> None:
-        super().__init__(scope, "image", stage=stage, description="image repositories", stateful=True)
+    def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
+        super().__init__(scope, "image", stage=stage, description="image repositories and builds", stateful=True)
         self._tag = stage.job_image_tag
-        self.repositories = {image: self._repository(image) for image in sorted({stage.row.image, stage.cpu_row.image})}
+        self._key = kms.Key.from_key_arn(self, "Key", storage.key.key_arn) if storage.key else None
+        rows = (stage.row, stage.cpu_row, *(pool.row for pool in stage.retiring))
+        self.repositories = {image: self._repository(image) for image in sorted({row.image for row in rows})}
         for image, repository in self.repositories.items():
             self.publish(image_repository_parameter(image), repository.repository_uri)
+        build = ImageBuild(self, "Build", stage=stage, repositories=self.repositories, key=self._key)
+        self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
 
     def job_image(self, row: InstanceType) -> str:
-        """URI of the image that jobs on `row` run."""
+        """URI of the image that jobs on `row` run.
+
+        By its tag, which cannot be moved and so is one image for ever, and can be named before it is built.
+        """
         return self.repositories[row.image].repository_uri_for_tag(self._tag)
 
     def _repository(self, image: str) -> ecr.Repository:
@@ -33,6 +43,8 @@ class ImageStack(StageStack):
             image.capitalize(),
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
             image_scan_on_push=True,
+            encryption=ecr.RepositoryEncryption.KMS if self._key else None,
+            encryption_key=self._key,
             removal_policy=RemovalPolicy.DESTROY,
             empty_on_delete=True,
             lifecycle_rules=[

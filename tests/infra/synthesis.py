@@ -1,6 +1,7 @@
 """What the tests of the stacks read templates with."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def flatten(value: Any) -> str:
             return f"<{name}.{attribute}>"
         case {"Fn::ImportValue": name}:
             return str(name)
+        case {"Fn::Sub": text}:
+            return re.sub(r"\$\{([\w:]+)\}", r"<\1>", str(text))
         case {"Fn::Select": [_, inner]} | {"Fn::Split": [_, inner]}:
             return flatten(inner)
     raise AssertionError(f"no rule for {value}")
