@@ -1,5 +1,7 @@
 """The base of every stack: its name, its tags, and how it publishes a name to the command line."""
 
+from typing import Any
+
 import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -39,3 +41,21 @@ class StageStack(cdk.Stack):
 def acknowledge(construct: Construct, reason: str, *rules: str) -> None:
     """Records why cdk-nag's `rules` do not apply to `construct`; the reason goes into the template's metadata."""
     cdk.Validations.of(construct).acknowledge(*(cdk.Acknowledgment(id=rule, reason=reason) for rule in rules))
+
+
+def finding(construct: Construct, value: str) -> str:
+    """`value` as cdk-nag writes it in a finding: what only CloudFormation knows stands in angle brackets."""
+    return _flat(cdk.Stack.of(construct).resolve(value))
+
+
+def _flat(value: Any) -> str:
+    match value:
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(_flat(part) for part in parts)
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"<{name}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return str(name)
+    return str(value)

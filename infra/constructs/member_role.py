@@ -1,0 +1,130 @@
+"""The role that a team's people assume: whatever a `trainyard` command asks of AWS, for their own team only.
+
+In ~/.aws/config, with the ARN that SSM has under /trainyard/<stage>/member-role/<team>:
+
+    [profile research]
+    role_arn = arn:aws:iam::…
+    source_profile = default
+"""
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+
+from infra.constructs.inline_role import InlineRole
+from infra.constructs.log_group import RetainedLogGroup
+from infra.constructs.stage_stack import StageStack
+from infra.constructs.team_files import TeamFiles
+from infra.settings import Team
+from infra.storage_stack import StorageStack
+from jobs.runs import SPEC
+from jobs.stage import parameter_path, share_identifier
+
+_STAGE = "aws:ResourceTag/trainyard:stage"
+_TEAM = "aws:ResourceTag/trainyard:team"
+_TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
+
+
+class MemberRole(InlineRole):
+    """Submits, watches and stops the team's jobs; reads its runs, reads and writes its data; nothing of other teams.
+
+    Batch's resources are told apart by their tags and not by their names: a queue that another release brings, and each
+    new revision of a definition, are the team's from the start. Only what Batch tells of jobs cannot be kept apart: it
+    knows no resource for that.
+    """
+
+    def __init__(
+        self, stack: StageStack, name: str, *, team: Team, storage: StorageStack, logs: RetainedLogGroup
+    ) -> None:
+        super().__init__(
+            stack,
+            name,
+            description=f"People of team {team.name}: submit its jobs, read its results",
+            assumed_by=iam.CompositePrincipal(*(iam.ArnPrincipal(arn) for arn in team.member_principals)),
+            team=team.name,
+            max_session_duration=cdk.Duration.hours(12),
+        )
+        self._stage = stack.stage_row.name
+        self._team = team.name
+        self._read_stage()
+        self._submit()
+        self._watch_and_stop()
+        streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
+        self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
+        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
+        files = TeamFiles(self, team=team, storage=storage)
+        files.read_data()
+        files.write_data()
+        files.read_runs()
+        # What a submission writes beside the job; everything else in a run is the job's own.
+        files.write_runs(f"*/{SPEC}")
+        files.use_key()
+
+    def _read_stage(self) -> None:
+        path = parameter_path(self._stage).strip("/")
+        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        at, below = (self._arn("ssm", "parameter", name) for name in (path, f"{path}/*"))
+        self.allow("ReadStage", ["ssm:GetParametersByPath", "ssm:GetParameter", "ssm:GetParameters"], at, below)
+        self.explain("All of the stage's parameters are for whoever submits: queues, buckets, definitions", below)
+
+    def _submit(self) -> None:
+        queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
+        share = {"batch:ShareIdentifier": share_identifier(self._team)}
+        submit = ["batch:SubmitJob"]
+        self.allow("SubmitToQueues", submit, queues, conditions={"StringEquals": {_STAGE: self._stage, **share}})
+        self.allow(
+            "SubmitOwnDefinitions",
+            submit,
+            definitions,
+            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+        )
+        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {_TEAM_ASKED_FOR: self._team, **share}})
+        self.allow(
+            "TagOwnJobs",
+            ["batch:TagResource"],
+            jobs,
+            conditions={
+                "StringEquals": {_TEAM_ASKED_FOR: self._team},
+                # A job that is there already must be the team's; one that is being submitted has no tags yet.
+                "StringEqualsIfExists": {_TEAM: self._team},
+            },
+        )
+        self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
+
+    def _watch_and_stop(self) -> None:
+        self.allow(
+            "SeeJobs",
+            [
+                "batch:DescribeComputeEnvironments",
+                "batch:DescribeJobQueues",
+                "batch:DescribeJobs",
+                "batch:ListJobs",
+                # What keeps a run from starting, as `trainyard why` asks.
+                "ec2:DescribeInstanceTypeOfferings",
+                "ec2:DescribeSubnets",
+                "servicequotas:GetServiceQuota",
+                # Today's prices.
+                "ec2:DescribeSpotPriceHistory",
+                "pricing:GetProducts",
+            ],
+            "*",
+        )
+        self.explain("These look something up and know no resources: they can only be allowed on all of them", "*")
+        self.allow(
+            "SeeQueues",
+            ["batch:GetJobQueueSnapshot"],
+            self._arn("batch", "job-queue"),
+            conditions={"StringEquals": {_STAGE: self._stage}},
+        )
+        self.allow(
+            "StopOwnJobs",
+            ["batch:CancelJob", "batch:TerminateJob"],
+            self._jobs,
+            conditions={"StringEquals": {_TEAM: self._team}},
+        )
+
+    @property
+    def _jobs(self) -> str:
+        return self._arn("batch", "job")
+
+    def _arn(self, service: str, resource: str, name: str = "*") -> str:
+        return cdk.Stack.of(self).format_arn(service=service, resource=resource, resource_name=name)
