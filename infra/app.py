@@ -10,10 +10,12 @@ from collections.abc import Iterable
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks, WriteNagSuppressionsToCloudFormationAspect
 
+from infra.access_stack import AccessStack
 from infra.compute_stack import ComputeStack
 from infra.image_stack import ImageStack
 from infra.job_stack import JobStack
 from infra.network_stack import NetworkStack
+from infra.rules.plugin import TrainyardRules
 from infra.settings import Stage
 from infra.settings_checks import selected_stages
 from infra.storage_stack import StorageStack
@@ -24,14 +26,16 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
     """All stacks of each stage, in the order in which they build on each other, and the rules that they must meet."""
     for row in rows:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
+        access = AccessStack(stage, stage=row)
         network = NetworkStack(stage, stage=row)
         storage = StorageStack(stage, stage=row, network=network)
         image = ImageStack(stage, stage=row, storage=storage)
-        ComputeStack(stage, stage=row, network=network)
+        ComputeStack(stage, stage=row, network=network, storage=storage)
         JobStack(stage, stage=row, storage=storage, image=image)
+        access.limit(stage)
         # Into the templates go the reasons why a rule does not apply.
         cdk.Aspects.of(stage).add(WriteNagSuppressionsToCloudFormationAspect())
-    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks())
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(), TrainyardRules())
 
 
 def main() -> None:

@@ -11,38 +11,9 @@ from constructs import Construct
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.constructs.zone import VPC_ADDRESSES, Zone
+from infra.network_plan import ENDPOINT_SERVICES, ZONES_WHERE_NONE_IS_KNOWN, has_interface_endpoints, zone_ids
 from infra.settings import ExistingVpc, Stage
 from jobs.instance_types import InstanceType
-
-_ZONES_WHERE_NONE_IS_KNOWN = 2
-
-_SERVICES = {
-    "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
-    "EcrDocker": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
-    "Ecs": ec2.InterfaceVpcEndpointAwsService.ECS,
-    "EcsAgent": ec2.InterfaceVpcEndpointAwsService.ECS_AGENT,
-    "EcsTelemetry": ec2.InterfaceVpcEndpointAwsService.ECS_TELEMETRY,
-    "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
-    "Sts": ec2.InterfaceVpcEndpointAwsService.STS,
-    # Session Manager; SSM's agent needs no endpoint of ec2messages any more where it reaches ssmmessages.
-    "Ssm": ec2.InterfaceVpcEndpointAwsService.SSM,
-    "SsmMessages": ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES,
-    "SecretsManager": ec2.InterfaceVpcEndpointAwsService.SECRETS_MANAGER,
-    "Batch": ec2.InterfaceVpcEndpointAwsService.BATCH,
-}
-"""All that an instance and its job call to join, pull, log, read secrets and be reached."""
-
-
-def zone_ids(stage: Stage) -> tuple[str, ...]:
-    """Zones of the stage's own subnets: what it names, else those that its accelerators are known to be offered in.
-
-    None where neither is known; `python -m infra.preflight` asks EC2.
-    """
-    if stage.availability_zone_ids or stage.region is None:
-        return stage.availability_zone_ids
-    # Those of pools that retire stay: their instances live there.
-    rows = [pool.row for pool in (stage.pool, *stage.retiring)]
-    return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
 
 
 class NetworkStack(StageStack):
@@ -51,6 +22,8 @@ class NetworkStack(StageStack):
     vpc: ec2.IVpc
     job_subnets: Sequence[ec2.ISubnet]
     """Where instances start, none of which gets a public address."""
+    endpoint_security_group: ec2.SecurityGroup | None = None
+    """Of the interface endpoints, where the stage has some."""
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "network", stage=stage, description="VPC and the security group of jobs")
@@ -67,8 +40,7 @@ class NetworkStack(StageStack):
                 route_table_ids=list(route_tables),
             )
         self.job_security_group = self._job_security_group()
-        wanted = stage.interface_endpoints
-        if stage.vpc is None and stage.nat_gateways == 0 if wanted is None else wanted:
+        if has_interface_endpoints(stage):
             self._interface_endpoints()
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
@@ -99,7 +71,7 @@ class NetworkStack(StageStack):
             restrict_default_security_group=True,
         )
         self.vpc = vpc
-        ids: Sequence[str | None] = self._zone_ids or [None] * _ZONES_WHERE_NONE_IS_KNOWN
+        ids: Sequence[str | None] = self._zone_ids or [None] * ZONES_WHERE_NONE_IS_KNOWN
         zones = [Zone(vpc, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
         self.job_subnets = [zone.private_subnet for zone in zones]
         if stage.nat_gateways:
@@ -222,12 +194,13 @@ class NetworkStack(StageStack):
             allow_all_outbound=False,
         )
         group.add_ingress_rule(self.job_security_group, ec2.Port.tcp(443), "Jobs")
-        for name, service in _SERVICES.items():
+        self.endpoint_security_group = group
+        for name in ENDPOINT_SERVICES:
             ec2.InterfaceVpcEndpoint(
                 self,
-                f"{name}Endpoint",
+                f"Endpoint-{name}",
                 vpc=self.vpc,
-                service=service,
+                service=ec2.InterfaceVpcEndpointAwsService(name),
                 subnets=ec2.SubnetSelection(subnets=list(self.job_subnets)),
                 security_groups=[group],
                 open=False,  # the rule above is narrower than the whole VPC

@@ -36,6 +36,8 @@ class Pool:
     """A row of jobs/instance_types.py."""
     release: str | None = None
     """A row of images/releases.toml. None: the default one there."""
+    machine_image: str | None = None
+    """The AMI of its instances, as `Stage.machine_image` says it."""
 
     @property
     def row(self) -> InstanceType:
@@ -188,7 +190,7 @@ class Stage:
     @property
     def pool(self) -> Pool:
         """What new jobs run on."""
-        return Pool(instance_type=self.instance_type, release=self.release)
+        return Pool(instance_type=self.instance_type, release=self.release, machine_image=self.machine_image)
 
     @property
     def row(self) -> InstanceType:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from infra.settings import STAGES, Alerts, GitHub, Stage
+from infra.settings import STAGES, Alerts, GitHub, Pool, Stage
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
 
@@ -200,13 +200,29 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
     except (ConfigurationError, UsageError) as error:
         yield f"release: {error}"
         return
+    yield from _machine_image_mistakes(stage.pool, "machine_image")
     ids = [stage.pool.id]
     for pool in stage.retiring:
         try:
             ids.append(pool.id)
-        except (ConfigurationError, UsageError) as error:  # noqa: PERF203 - every mistake is told
+        except (ConfigurationError, UsageError) as error:
             yield f"retiring: {error}"
+            continue
+        yield from _machine_image_mistakes(pool, "retiring: machine_image")
     if ids[0] in ids[1:]:
         yield f"retiring: '{ids[0]}' is what new jobs run on; it cannot retire as well"
     if len(set(ids[1:])) < len(ids[1:]):
         yield "retiring: names a pool twice"
+
+
+def _machine_image_mistakes(pool: Pool, field: str) -> Iterator[str]:
+    pattern, wanted = _PATTERNS["machine_image"]
+    if pool.machine_image is None and pool.row.machine_image == "given":
+        yield (
+            f"{field}: Batch has no AMI for {pool.instance_type} any more; name one, with its root_device_name "
+            "(ECS's last one, without updates since 2026-06-30: "
+            "'ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id' with '/dev/xvda')"
+        )
+    # That of the stage itself has been looked at with the other fields.
+    elif field != "machine_image" and pool.machine_image and not re.fullmatch(pattern, pool.machine_image):
+        yield f"{field}: must be {wanted}, not '{pool.machine_image}'"

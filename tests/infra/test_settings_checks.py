@@ -119,6 +119,20 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
                 "Next: choose one of 1.21.0, 1.20.0, 1.19.0, 1.18.0, 1.17.1, 1.16.2, 1.15.1, 1.14.0"
             ),
         ),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami"),),
+            "machine_image: must be 'ami-…' or 'ssm:/…', not 'ami'",
+        ),
+        (
+            "retiring",
+            (Pool(instance_type="p3.8xlarge"),),
+            (
+                "machine_image: Batch has no AMI for p3.8xlarge any more; name one, with its root_device_name (ECS's "
+                "last one, without updates since 2026-06-30: "
+                "'ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id' with '/dev/xvda')"
+            ),
+        ),
         ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
         ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
         ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
@@ -216,6 +230,13 @@ def test_every_mistake_is_told_at_once() -> None:
         {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)},
         {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
         {"machine_image": "ami-0123456789abcdef0"},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami-0123456789abcdef0"),)},
+        {
+            "instance_type": "p3.8xlarge",
+            "machine_image": "ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id",
+            "root_device_name": "/dev/xvda",
+        },
+        {"instance_type": "p4d.24xlarge", "machine_image": None},
         {"instance_type": "m6i.4xlarge", "release": "1.22.0"},
         {"image_tag": "1.21.0-2"},
         {"log_retention_days": LOG_RETENTION_DAYS[-1]},
@@ -225,6 +246,11 @@ def test_every_mistake_is_told_at_once() -> None:
 )
 def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
     check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+
+
+def test_v100_instances_need_an_ami_of_somebodys() -> None:
+    with pytest.raises(ConfigurationError, match=r"machine_image: Batch has no AMI for p3\.8xlarge any more; name one"):
+        check(Stage(name="test", teams=TEAMS, instance_type="p3.8xlarge", machine_image=None))
 
 
 def test_a_vpc_that_is_there_has_its_own_zones() -> None:

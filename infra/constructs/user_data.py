@@ -1,0 +1,74 @@
+"""What an instance does when it boots, before it takes jobs: MIME multipart user data, made of the scripts in boot/.
+
+Batch demands that format, since it appends a part of its own. Shell scripts run in cloud-init's last stage, after which
+the ECS agent starts; a boothook runs in an early one, before Docker does.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aws_cdk import aws_ec2 as ec2
+
+from jobs.instance_types import InstanceType
+
+STOP_TIMEOUT_SECONDS = 100
+"""Between SIGTERM and SIGKILL: most of the two minutes that a Spot notice gives.
+
+torch may take 30 s to end the ranks, and the record of the attempt is written after that. No checkpoint is begun: the
+newest complete one stays, and the next attempt resumes from it.
+"""
+
+_AGENT_CONFIGURATION = {
+    "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s
+    "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",  # off by default
+    # Jobs of several nodes have interfaces of their own, over which they would reach the instance's role.
+    "ECS_AWSVPC_BLOCK_IMDS": "true",
+    # The ones below are ecs-init's defaults on Amazon Linux; other AMIs start the agent without them. Batch runs a
+    # one-node job in the host's network, where the agent needs a switch of its own to hand out the job's role.
+    "ECS_ENABLE_TASK_IAM_ROLE": "true",
+    "ECS_ENABLE_TASK_IAM_ROLE_NETWORK_HOST": "true",
+    "ECS_ENABLE_TASK_ENI": "true",
+    "ECS_ENABLE_AWSLOGS_EXECUTIONROLE_OVERRIDE": "true",
+    "ECS_AVAILABLE_LOGGING_DRIVERS": '["json-file","awslogs"]',
+}
+
+_SCRIPTS = Path(__file__).parent / "boot"
+_BOOTHOOK = 'text/cloud-boothook; charset="utf-8"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSystem:
+    """FSx for Lustre, as a client names it."""
+
+    dns_name: str
+    mount_name: str
+
+
+def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> str:
+    """Of instances of a type, on which jobs see `file_system` where one is given."""
+    parts = ec2.MultipartUserData()
+    # An AMI that the stage builds does it itself, when it boots.
+    if row.nvme_disks and row.machine_image != "stage":
+        parts.add_part(ec2.MultipartBody.from_user_data(_script("instance_store"), _BOOTHOOK))
+    parts.add_user_data_part(_agent(), ec2.MultipartBody.SHELL_SCRIPT, True)
+    if row.huge_pages:
+        parts.add_user_data_part(_script("huge_pages", HUGE_PAGES=str(row.huge_pages)), ec2.MultipartBody.SHELL_SCRIPT)
+    if file_system:
+        source = f"{file_system.dns_name}@tcp:/{file_system.mount_name}"
+        parts.add_user_data_part(_script("lustre", LUSTRE_SOURCE=source), ec2.MultipartBody.SHELL_SCRIPT)
+    return parts.render()
+
+
+def _agent() -> ec2.UserData:
+    script = ec2.UserData.for_linux()
+    script.add_commands("set -euo pipefail", "mkdir -p /etc/ecs", "cat >>/etc/ecs/ecs.config <<'CONFIGURATION'")
+    script.add_commands(*(f"{name}={value}" for name, value in _AGENT_CONFIGURATION.items()), "CONFIGURATION")
+    return script
+
+
+def _script(name: str, **variables: str) -> ec2.UserData:
+    script = ec2.UserData.for_linux()
+    script.add_commands(*(f"{name}='{value}'" for name, value in variables.items()))
+    lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
+    script.add_commands(*(line for line in lines if not line.startswith("#!")))
+    return script
