@@ -14,12 +14,14 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Response
 
-from infra.emulator import batch, cloudformation, server_errors
+from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, functions, server_errors
 
 logger = logging.getLogger(__name__)
 
 StartResponse = Callable[..., Any]
 _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
+_INVOCATION = re.compile(r"/trainyard/invocations/([^/]+)(/started|/result|)")
+OWN_PATHS = ("GET /trainyard/health", "POST /trainyard/jobs/<id>/reclaim", "POST /trainyard/events")
 _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 
 
@@ -34,21 +36,24 @@ class Application:
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path.startswith("/trainyard/"):
-            return self._own(environ["REQUEST_METHOD"], path)(environ, start_response)
+            return self._own(environ["REQUEST_METHOD"], path, environ)(environ, start_response)
         return self._service(environ, start_response)
 
-    def _own(self, method: str, path: str) -> Response:
+    def _own(self, method: str, path: str, environ: Mapping[str, Any]) -> Response:
         if (method, path) == ("GET", "/trainyard/health"):
             return _json(self.health())
+        if (method, path) == ("POST", "/trainyard/events"):
+            return _inject_event(_body(environ))
         reclaim = _RECLAIM.fullmatch(path)
         if method == "POST" and reclaim:
             job_id = reclaim[1]
             if batch.reclaim(job_id):
                 return _json({"jobId": job_id, "reclaimed": True})
             return _json({"message": f"no job {job_id} is running on an instance"}, status=404)
-        return _json(
-            {"message": f"{method} {path}: there is GET /trainyard/health, POST /trainyard/jobs/<id>/reclaim"}, 404
-        )
+        invocation = _INVOCATION.fullmatch(path)
+        if invocation:
+            return _answer_function(method, invocation[1], invocation[2], environ)
+        return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
         """What GET /trainyard/health answers."""
@@ -59,6 +64,7 @@ class Application:
             "jobs": batch.job_counts(),
             "server_errors": server_errors.recorded(),
             "unproven": cloudformation.unproven_types(),
+            "undelivered": events.undelivered(),
         }
 
     def _service(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -75,6 +81,45 @@ class Application:
             server_errors.record_exception(path, operation, error)
             message = f"the embedded AWS failed in {operation}: {type(error).__name__}: {error}"
             return _failure(message, environ)(environ, start_response)
+
+
+def _inject_event(event: Any) -> Response:
+    """Put an event on the default bus as a service of AWS would, whose sources clients may not use."""
+    if not isinstance(event, Mapping) or not {"source", "detail-type", "detail"} <= event.keys():
+        return _json({"message": "an event needs source, detail-type and detail"}, status=400)
+    event_id = events.emit(
+        account_id=event.get("account", ACCOUNT_ID),
+        region=event.get("region", REGION),
+        source=event["source"],
+        detail_type=event["detail-type"],
+        detail=event["detail"],
+        resources=tuple(event.get("resources", ())),
+    )
+    return _json({"id": event_id})
+
+
+def _answer_function(method: str, request_id: str, what: str, environ: Mapping[str, Any]) -> Response:
+    """To the process of a function: what it is to do, and thanks for what it did."""
+    try:
+        if (method, what) == ("GET", ""):
+            return _json(functions.work_of(request_id))
+        if (method, what) == ("POST", "/started"):
+            functions.note_started(request_id)
+            return _json({})
+        if (method, what) == ("POST", "/result"):
+            functions.note_result(request_id, _body(environ))
+            return _json({})
+    except functions.InvocationError as error:
+        return _json({"message": str(error)}, status=404)
+    return _json({"message": f"{method} is not for this path"}, status=405)
+
+
+def _body(environ: Mapping[str, Any]) -> Any:
+    """A request's JSON, or None."""
+    try:
+        return json.loads(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)))
+    except ValueError:
+        return None
 
 
 def _operation(environ: dict[str, Any]) -> str:

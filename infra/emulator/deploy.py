@@ -37,7 +37,6 @@ def deploy(*, endpoint: str, stage: str) -> int:
         raise UsageError(f"infra/settings.py has no stage '{stage}'{did_you_mean(stage, STAGES)}")
     errors_before = len(_health(endpoint)["server_errors"])
     ssm = client("ssm", endpoint)
-    _put_machine_images(ssm, endpoint)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
         scratch = Path(folder)
@@ -115,21 +114,6 @@ def _progress(line: str) -> str | None:
 def _say(text: str) -> None:
     sys.stderr.write(f"  {text}\n")
     sys.stderr.flush()
-
-
-def _put_machine_images(ssm: Any, endpoint: str) -> None:
-    """What an account's owner puts there before the first deployment: an AMI, under the parameter of settings.py."""
-    names = {
-        (row.machine_image or "").removeprefix("ssm:")
-        for row in STAGES.values()
-        if (row.machine_image or "").startswith("ssm:")
-    }
-    for name in sorted(names):
-        if not _has_parameter(ssm, name):
-            image = client("ec2", endpoint).register_image(
-                Name=name.strip("/").replace("/", "-"), Architecture="x86_64"
-            )
-            ssm.put_parameter(Name=name, Value=image["ImageId"], Type="String", DataType="aws:ec2:image")
 
 
 def _has_parameter(ssm: Any, name: str) -> bool:

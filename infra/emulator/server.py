@@ -45,9 +45,14 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import batch, cloudformation, cloudtrail
+        from infra.emulator import batch, cloudformation, cloudtrail, events, functions, notifications
         from infra.emulator.application import Application
 
+        endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
+        functions.check_settings()
+        functions.install(endpoint)
+        notifications.install()
+        events.install()
         cloudformation.install()
         cloudtrail.install()
         batch.install(executor)
@@ -61,7 +66,6 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         )
         thread = Thread(target=server.serve_forever, name="server", daemon=True)
         thread.start()
-    endpoint = f"http://{HOST}:{server.port}"
     state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor}
     try:
         if state_file is not None:
@@ -76,6 +80,8 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
     finally:
         if state_file is not None:
             _remove_state(state_file)
+        events.shutdown()
+        functions.shutdown()
         batch.shutdown()
         server.shutdown()
         thread.join()

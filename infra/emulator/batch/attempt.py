@@ -18,6 +18,7 @@ from infra.emulator.batch.job import Job, now_milliseconds
 from infra.emulator.batch.logs import LogDestinationError, LogStreamWriter, open_log_stream
 from infra.emulator.batch.overrides import Container
 from infra.emulator.batch.retry import Outcome
+from infra.emulator.batch.secrets import SecretError, resolve_secrets
 from infra.emulator.batch.task import ContainerRecord, Task, TaskRecord, new_task_record
 from infra.emulator.server_errors import record_exception
 
@@ -185,6 +186,15 @@ class Attempt(threading.Thread):
         submission = self.job.submission
         if submission.overrides_too_long:
             raise CannotStartError("Container Overrides length must be at most 8192")
+        try:
+            secrets = resolve_secrets(
+                container.properties.get("secrets") or (),
+                account_id=self.place.account_id,
+                region=self.place.region,
+            )
+        except SecretError as error:
+            record.status_reason = str(error)
+            raise CannotStartError(str(error)) from error
         task_id = record.task_arn.rsplit("/", 1)[-1]
         try:
             log = open_log_stream(
@@ -200,7 +210,7 @@ class Attempt(threading.Thread):
             name=f"trainyard-{task_id}-{container.name}",
             command=container.command,
             environment=container_environment(
-                own=container.environment,
+                own={**container.environment, **secrets},
                 endpoint=submission.endpoint,
                 region=self.place.region,
                 job_id=unit.id,

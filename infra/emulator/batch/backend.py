@@ -20,6 +20,7 @@ from infra.emulator.batch.environment import ArrayPosition
 from infra.emulator.batch.executor import Executor
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.job_definition import JobDefinition, check_request
+from infra.emulator.batch.job_events import JobEvents
 from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
@@ -38,7 +39,13 @@ class BatchBackend(MotoBatchBackend):
         self.environments: dict[str, ComputeEnvironment] = {}
         self.queues: dict[str, JobQueue] = {}
         self.definitions: dict[str, JobDefinition] = {}
-        self.scheduler = Scheduler(place=self._place, queues=self._all_queues, policy=self._fair_share_policy)
+        self._events = JobEvents(account_id=account_id, region=region_name, tags_of=self.list_tags_for_resource)
+        self.scheduler = Scheduler(
+            place=self._place,
+            queues=self._all_queues,
+            policy=self._fair_share_policy,
+            on_blocked=self._events.queue_blocked,
+        )
         self._sequence = 0
 
     def reset(self) -> None:
@@ -214,6 +221,7 @@ class BatchBackend(MotoBatchBackend):
             job = self._new_job(str(uuid.uuid4()), submission)
             self._tag(job.arn, request)
             self._add_children(job)
+            self._events.state_changed(job)
             self.scheduler.submit(job)
         return job
 
@@ -253,7 +261,8 @@ class BatchBackend(MotoBatchBackend):
 
     def _new_job(self, job_id: str, submission: Submission, **child: Any) -> Job:
         arn = make_arn_for_job(self.account_id, job_id, self.region_name)
-        return Job(job_id, submission, arn=arn, sequence=self._sequence, **child)
+        changed = self._events.state_changed
+        return Job(job_id, submission, arn=arn, sequence=self._sequence, on_change=changed, **child)
 
     def _add_children(self, job: Job) -> None:
         submission = job.submission

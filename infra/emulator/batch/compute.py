@@ -11,7 +11,7 @@ from typing import Any
 from moto.batch.exceptions import ClientException
 from moto.batch.utils import make_arn_for_compute_env, make_arn_for_job_queue
 
-from infra.emulator.batch.quotas import MAX_QUEUE_ENVIRONMENTS
+from infra.emulator.batch.quotas import MAX_QUEUE_ENVIRONMENTS, TIME_LIMIT_REASONS, TIME_LIMIT_SECONDS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _TYPES = ("EC2", "SPOT", "FARGATE", "FARGATE_SPOT")
@@ -166,6 +166,19 @@ def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnviro
     fargate = {str(environment.resources.get("type", "")).startswith("FARGATE") for environment in environments}
     if len(fargate) > 1:
         raise ClientException("EC2 and Fargate compute environments can't be mixed in a job queue")
+    for action in properties.get("jobStateTimeLimitActions") or ():
+        _check_time_limit(action)
+
+
+def _check_time_limit(action: Mapping[str, Any]) -> None:
+    where = "jobStateTimeLimitActions"
+    if action.get("reason") not in TIME_LIMIT_REASONS:
+        raise ClientException(f"{where}: reason must be one of {' | '.join(TIME_LIMIT_REASONS)}")
+    if action.get("state") != "RUNNABLE" or action.get("action") != "CANCEL":
+        raise ClientException(f"{where}: state must be RUNNABLE and action CANCEL")
+    if action.get("maxTimeSeconds") not in TIME_LIMIT_SECONDS:
+        limits = f"{TIME_LIMIT_SECONDS.start} and {TIME_LIMIT_SECONDS.stop - 1}"
+        raise ClientException(f"{where}: maxTimeSeconds must be between {limits}")
 
 
 def _check_name(name: object, what: str) -> None:

@@ -11,7 +11,7 @@ its children is RUNNABLE, and then SUCCEEDED or FAILED. Source: AWS Batch user g
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from infra.emulator.batch.environment import ArrayPosition, NodePosition
@@ -66,15 +66,20 @@ class Job:
         *,
         arn: str,
         sequence: int,
+        on_change: "Callable[[Job], None]",
         parent: "Job | None" = None,
         array: ArrayPosition | None = None,
         node: Node | None = None,
     ) -> None:
-        """`sequence` orders jobs by their submission. Of `array` and `node`, a child has one and others none."""
+        """`sequence` orders jobs by their submission. Of `array` and `node`, a child has one and others none.
+
+        `on_change` is called at each change of state, under the scheduler's lock.
+        """
         self.id = job_id
         self.arn = arn
         self.submission = submission
         self.sequence = sequence
+        self._on_change = on_change
         self.parent = parent
         self.array = array
         self.node = node
@@ -96,6 +101,8 @@ class Job:
         self.is_terminated = False
         self.outstanding: set[str] = set()
         """Ids of jobs that must succeed first."""
+        self.blocked_since: float | None = None
+        """Of the time.monotonic() clock: since when it holds up its queue, for the reason in `status_reason`."""
         self.cancel_reason: str | None = None
         """Why it was asked to end: while PENDING, carried out when the dependencies are through; an array's parent ends
         with it when all its children have ended."""
@@ -131,6 +138,8 @@ class Job:
             self.started_at = now_milliseconds()
         elif status in FINAL:
             self.stopped_at = now_milliseconds()
+        self.blocked_since = None
+        self._on_change(self)
 
     def restart(self) -> None:
         """Of a node whose job gets another attempt: whatever became of it in the last one."""

@@ -27,25 +27,41 @@ STOP_TIMEOUT_VARIABLE = "TRAINYARD_STOP_TIMEOUT_SECONDS"
 """Server's environment: seconds between SIGTERM and SIGKILL, the ECS agent's ECS_CONTAINER_STOP_TIMEOUT."""
 MINIMUM_TIMEOUT_VARIABLE = "TRAINYARD_MINIMUM_TIMEOUT_SECONDS"
 """Server's environment: the shortest attemptDurationSeconds that is accepted; tests lower it."""
+TIME_LIMIT_SCALE_VARIABLE = "TRAINYARD_TIME_LIMIT_SCALE"
+"""Server's environment: what maxTimeSeconds of jobStateTimeLimitActions is multiplied with; tests lower it."""
+
+TIME_LIMIT_SECONDS = range(600, 86_400 + 1)
+TIME_LIMIT_REASONS = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
+)
 
 
 def stop_timeout_seconds() -> float:
     """Seconds a container has after SIGTERM, where its own stopTimeout says nothing: the ECS agent's default is 30."""
-    return _seconds(STOP_TIMEOUT_VARIABLE, 30)
+    return seconds_setting(STOP_TIMEOUT_VARIABLE, 30)
 
 
 def minimum_timeout_seconds() -> float:
     """The least attemptDurationSeconds: 60 on AWS."""
-    return _seconds(MINIMUM_TIMEOUT_VARIABLE, 60)
+    return seconds_setting(MINIMUM_TIMEOUT_VARIABLE, 60)
+
+
+def time_limit_scale() -> float:
+    """1 on AWS."""
+    return seconds_setting(TIME_LIMIT_SCALE_VARIABLE, 1)
 
 
 def check_settings() -> None:
-    """Raises ConfigurationError where one of the two variables is no number of seconds."""
+    """Raises ConfigurationError where one of the variables is no number."""
+    time_limit_scale()
     stop_timeout_seconds()
     minimum_timeout_seconds()
 
 
-def _seconds(variable: str, default: float) -> float:
+def seconds_setting(variable: str, default: float) -> float:
+    """A number from the server's environment. Raises ConfigurationError where it is none, or less than 0."""
     text = os.environ.get(variable)
     if text is None:
         return default
@@ -55,6 +71,6 @@ def _seconds(variable: str, default: float) -> float:
         seconds = -1
     if not 0 <= seconds < float("inf"):
         raise ConfigurationError(
-            f"{variable}={text} is no number of seconds", next_step=f"unset {variable}, or set it to {default:g}"
+            f"{variable}={text} is no number of 0 or more", next_step=f"unset {variable}, or set it to {default:g}"
         )
     return seconds

@@ -18,14 +18,11 @@ from infra.emulator.batch import fair_share
 from infra.emulator.batch.attempt import Attempt, Cause, Place, Result
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.job import BEFORE_STARTING, Job, Status
+from infra.emulator.batch.queue_head import HeadWatch
 from infra.emulator.batch.retry import should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
-TOO_LARGE = (
-    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - All compute environments have a maxVcpu setting that is "
-    "smaller than the job requirements."
-)
 _SHUTDOWN_SECONDS = 20
 
 
@@ -38,8 +35,9 @@ class Scheduler:
         place: Callable[[ComputeEnvironment], Place],
         queues: Callable[[], Iterable[JobQueue]],
         policy: Callable[[str], Mapping[str, Any]],
+        on_blocked: Callable[[Job], None],
     ) -> None:
-        """`policy` gives the fairsharePolicy of a scheduling policy's ARN."""
+        """`policy` gives the fairsharePolicy of a scheduling policy's ARN; `on_blocked` hears of stuck queues."""
         self.lock = threading.RLock()
         self.jobs: dict[str, Job] = {}
         self._place = place
@@ -53,6 +51,7 @@ class Scheduler:
         """Of queues with a scheduling policy: what was used lately, by job and attempt."""
         self._ended: deque[Job] = deque()
         """Jobs whose end is still to be followed up."""
+        self._head_watch = HeadWatch(wake=self.dispatch, on_blocked=on_blocked)
         self._closed = False
 
     # What the API asks for
@@ -103,6 +102,7 @@ class Scheduler:
         """Kill everything that runs, and start nothing any more. Returns when it is gone."""
         with self.lock:
             self._closed = True
+            self._head_watch.close()
             attempts = list(self._attempts.values())
             for attempt in attempts:
                 attempt.stop(Cause.SHUTDOWN, "The embedded AWS was stopped", grace_seconds=0)
@@ -129,9 +129,15 @@ class Scheduler:
             for queue in sorted(self._queues(), key=lambda queue: -queue.priority):
                 while not self._closed and (job := self._next_job(queue)) is not None:
                     environment = self._find_room(job)
-                    if environment is None:
+                    if environment is not None:
+                        self._start(job, environment)
+                    elif (reason := self._head_watch.verdict(queue, job)) is not None:
+                        job.is_cancelled = True
+                        self._fail(job, reason)
+                    else:
                         break
-                    self._start(job, environment)
+            if self._ended:  # something was cancelled, and others may have waited for it
+                self.dispatch()
 
     def _evaluate(self, job: Job) -> None:
         """A new job: wait for others, or for capacity."""
@@ -153,9 +159,7 @@ class Scheduler:
         if job.cancel_reason is not None:
             self._fail(job, job.cancel_reason)
             return
-        environments = job.submission.queue.environments
-        too_large = all(job.submission.vcpus > environment.max_vcpus for environment in environments)
-        self._enter(job, Status.RUNNABLE, TOO_LARGE if too_large and not job.submission.is_multinode else None)
+        self._enter(job, Status.RUNNABLE)
         waiting = self._runnable.setdefault(job.submission.queue.arn, [])
         bisect.insort(waiting, job, key=lambda other: other.sequence)
         if job.array is not None and job.parent is not None and job.parent.status is Status.SUBMITTED:

@@ -7,6 +7,7 @@
 from infra.emulator.cloudformation import (
     ec2_models,  # noqa: F401 - defines models
     iam_models,
+    image_builder_models,  # noqa: F401 - defines models
     logs_models,  # noqa: F401 - defines models
     responses,
     s3_models,

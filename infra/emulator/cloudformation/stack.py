@@ -112,7 +112,8 @@ class Stack:
         self._enter("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
         removed = [resource for key, resource in self.resources.items() if key not in order]
         for resource in reversed((*removed, *replaced)):
-            if not self._retained(resource):
+            kept = resource.declaration.get("UpdateReplacePolicy") == "Retain"
+            if not (kept if resource in replaced else self._retained(resource)):
                 self._delete_resource(resource, must=False)
         self.resources = {logical_id: self.resources[logical_id] for logical_id in order}
         self._enter("UPDATE_COMPLETE")

@@ -14,6 +14,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINYARD_STOP_TIMEOUT_SECONDS", str(STOP_TIMEOUT_SECONDS))
         patch.setenv("TRAINYARD_MINIMUM_TIMEOUT_SECONDS", "1")
+        patch.setenv("TRAINYARD_TIME_LIMIT_SCALE", "0.001")
         patch.setenv("TRAINYARD_SECRET_OF_THE_SERVER", "not for jobs")
         with run_embedded_aws(tmp_path_factory.mktemp("batch")) as aws:
             yield prepare(aws)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container
+from tests.infra.emulator.batch.batch_calls import Batch, container, until
 
 
 def test_a_job_that_succeeds(batch: Batch) -> None:
@@ -157,6 +157,7 @@ def test_an_ecs_job_shows_its_containers_in_task_properties(batch: Batch) -> Non
     (shown,) = running["ecsProperties"]["taskProperties"][0]["containers"]
     assert shown["environment"] == [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
     assert shown["logStreamName"].startswith(f"{definition}/main/")
+    until(lambda: batch.lines(shown["logStreamName"]) or None, "the container has written")
     batch.client.terminate_job(jobId=job_id, reason="enough")
     ended = batch.ended(job_id)
     (task,) = ended["attempts"][0]["taskProperties"]

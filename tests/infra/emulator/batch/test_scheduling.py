@@ -75,6 +75,7 @@ def test_a_job_larger_than_any_environment_waits_and_says_so(batch: Batch) -> No
     job = batch.job(job_id)
     assert job["status"] == "RUNNABLE"
     assert job["statusReason"].startswith("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE")
+    assert not job["attempts"]
 
 
 def test_a_disabled_environment_starts_nothing_until_it_is_enabled(batch: Batch) -> None:

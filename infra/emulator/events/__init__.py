@@ -1,0 +1,9 @@
+"""EventBridge of the embedded AWS: moto's API in front of matching and delivery of this package.
+
+`emit` is what the other services of the embedded AWS call; clients call PutEvents, or POST /trainyard/events. Rules
+with a schedule are kept and never run.
+"""
+
+from infra.emulator.events.delivery import emit, has_rules, install, shutdown, undelivered
+
+__all__ = ["emit", "has_rules", "install", "shutdown", "undelivered"]

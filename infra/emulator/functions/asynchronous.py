@@ -1,0 +1,136 @@
+"""Invocations that nobody waits for: tried again on an error, and sent where failures go when nothing helps.
+
+Source: AWS Lambda developer guide, "How Lambda handles errors and retries with asynchronous invocation": two more
+tries, one minute and then two minutes later; then the dead-letter queue and the destination on failure.
+"""
+
+import json
+import logging
+import threading
+import uuid
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from moto.events.models import events_backends
+from moto.sns.models import sns_backends
+from moto.sqs.models import sqs_backends
+from moto.utilities.arns import parse_arn
+
+from infra.emulator.batch.quotas import seconds_setting
+from infra.emulator.functions import invocation
+from infra.emulator.functions.invocation import Outcome
+from infra.emulator.server_errors import record_exception
+
+if TYPE_CHECKING:
+    from infra.emulator.functions.function import Function
+
+logger = logging.getLogger(__name__)
+
+RETRY_VARIABLE = "TRAINYARD_FUNCTION_RETRY_SECONDS"
+"""Server's environment: seconds before the second try of an invocation; the third comes after twice as many."""
+DEFAULT_RETRIES = 2
+_STOP_SECONDS = 10
+
+_stopping = threading.Event()
+_threads: set[threading.Thread] = set()
+
+
+def check_settings() -> None:
+    """Raises ConfigurationError where the variable is no number of seconds."""
+    _retry_seconds()
+
+
+def invoke_later(function: "Function", event: str) -> str:
+    """Run a function in the background; the request's id. `event` is JSON."""
+    request_id = str(uuid.uuid4())
+    thread = threading.Thread(
+        target=_run, args=(function, event, request_id), name=f"function-{request_id}", daemon=True
+    )
+    _threads.add(thread)
+    thread.start()
+    return request_id
+
+
+def shutdown() -> None:
+    """Kill what runs and forget what waits; returns when it is gone."""
+    _stopping.set()
+    invocation.kill_all()
+    for thread in list(_threads):
+        thread.join(_STOP_SECONDS)
+
+
+def _run(function: "Function", event: str, request_id: str) -> None:
+    try:
+        tries = 1 + int(function.invoke_config.get("MaximumRetryAttempts", DEFAULT_RETRIES))
+        for number in range(1, tries + 1):
+            outcome = invocation.run(function, event, request_id=request_id)
+            if _stopping.is_set():
+                return
+            if not outcome.failed:
+                _send(function, "OnSuccess", _record(function, event, outcome, number, "Success"))
+                return
+            if number < tries and _stopping.wait(_retry_seconds() * number):
+                return
+        _send_to_dead_letters(function, event, outcome)
+        _send(function, "OnFailure", _record(function, event, outcome, tries, "RetriesExhausted"))
+    except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+        record_exception("Lambda", f"invoking {function.function_name}", error)
+    finally:
+        _threads.discard(threading.current_thread())
+
+
+def _retry_seconds() -> float:
+    return seconds_setting(RETRY_VARIABLE, 60)
+
+
+def _record(function: "Function", event: str, outcome: Outcome, number: int, condition: str) -> dict[str, Any]:
+    context: dict[str, Any] = {"statusCode": 200, "executedVersion": function.shown_version}
+    if outcome.failed:
+        context["functionError"] = "Unhandled"
+    return {
+        "version": "1.0",
+        "timestamp": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.000Z}",
+        "requestContext": {
+            "requestId": outcome.request_id,
+            "functionArn": f"{function.function_arn}:{function.shown_version}",
+            "condition": condition,
+            "approximateInvokeCount": number,
+        },
+        "requestPayload": json.loads(event),
+        "responseContext": context,
+        "responsePayload": json.loads(outcome.payload),
+    }
+
+
+def _send(function: "Function", kind: str, record: dict[str, Any]) -> None:
+    destinations = function.invoke_config.get("DestinationConfig") or {}
+    destination = (destinations.get(kind) or {}).get("Destination")
+    if not destination:
+        return
+    arn = parse_arn(destination)
+    if arn.service == "lambda":
+        invoke_later(function.backend.get_function(destination), json.dumps(record))
+    elif arn.service == "events":
+        entry = {"Source": "lambda", "DetailType": f"Lambda Function Invocation Result - {kind[2:]}"}
+        events_backends[arn.account][arn.region].put_events(
+            [{**entry, "Detail": json.dumps(record), "EventBusName": arn.resource_id}]
+        )
+    else:
+        _send_message(destination, json.dumps(record), {})
+
+
+def _send_to_dead_letters(function: "Function", event: str, outcome: Outcome) -> None:
+    target = (function.dead_letter_config or {}).get("TargetArn")
+    if target:
+        error = json.loads(outcome.payload).get("errorMessage", "")
+        attributes = {"RequestID": outcome.request_id, "ErrorCode": "200", "ErrorMessage": error[:1024]}
+        _send_message(target, event, attributes)
+
+
+def _send_message(target: str, body: str, attributes: dict[str, str]) -> None:
+    arn = parse_arn(target)
+    if arn.service == "sns":
+        sns_backends[arn.account][arn.region].publish(body, target)
+        return
+    shaped = {name: {"DataType": "String", "StringValue": value} for name, value in attributes.items() if value}
+    sqs_backends[arn.account][arn.region].send_message(arn.resource_id, body, message_attributes=shaped)

@@ -1,0 +1,157 @@
+"""Events on their way: from Batch, from clients and from /trainyard/events, to queues, topics, logs and functions."""
+
+import json
+import urllib.error
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.conftest import EmbeddedAws, run_embedded_aws
+from tests.infra.emulator.batch.batch_calls import Batch, prepare
+from tests.infra.emulator.event_calls import inject, messages, policy, queue_of, rule
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_STOP_TIMEOUT_SECONDS", "1")
+        with run_embedded_aws(tmp_path_factory.mktemp("events")) as aws:
+            yield prepare(aws)
+            health = aws.health()
+            assert not health["server_errors"], f"{health['server_errors']}\n{aws.log.read_text()}"
+
+
+@pytest.fixture
+def aws(batch: Batch) -> EmbeddedAws:
+    return batch.aws
+
+
+def test_each_change_of_a_jobs_state_is_an_event(batch: Batch, aws: EmbeddedAws) -> None:
+    url, arn = queue_of(aws)
+    pattern = {"source": ["aws.batch"], "detail-type": ["Batch Job State Change"], "detail": {"jobName": ["watched"]}}
+    rule(aws, pattern, {"Arn": arn})
+    queue = batch.queue()
+    job_id = batch.client.submit_job(
+        jobName="watched",
+        jobQueue=queue,
+        jobDefinition=batch.definition("sh", "-c", "exit $(($AWS_BATCH_JOB_ATTEMPT == 1))"),
+        retryStrategy={"attempts": 2},
+        tags={"team": "research"},
+    )["jobId"]
+    ended = batch.ended(job_id)
+    received = messages(aws, url, 8)
+
+    first_try = ["SUBMITTED", "RUNNABLE", "STARTING", "RUNNING"]
+    assert [event["detail"]["status"] for event in received] == [
+        *first_try,
+        "RUNNABLE",
+        "STARTING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
+    retried, last = received[4]["detail"], received[-1]
+    assert [attempt["container"]["exitCode"] for attempt in retried["attempts"]] == [1]
+    assert len(last["detail"]["attempts"]) == 2
+    assert last["resources"] == [ended["jobArn"]]
+    assert last["account"] == "123456789012"
+    assert last["time"].endswith("Z")
+    assert {key: last["detail"][key] for key in ("jobId", "jobQueue", "tags", "statusReason", "container")} == {
+        key: ended[key] for key in ("jobId", "jobQueue", "tags", "statusReason", "container")
+    }
+
+
+def test_a_blocked_queue_is_an_event(batch: Batch, aws: EmbeddedAws) -> None:
+    url, arn = queue_of(aws)
+    rule(aws, {"detail-type": ["Batch Job Queue Blocked"]}, {"Arn": arn})
+    queue = batch.queue(batch.environment(max_vcpus=1))
+    job_id = batch.submit(batch.definition("true", vcpus=2), queue)
+    batch.submit(batch.definition("true", vcpus=2), queue)  # is not at the head, so says nothing
+    queue_arn = batch.job(job_id)["jobQueue"]
+    (event,) = messages(aws, url, 1)
+    assert event["resources"] == [batch.job(job_id)["jobArn"], queue_arn]
+    assert event["detail"]["statusReason"].startswith("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE")
+    assert event["detail"]["status"] == "RUNNABLE"
+
+
+def test_what_clients_put_reaches_queue_topic_log_group_and_bus(aws: EmbeddedAws) -> None:
+    url, arn = queue_of(aws)
+    from_topic, queue_arn = queue_of(aws, "sns.amazonaws.com")
+    sns, logs, client = aws.client("sns"), aws.client("logs"), aws.client("events")
+    topic = sns.create_topic(Name=f"topic-{uuid.uuid4().hex[:8]}")["TopicArn"]
+    sns.set_topic_attributes(
+        TopicArn=topic,
+        AttributeName="Policy",
+        AttributeValue=policy("events.amazonaws.com", "sns:Publish", topic),
+    )
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn)
+    group = f"/events/{uuid.uuid4().hex[:8]}"
+    logs.create_log_group(logGroupName=group)
+    bus = client.create_event_bus(Name=f"bus-{uuid.uuid4().hex[:8]}")["EventBusArn"]
+    source = f"test.{uuid.uuid4().hex[:8]}"
+    transformer = {"InputPathsMap": {"who": "$.detail.who"}, "InputTemplate": '"Hello <who>"'}
+    rule(
+        aws,
+        {"source": [source]},
+        {"Arn": arn},
+        {"Arn": topic, "InputTransformer": transformer},
+        {"Arn": f"arn:aws:logs:us-east-1:123456789012:log-group:{group}"},
+        {"Arn": bus},
+    )
+    on_bus, on_bus_arn = queue_of(aws)
+    other = f"rule-{uuid.uuid4().hex[:8]}"
+    client.put_rule(Name=other, EventBusName=bus, EventPattern=json.dumps({"source": [source]}))
+    client.put_targets(Rule=other, EventBusName=bus, Targets=[{"Id": "0", "Arn": on_bus_arn}])
+
+    client.put_events(Entries=[{"Source": source, "DetailType": "Greeting", "Detail": json.dumps({"who": "you"})}])
+
+    (event,) = messages(aws, url, 1)
+    assert (event["source"], event["detail-type"], event["detail"]) == (source, "Greeting", {"who": "you"})
+    assert messages(aws, from_topic, 1)[0]["Message"] == '"Hello you"'
+    assert messages(aws, on_bus, 1)[0]["detail"] == {"who": "you"}
+    (stream,) = logs.describe_log_streams(logGroupName=group)["logStreams"]
+    (line,) = logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"])["events"]
+    assert json.loads(line["message"]) == event
+
+
+def test_events_of_services_can_be_injected(aws: EmbeddedAws) -> None:
+    url, arn = queue_of(aws)
+    rule(aws, {"source": ["aws.ec2"], "detail": {"instance-action": ["terminate"]}}, {"Arn": arn})
+    warning = {"instance-id": "i-0123456789abcdef0", "instance-action": "terminate"}
+    inject(aws, **{"source": "aws.ec2", "detail-type": "EC2 Spot Instance Interruption Warning", "detail": warning})
+    (event,) = messages(aws, url, 1)
+    assert event["detail"] == warning
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        inject(aws, source="aws.ec2")
+
+
+def test_disabled_and_scheduled_rules_send_nothing(aws: EmbeddedAws) -> None:
+    url, arn = queue_of(aws)
+    source = f"test.{uuid.uuid4().hex[:8]}"
+    rule(aws, {"source": [source]}, {"Arn": arn, "Input": '"disabled"'}, State="DISABLED")
+    client = aws.client("events")
+    scheduled = f"rule-{uuid.uuid4().hex[:8]}"
+    client.put_rule(Name=scheduled, ScheduleExpression="rate(1 minute)")
+    client.put_targets(Rule=scheduled, Targets=[{"Id": "0", "Arn": arn, "Input": '"scheduled"'}])
+    rule(aws, {"source": [source]}, {"Arn": arn, "Input": '"enabled"'})
+    client.put_events(Entries=[{"Source": source, "DetailType": "Any", "Detail": "{}"}])
+    assert [str(text) for text in messages(aws, url, 1)] == ["enabled"]
+
+
+def test_a_target_that_does_not_let_events_in_gets_none_and_says_so(aws: EmbeddedAws) -> None:
+    dead, dead_arn = queue_of(aws)
+    sns = aws.client("sns")
+    closed = sns.create_topic(Name=f"topic-{uuid.uuid4().hex[:8]}")["TopicArn"]
+    source = f"test.{uuid.uuid4().hex[:8]}"
+    rule(aws, {"source": [source]}, {"Arn": closed, "DeadLetterConfig": {"Arn": dead_arn}})
+    aws.client("events").put_events(Entries=[{"Source": source, "DetailType": "Any", "Detail": "{}"}])
+    assert messages(aws, dead, 1)[0]["source"] == source
+    (failure,) = [line for line in aws.health()["undelivered"] if source in line]
+    assert closed in failure
+    assert "resource policy does not let events.amazonaws.com do sns:Publish" in failure
+
+
+def test_a_pattern_that_eventbridge_would_refuse_is_refused(aws: EmbeddedAws) -> None:
+    with pytest.raises(ClientError, match="Unrecognized match type sounds-like"):
+        rule(aws, {"source": [{"sounds-like": "batch"}]})
