@@ -1,0 +1,53 @@
+"""The role that GitHub Actions deploys a stage with: by OIDC, so that no key has to be kept anywhere.
+
+permissions: {id-token: write, contents: read}
+…
+  - uses: aws-actions/configure-aws-credentials@<commit>
+    with: {role-to-assume: <SSM: /trainyard/<stage>/deploy-role>, aws-region: <region>}
+  - run: cdk deploy '<stage>/*' -c stage=<stage> --require-approval never
+"""
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+
+from infra.constructs.inline_role import InlineRole
+from infra.constructs.permissions_boundary import DEPLOYER_TAG, bootstrap_roles
+from infra.constructs.stage_stack import StageStack
+from infra.settings import GitHub
+
+ISSUER = "token.actions.githubusercontent.com"
+_AUDIENCE = "sts.amazonaws.com"
+
+
+class DeployRole(InlineRole):
+    """Can become the roles of CDK's bootstrap in this account and region, and do nothing else."""
+
+    def __init__(self, stack: StageStack, name: str, *, source: GitHub) -> None:
+        super().__init__(
+            stack,
+            name,
+            description=f"GitHub Actions of {source.repository}: deploys this stage",
+            assumed_by=iam.FederatedPrincipal(
+                source.oidc_provider_arn or _provider(stack).attr_arn,
+                {
+                    "StringEquals": {
+                        f"{ISSUER}:aud": _AUDIENCE,
+                        # Whole, without a wildcard: else another branch, a pull request or a fork could deploy.
+                        f"{ISSUER}:sub": f"repo:{source.repository}:{_where(source)}",
+                    }
+                },
+                "sts:AssumeRoleWithWebIdentity",
+            ),
+        )
+        cdk.Tags.of(self).add(*DEPLOYER_TAG)
+        self.allow("DeployThroughCdk", ["sts:AssumeRole"], *bootstrap_roles(stack))
+
+
+def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
+    """The account's, of which there can be one: stages that share an account name it in their settings instead."""
+    return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
+
+
+def _where(source: GitHub) -> str:
+    """What GitHub says in the token of a job, besides its repository: the environment where there is one."""
+    return f"environment:{source.environment}" if source.environment else f"ref:refs/heads/{source.branch}"
