@@ -65,6 +65,13 @@ class StageTemplates:
     def of_type(self, resource_type: str) -> Iterator[Resource]:
         return (resource for resource in self._resources.values() if resource.type == resource_type)
 
+    def resource(self, stack: str, logical_id: str) -> Resource:
+        return self._resources[stack, logical_id]
+
+    def parameter(self, name: Any) -> Resource | None:
+        """The parameter of that name, where a stack of the stage publishes it."""
+        return self._published.get(name)
+
     def referred(self, stack: str, value: Any) -> Resource | None:
         """The resource that a property's value refers to: in its own stack, through an export, or through a parameter
         that another stack of the stage publishes. None where it is none of the stage's.

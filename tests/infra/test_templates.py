@@ -11,40 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from infra.emulator import cdk_cli
 from infra.settings import STAGES
 from tests.infra.synthesis import ROOT, Templates, flatten, read_assembly
+from tests.infra.variants import VARIANTS
 
-UNTAGGED_TYPES = {
-    # CloudFormation takes no tags for them.
-    "AWS::EC2::Route",
-    "AWS::EC2::SecurityGroupEgress",
-    "AWS::EC2::SecurityGroupIngress",
-    "AWS::EC2::SubnetRouteTableAssociation",
-    "AWS::EC2::VPCGatewayAttachment",
-    "AWS::IAM::InstanceProfile",
-    "AWS::IAM::Policy",
-    "AWS::S3::BucketPolicy",
-    "Custom::VpcRestrictDefaultSG",
-}
 UNTAGGED_RESOURCES = {
     # Made by CDK as bare resources, out of its tags' reach; CloudFormation passes it the stack's.
     "CustomVpcRestrictDefaultSGCustomResourceProviderRole26592FE0",
     "CustomVpcRestrictDefaultSGCustomResourceProviderHandlerDC833E5E",
 }
 
-STATEFUL_TYPES = {"AWS::S3::Bucket", "AWS::Logs::LogGroup"}
+KEPT_TYPES = {"AWS::S3::Bucket", "AWS::S3::BucketPolicy", "AWS::Logs::LogGroup", "AWS::KMS::Key"}
+"""Data, logs, and what they can be read with."""
+
+ROWS = {row.name: row for row in (*STAGES.values(), *VARIANTS)}
 
 Resource = tuple[str, str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def all_resources(templates: Templates) -> list[Resource]:
-    """Stack, logical id and resource, of all templates."""
+def all_resources(templates: Templates, variants: Templates) -> list[Resource]:
+    """Stack, logical id and resource, of all templates: of the real settings and of each corner."""
     return [
         (path, name, resource)
-        for path, template in templates.items()
+        for path, template in {**templates, **variants}.items()
         for name, resource in template["Resources"].items()
     ]
 
@@ -66,11 +59,14 @@ def test_cfn_lint_finds_nothing_in_what_make_synth_makes(
     # THEN the templates of all stages are there, and cfn-lint has nothing to say about any
     assert set(read_assembly(out)) == set(templates)
     files = [str(path) for path in out.glob("assembly-*/*.template.json")]
-    assert len(files) == 5 * len(STAGES)
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "cfn-lint"), *files], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, ""), done.stdout
+    assert len(files) == len(templates)
+    _lint(files)
+
+
+def test_cfn_lint_finds_nothing_in_any_corner(variants_assembly: Path, variants: Templates) -> None:
+    files = [str(path) for path in variants_assembly.glob("assembly-*/*.template.json")]
+    assert len(files) == len(variants)
+    _lint(files)
 
 
 def test_every_suppressed_rule_has_a_reason(all_resources: list[Resource]) -> None:
@@ -128,22 +124,31 @@ def test_a_reason_explains_the_very_wildcard_it_names() -> None:
     assert unexplained_wildcards(resource) == ["Action::s3:*"]
 
 
-def test_no_one_is_trusted_but_services(all_resources: list[Resource]) -> None:
-    trusted = {
-        json.dumps(statement["Principal"])
-        for _, _, resource in all_resources
-        if resource["Type"] == "AWS::IAM::Role"
-        for statement in _list(resource["Properties"]["AssumeRolePolicyDocument"]["Statement"])
-    }
-    assert trusted == {
-        json.dumps({"Service": f"{service}.amazonaws.com"})
-        for service in ("ec2", "ecs-tasks", "lambda", "vpc-flow-logs")
-    }
+def test_roles_trust_services_and_those_that_the_settings_name_only(all_resources: list[Resource]) -> None:
+    for path, name, resource in all_resources:
+        if resource["Type"] != "AWS::IAM::Role":
+            continue
+        row = ROWS[path.split("/")[0]]
+        members = {principal for team in row.teams for principal in team.member_principals}
+        for statement in _list(resource["Properties"]["AssumeRolePolicyDocument"]["Statement"]):
+            for kind, principals in statement["Principal"].items():
+                trusted = {flatten(principal) for principal in _list(principals)}
+                match kind:
+                    case "Service":
+                        assert all(re.fullmatch(r"[a-z-]+\.amazonaws\.com", one) for one in trusted), f"{path} {name}"
+                    case "AWS":
+                        assert trusted <= members, f"{path} {name}: {trusted}"
+                    case "Federated":
+                        # By what the token says of its repository, never by the provider alone.
+                        assert row.deploy_from is not None, f"{path} {name}"
+                        assert row.deploy_from.repository in json.dumps(statement["Condition"]), f"{path} {name}"
+                    case _:
+                        pytest.fail(f"{path} {name} trusts {kind} {trusted}")
 
 
 def test_everything_that_takes_tags_says_whose_it_is(all_resources: list[Resource]) -> None:
     for path, name, resource in all_resources:
-        if resource["Type"] in UNTAGGED_TYPES or name in UNTAGGED_RESOURCES:
+        if name in UNTAGGED_RESOURCES or not _takes_tags(resource["Type"]):
             continue
         tags = _tags(resource)
         assert tags.get("trainyard:project") == "trainyard", f"{path} {name}"
@@ -151,36 +156,65 @@ def test_everything_that_takes_tags_says_whose_it_is(all_resources: list[Resourc
 
 
 def test_every_log_expires(all_resources: list[Resource]) -> None:
-    groups = [resource["Properties"] for _, _, resource in all_resources if resource["Type"] == "AWS::Logs::LogGroup"]
-    assert len(groups) == 3 * len(STAGES)
-    assert {group["RetentionInDays"] for group in groups} == {90}
+    groups = [(path, item["Properties"]) for path, _, item in all_resources if item["Type"] == "AWS::Logs::LogGroup"]
+    assert {path.split("/")[0] for path, _ in groups} == set(ROWS)
+    for path, group in groups:
+        assert group["RetentionInDays"] == ROWS[path.split("/")[0]].log_retention_days, path
     # A function makes itself a group that never expires unless it is given one.
-    functions = [item["Properties"] for _, _, item in all_resources if item["Type"] == "AWS::Lambda::Function"]
-    assert all("LogGroup" in function["LoggingConfig"] for function in functions)
+    for path, name, resource in all_resources:
+        if resource["Type"] == "AWS::Lambda::Function":
+            assert "LogGroup" in resource["Properties"].get("LoggingConfig", {}), f"{path} {name}"
 
 
 def test_what_holds_data_or_logs_is_kept(all_resources: list[Resource]) -> None:
-    stateful = [item for _, _, item in all_resources if item["Type"] in STATEFUL_TYPES]
-    assert len(stateful) == 6 * len(STAGES)
-    for resource in stateful:
-        assert (resource["DeletionPolicy"], resource["UpdateReplacePolicy"]) == ("Retain", "Retain")
+    kept = [(path, name, item) for path, name, item in all_resources if item["Type"] in KEPT_TYPES]
+    assert {item["Type"] for _, _, item in kept} == KEPT_TYPES
+    for path, name, resource in kept:
+        policies = (resource.get("DeletionPolicy"), resource.get("UpdateReplacePolicy"))
+        assert policies == ("Retain", "Retain"), f"{path} {name}"
 
 
-def test_names_are_generated(all_resources: list[Resource]) -> None:
+def test_names_are_generated_wherever_cloudformation_does_not_demand_one(all_resources: list[Resource]) -> None:
     named = {
         resource["Type"]
         for _, _, resource in all_resources
         for key in resource.get("Properties", {})
-        if key in {"Name", "PolicyName"} or (key.endswith("Name") and key[:-4] in resource["Type"])
+        if (key in {"Name", "PolicyName"} or (key.endswith("Name") and key[:-4] in resource["Type"]))
+        and key not in _schema(resource["Type"]).get("required", [])
     }
-    # Parameters are where generated names are found; an inline policy is part of its role.
-    assert named == {"AWS::SSM::Parameter", "AWS::IAM::Policy"}
+    # Parameters are where generated names are found.
+    assert named == {"AWS::SSM::Parameter"}
 
 
-def test_templates_hold_no_key_pair_and_no_secret(templates: Templates) -> None:
-    text = json.dumps(templates).lower()
-    for word in ("keyname", "ec2keypair", "password", "secretstring", "privatekey", "hf_token"):
+def test_templates_hold_no_key_pair_and_no_secret(templates: Templates, variants: Templates) -> None:
+    text = json.dumps({**templates, **variants}).lower()
+    for word in ("keyname", "ec2keypair", "password", "secretstring", "privatekey"):
         assert f'"{word}"' not in text
+
+
+def _lint(files: list[str]) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "cfn-lint"), *files], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout
+
+
+def _schema(resource_type: str) -> dict[str, Any]:
+    """CloudFormation's own schema of a type, as cfn-lint carries it; empty for custom resources."""
+    if not resource_type.startswith("AWS::"):
+        return {}
+    schema: dict[str, Any] = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", resource_type).schema
+    return schema
+
+
+def _takes_tags(resource_type: str) -> bool:
+    schema = _schema(resource_type)
+    # Of a launch template the schema says no, since its tags are called otherwise.
+    return (
+        resource_type == "AWS::EC2::LaunchTemplate"
+        or schema.get("tagging", {}).get("taggable", False)
+        or "Tags" in schema.get("properties", {})
+    )
 
 
 def unexplained_wildcards(resource: dict[str, Any]) -> list[str]:
@@ -215,7 +249,7 @@ def _list(value: Any) -> list[Any]:
 
 def _tags(resource: dict[str, Any]) -> dict[str, str]:
     properties = resource.get("Properties", {})
-    tags = properties.get("Tags", {})
+    tags = properties.get("Tags", properties.get("ResourceTags", {}))
     if resource["Type"] == "AWS::EC2::LaunchTemplate":
         tags = next(
             item["Tags"] for item in properties["TagSpecifications"] if item["ResourceType"] == "launch-template"
