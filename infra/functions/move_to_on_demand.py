@@ -47,7 +47,7 @@ class Rules:
     def from_environment(cls) -> "Rules":
         return cls(
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
-            on_demand_queues=json.loads(os.environ["ON_DEMAND_QUEUES"]),
+            on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
             reclaim_reason=os.environ["RECLAIM_REASON"],
             moved_reason=os.environ["MOVED_REASON"],
             moved_tag=os.environ["MOVED_TAG"],

@@ -1,0 +1,198 @@
+"""The budgets of a stage and its teams, and the function that stops what they pay for."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import aws_cdk as cdk
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk import aws_sqs as sqs
+from constructs import Construct
+
+from infra.constructs.alerts import Alerts, Topic
+from infra.constructs.budget import MonthlyBudget
+from infra.constructs.function import Function
+from infra.settings import Stage, Team
+from jobs.stage import budget_stop_parameter, member_role_parameter, parameter_path
+
+STAGE_BUDGET_STOP = "stage-budget-stop"
+"""Parameter that is there while the stage has used up its budget."""
+
+
+class BudgetStop(Construct):
+    """At 100 % of a budget nothing new starts on it until the month is over.
+
+    A budget's own action (AWS::Budgets::BudgetsAction) can set an IAM policy, but it is Batch's service-linked role,
+    which no policy reaches, that launches instances; and each action is paid for by the day. So a function does it.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        stage: Stage,
+        alerts: Alerts,
+        key: kms.IKey | None,
+        queue_arns: Sequence[str],
+        dead_letters: sqs.IQueue,
+        compute_stack_name: str,
+        published: Callable[[str], str],
+    ) -> None:
+        """`published`: what another stack has published under a name."""
+        super().__init__(scope, name)
+        self._stage = stage
+        self._alerts = alerts
+        self._key = key
+        stack = cdk.Stack.of(self)
+        teams = [team for team in stage.teams if team.monthly_budget_usd is not None]
+        roles = {team.name: _role_name(published, team) for team in teams if team.member_principals}
+        self._topics: list[Topic] = []
+        path = parameter_path(stage.name)
+        budgets: list[dict[str, object]] = []
+        if stage.monthly_budget_usd is not None:
+            topic = self._budget("Stage", stage.monthly_budget_usd)
+            budgets.append(
+                {"topic": topic, "limit_usd": stage.monthly_budget_usd, "parameter": path + STAGE_BUDGET_STOP}
+            )
+        for team in teams:
+            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; chosen so above
+            topic = self._budget(f"Team-{team.name}", team.monthly_budget_usd, **{"trainyard:team": team.name})
+            budgets.append(
+                {
+                    "topic": topic,
+                    "limit_usd": team.monthly_budget_usd,
+                    "team": team.name,
+                    "parameter": path + budget_stop_parameter(team.name),
+                    "member_role": roles.get(team.name),
+                }
+            )
+        deny = self._deny_policy(queue_arns) if roles else None
+        self._function = Function(
+            self,
+            "Function",
+            file="stop_at_budget",
+            description="Nothing new starts on a budget that is used up",
+            environment={
+                "STAGE": stage.name,
+                "TOPIC_ARN": alerts.topic.topic_arn,
+                "BUDGETS": json.dumps(budgets),
+                "QUEUES": json.dumps(list(queue_arns)),
+                "DENY_POLICY_ARN": deny.managed_policy_arn if deny else "",
+            },
+            dead_letters=dead_letters,
+            log_retention_days=stage.log_retention_days,
+        )
+        self._function.may_publish(alerts.topic, key)
+        self._allow(stack, path)
+        if deny:
+            self._allow_denying(stack, deny, list(roles.values()))
+        for used_up in self._topics:
+            used_up.add_subscription(subscriptions.LambdaSubscription(self._function, dead_letter_queue=dead_letters))
+        target = targets.LambdaFunction(self._function, dead_letter_queue=dead_letters)
+        events.Rule(
+            self,
+            "NewMonth",
+            description="Budgets begin anew, in UTC as AWS counts them",
+            schedule=events.Schedule.cron(minute="5", hour="0", day="1"),
+            targets=[target],
+        )
+        # An update of a compute environment says ENABLED again; and a budget may have been raised.
+        events.Rule(
+            self,
+            "Deployed",
+            description="A deployment may have enabled what a budget has stopped, or raised the budget",
+            event_pattern=events.EventPattern(
+                source=["aws.cloudformation"],
+                detail_type=["CloudFormation Stack Status Change"],
+                detail={
+                    "stack-id": [
+                        {
+                            "prefix": stack.format_arn(
+                                service="cloudformation", resource="stack", resource_name=f"{name}/"
+                            )
+                        }
+                        for name in (compute_stack_name, stack.stack_name)
+                    ],
+                    "status-details": {"status": ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
+                },
+            ),
+            targets=[target],
+        )
+
+    def _budget(self, name: str, limit_usd: float, **tags: str) -> str:
+        """ARN of the topic that hears of its end: by it the function knows whose it is."""
+        topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
+        self._topics.append(topic)
+        MonthlyBudget(
+            self,
+            f"{name}Budget",
+            limit_usd=limit_usd,
+            tags={"trainyard:stage": self._stage.name, **tags},
+            alerts=self._alerts.topic,
+            used_up=topic,
+        )
+        return topic.topic_arn
+
+    def _allow(self, stack: cdk.Stack, path: str) -> None:
+        function = self._function
+        environments = stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
+        waiting = stack.format_arn(service="batch", resource="job", resource_name="*")
+        parameters = [
+            stack.format_arn(service="ssm", resource="parameter", resource_name=f"{path.strip('/')}/{name}")
+            for name in (STAGE_BUDGET_STOP, budget_stop_parameter("*"))
+        ]
+        function.execution_role.allow(
+            "Look", ["batch:DescribeComputeEnvironments", "batch:DescribeJobs", "batch:ListJobs"], "*"
+        )
+        function.execution_role.allow(
+            "StopAndStartEnvironments",
+            ["batch:UpdateComputeEnvironment"],
+            environments,
+            conditions={"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}},
+        )
+        function.execution_role.allow(
+            "CancelWaitingJobs",
+            ["batch:CancelJob"],
+            waiting,
+            conditions={"StringEquals": {"aws:ResourceTag/trainyard:team": [team.name for team in self._stage.teams]}},
+        )
+        function.execution_role.allow(
+            "RecordStops", ["ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter"], *parameters
+        )
+        function.execution_role.explain(
+            "Batch knows no resources for reading; environments and jobs come and go under names of Batch's own, and "
+            "are told by their tags; of the parameters one is written for each team.",
+            *("*", environments, waiting, parameters[1]),
+        )
+
+    def _deny_policy(self, queue_arns: Sequence[str]) -> iam.ManagedPolicy:
+        return iam.ManagedPolicy(
+            self,
+            "NoNewJobs",
+            description="A team that has used up its budget submits no jobs",
+            statements=[
+                iam.PolicyStatement(
+                    sid="BudgetUsedUp",
+                    effect=iam.Effect.DENY,
+                    actions=["batch:SubmitJob"],
+                    resources=list(queue_arns),
+                )
+            ],
+        )
+
+    def _allow_denying(self, stack: cdk.Stack, deny: iam.ManagedPolicy, role_names: Sequence[str]) -> None:
+        """This one policy on these roles, and no other: it can take rights away, never give any."""
+        self._function.execution_role.allow(
+            "DenyMembers",
+            ["iam:AttachRolePolicy", "iam:DetachRolePolicy"],
+            *(stack.format_arn(service="iam", region="", resource="role", resource_name=role) for role in role_names),
+            conditions={"ArnEquals": {"iam:PolicyARN": deny.managed_policy_arn}},
+        )
+
+
+def _role_name(published: Callable[[str], str], team: Team) -> str:
+    return cdk.Fn.select(1, cdk.Fn.split("/", published(member_role_parameter(team.name))))

@@ -1,0 +1,173 @@
+"""Says what became of a job, in words to the stage's topic and in numbers to its metrics.
+
+EventBridge calls it with every change of state of a job of the stage. Batch publishes no metrics, so each call counts
+the jobs of the queue in question and logs them in CloudWatch's embedded metric format: while nothing runs there is no
+event, nothing is counted and nothing is paid for. Between two events the numbers stay what they were; the dashboard
+repeats the last one.
+
+A job that its owner cancelled, that goes on elsewhere, or that was a duplicate has not failed.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the stack hands over in the environment."""
+
+    stage: str
+    topic: str
+    namespace: str
+    queues: dict[str, dict[str, Any]]
+    """ARN to `name`, and `usd_per_hour` of a node."""
+    on_demand_queues: dict[str, str]
+    """Spot queues whose jobs may go on elsewhere."""
+    reclaims_before_on_demand: int
+    reclaim_reason: str
+    no_failures: tuple[str, ...]
+    """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
+    no_capacity_reason: str
+
+    @classmethod
+    def from_environment(cls) -> "Rules":
+        return cls(
+            stage=os.environ["STAGE"],
+            topic=os.environ["TOPIC_ARN"],
+            namespace=os.environ["METRIC_NAMESPACE"],
+            queues={queue["arn"]: queue for queue in json.loads(os.environ["QUEUES"])},
+            on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
+            reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
+            reclaim_reason=os.environ["RECLAIM_REASON"],
+            no_failures=tuple(json.loads(os.environ["NO_FAILURES"])),
+            no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What there is to say of one event."""
+
+    failed: bool = False
+    reclaimed: bool = False
+    text: str = ""
+    """Empty: nobody needs to know."""
+
+
+def report(job: dict[str, Any], rules: Rules) -> Report:
+    """`job` is DescribeJobs', with status, reason and attempts as of the event."""
+    attempts = job.get("attempts", [])
+    lost = [attempt for attempt in attempts if attempt.get("statusReason", "").startswith(rules.reclaim_reason)]
+    reclaimed = bool(attempts) and attempts[-1] in lost and job["status"] in ("RUNNABLE", "FAILED")
+    run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
+    of = f"{run} of team {team} (stage {rules.stage})"
+    if job["status"] == "FAILED" and _is_failure(job, len(lost), rules):
+        container = _last_container(job)
+        code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
+        why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
+        return Report(
+            failed=True,
+            reclaimed=reclaimed,
+            text=f"{of} failed in attempt {max(1, len(attempts))}: {why}{code}. "
+            f"Look: trainyard logs {run} --stage {rules.stage}",
+        )
+    if job["status"] == "RUNNABLE" and reclaimed:
+        return Report(
+            reclaimed=True,
+            text=f"{of} lost its instance to a Spot reclaim, for the {_ordinal(len(lost))} time; it waits for another "
+            f"one and resumes from its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
+        )
+    return Report(reclaimed=reclaimed)
+
+
+def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules) -> bool:
+    reason = job.get("statusReason", "")
+    may_go_on = job["jobQueue"] in rules.on_demand_queues
+    if reason.startswith(rules.no_capacity_reason):
+        return not may_go_on
+    if reason.startswith("Canceled by JobStateTimeLimit"):  # by the queue, not by its owner
+        return True
+    if job.get("isTerminated") or job.get("isCancelled") or reason.startswith(rules.no_failures):
+        return False
+    return not (may_go_on and reason.startswith(rules.reclaim_reason) and reclaims >= rules.reclaims_before_on_demand)
+
+
+def _last_container(job: dict[str, Any]) -> dict[str, Any]:
+    last = (job.get("attempts") or [{}])[-1]
+    tasks = [container for task in last.get("taskProperties", []) for container in task.get("containers", [])]
+    container: dict[str, Any] = last.get("container") or next(iter(tasks), {})
+    return container
+
+
+def _ordinal(number: int) -> str:
+    return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
+    """One line of CloudWatch's embedded metric format, from a queue's jobs that wait or run."""
+    running = [summary for summary in summaries if summary["status"] in ("STARTING", "RUNNING")]
+    nodes = sum(summary.get("nodeProperties", {}).get("numNodes", 1) for summary in running)
+    values = {
+        "QueueDepth": len(summaries) - len(running),
+        "RunningNodes": nodes,
+        "SpendUsdPerHour": round(nodes * queue["usd_per_hour"], 4),
+        "Reclaims": int(said.reclaimed),
+        "FailedJobs": int(said.failed),
+    }
+    directives = [
+        {"Namespace": namespace, "Dimensions": [["Queue"]], "Metrics": [{"Name": name} for name in values]},
+        # Of all queues together: what the alarm counts.
+        {"Namespace": namespace, "Dimensions": [[]], "Metrics": [{"Name": "FailedJobs"}]},
+    ]
+    return {
+        "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": directives},
+        "Queue": queue["name"],
+        **values,
+    }
+
+
+class Reporter:
+    """Asks Batch, tells SNS."""
+
+    def __init__(self) -> None:
+        import boto3  # noqa: PLC0415 - the judgements above are used and tested without it
+
+        self._batch: Any = boto3.client("batch")
+        self._sns: Any = boto3.client("sns")
+
+    def describe(self, job_id: str) -> dict[str, Any]:
+        """Empty where Batch has forgotten the job."""
+        jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
+        return jobs[0] if jobs else {}
+
+    def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
+        pages = self._batch.get_paginator("list_jobs")
+        states = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+        return [
+            {**summary, "status": state}
+            for state in states
+            for page in pages.paginate(jobQueue=queue, jobStatus=state)
+            for summary in page["jobSummaryList"]
+        ]
+
+    def publish(self, topic: str, text: str) -> None:
+        self._sns.publish(TopicArn=topic, Message=text)
+
+
+def handler(event: dict[str, Any], _context: object) -> None:
+    """Lambda's entry; `event` is a 'Batch Job State Change'."""
+    rules, reporter = Rules.from_environment(), Reporter()
+    detail = event["detail"]
+    queue = rules.queues.get(detail["jobQueue"])
+    if queue is None:  # it was deployed after this function was
+        return
+    # What happened is the event's to say: by now the job may be elsewhere. The rest it need not carry.
+    happened = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
+    job = {**detail, **reporter.describe(detail["jobId"]), **happened}
+    said = report(job, rules)
+    if said.text:
+        reporter.publish(rules.topic, said.text)
+    print(json.dumps(metrics(queue, reporter.waiting_and_running(detail["jobQueue"]), said, rules.namespace)))

@@ -1,0 +1,205 @@
+"""Stops what a stage or a team starts anew once its month's budget is used up, and lets it go on the month after.
+
+A budget at 100 % publishes to a topic of its own, which calls this function. Instances are launched by Batch's
+service-linked role, out of reach of IAM policies that a budget's own action could set; so the function does it:
+
+- the stage's budget: its compute environments are disabled. What runs goes on to its end, nothing new starts.
+- a team's: the parameter is written by which `trainyard submit` refuses, its waiting jobs are cancelled, and where the
+  team has a role for its members, that role is denied SubmitJob.
+
+On the first of a month a schedule calls it to undo all that. A deployment may enable a compute environment that was
+disabled; CloudFormation's own event of it brings the function to disable it again.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Whose limit it is; the stack hands one over for each."""
+
+    limit_usd: float
+    team: str | None = None
+    """None: the whole stage's."""
+    parameter: str
+    """Written while the budget is used up."""
+    member_role: str | None = None
+    """Name of the role of the team's people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the stack hands over in the environment."""
+
+    stage: str
+    topic: str
+    """Where people are told."""
+    budgets: dict[str, Budget]
+    """By the ARN of the topic that the budget publishes to at 100 %."""
+    queues: tuple[str, ...]
+    deny_policy: str | None
+    """ARN of the policy that denies SubmitJob; None where no team has a role."""
+
+    @classmethod
+    def from_environment(cls) -> "Rules":
+        return cls(
+            stage=os.environ["STAGE"],
+            topic=os.environ["TOPIC_ARN"],
+            budgets={values.pop("topic"): Budget(**values) for values in json.loads(os.environ["BUDGETS"])},
+            queues=tuple(json.loads(os.environ["QUEUES"])),
+            deny_policy=os.environ.get("DENY_POLICY_ARN") or None,
+        )
+
+
+def next_month(now: datetime) -> datetime:
+    """When budgets begin anew: AWS counts months in UTC."""
+    first = now.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (first + timedelta(days=32)).replace(day=1)
+
+
+def stop_record(budget: Budget, now: datetime) -> dict[str, Any]:
+    """What the parameter holds."""
+    return {
+        "budget_usd": budget.limit_usd,
+        "since": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
+        "until": next_month(now).isoformat(timespec="seconds"),
+    }
+
+
+def is_over(record: dict[str, Any], now: datetime) -> bool:
+    return now >= datetime.fromisoformat(record["until"])
+
+
+def cancel_reason(budget: Budget, record: dict[str, Any]) -> str:
+    return (
+        f"budget of team {budget.team} ({budget.limit_usd:g} USD a month) is used up until {record['until'][:10]}; "
+        "submit it again then: trainyard submit SPEC"
+    )
+
+
+class Account:
+    """The calls to AWS."""
+
+    def __init__(self, rules: Rules) -> None:
+        import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
+
+        self._rules = rules
+        self._batch: Any = boto3.client("batch")
+        self._ssm: Any = boto3.client("ssm")
+        self._sns: Any = boto3.client("sns")
+        self._iam: Any = boto3.client("iam")
+
+    def say(self, text: str) -> None:
+        self._sns.publish(TopicArn=self._rules.topic, Message=text)
+
+    def record(self, parameter: str) -> dict[str, Any] | None:
+        try:
+            value = self._ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
+        except self._ssm.exceptions.ParameterNotFound:
+            return None
+        found: dict[str, Any] = json.loads(value)
+        return found
+
+    def write(self, parameter: str, record: dict[str, Any]) -> None:
+        self._ssm.put_parameter(Name=parameter, Value=json.dumps(record), Type="String", Overwrite=True)
+
+    def forget(self, parameter: str) -> None:
+        with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
+            self._ssm.delete_parameter(Name=parameter)
+
+    def set_environments(self, state: str) -> int:
+        """Enables or disables the stage's compute environments; how many were not so already."""
+        pages = self._batch.get_paginator("describe_compute_environments").paginate()
+        changed = [
+            environment["computeEnvironmentArn"]
+            for page in pages
+            for environment in page["computeEnvironments"]
+            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] != state
+        ]
+        for arn in changed:
+            self._batch.update_compute_environment(computeEnvironment=arn, state=state)
+        return len(changed)
+
+    def cancel_waiting(self, team: str, reason: str) -> int:
+        """How many jobs of the team did not run yet, and now will not."""
+        cancelled = 0
+        for queue in self._rules.queues:
+            for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
+                pages = self._batch.get_paginator("list_jobs").paginate(jobQueue=queue, jobStatus=state)
+                ids = [summary["jobId"] for page in pages for summary in page["jobSummaryList"]]
+                for start in range(0, len(ids), 100):  # the service's limit
+                    for job in self._batch.describe_jobs(jobs=ids[start : start + 100])["jobs"]:
+                        if job.get("tags", {}).get("trainyard:team") == team:
+                            # CancelJob leaves alone what has begun to start in the meantime.
+                            self._batch.cancel_job(jobId=job["jobId"], reason=reason)
+                            cancelled += 1
+        return cancelled
+
+    def deny(self, role: str) -> None:
+        self._iam.attach_role_policy(RoleName=role, PolicyArn=self._rules.deny_policy)
+
+    def allow(self, role: str) -> None:
+        with contextlib.suppress(self._iam.exceptions.NoSuchEntityException):
+            self._iam.detach_role_policy(RoleName=role, PolicyArn=self._rules.deny_policy)
+
+
+def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
+    """At 100 %; done twice it changes nothing more."""
+    record = account.record(budget.parameter)
+    if record is None or is_over(record, now):
+        record = stop_record(budget, now)
+        account.write(budget.parameter, record)
+    until = record["until"][:10]
+    if budget.team is None:
+        disabled = account.set_environments("DISABLED")
+        account.say(
+            f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
+            f"were disabled. What runs goes on, nothing new starts before {until}, unless monthly_budget_usd is raised "
+            "in infra/settings.py and deployed."
+        )
+        return
+    cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
+    if budget.member_role:
+        account.deny(budget.member_role)
+    account.say(
+        f"Team {budget.team} (stage {rules.stage}) has used up its budget of {budget.limit_usd:g} USD: {cancelled} "
+        f"waiting jobs were cancelled, new ones are refused until {until}, unless monthly_budget_usd is raised in "
+        "infra/settings.py and deployed."
+    )
+
+
+def review(account: Account, rules: Rules, now: datetime) -> None:
+    """Ends stops whose month is over, or whose budget was raised; enforces the others anew."""
+    for budget in rules.budgets.values():
+        record = account.record(budget.parameter)
+        if record is None:
+            continue
+        if not is_over(record, now) and budget.limit_usd <= record["budget_usd"]:
+            if budget.team is None:
+                account.set_environments("DISABLED")
+            elif budget.member_role:
+                account.deny(budget.member_role)
+            continue
+        if budget.team is None:
+            account.set_environments("ENABLED")
+        elif budget.member_role:
+            account.allow(budget.member_role)
+        account.forget(budget.parameter)
+        who = f"Team {budget.team} (stage {rules.stage})" if budget.team else f"Stage {rules.stage}"
+        account.say(f"{who} may start jobs again, with a budget of {budget.limit_usd:g} USD a month.")
+
+
+def handler(event: dict[str, Any], _context: object) -> None:
+    """Lambda's entry: `event` comes from a budget by SNS, from the monthly schedule, or from CloudFormation."""
+    rules = Rules.from_environment()
+    account, now = Account(rules), datetime.now(timezone.utc)
+    if "Records" not in event:
+        review(account, rules, now)
+        return
+    for record in event["Records"]:
+        stop(rules.budgets[record["Sns"]["TopicArn"]], account, rules, now)
