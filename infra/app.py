@@ -14,6 +14,7 @@ from infra.access_stack import AccessStack
 from infra.compute_stack import ComputeStack
 from infra.image_stack import ImageStack
 from infra.job_stack import JobStack
+from infra.machine_image_stack import MachineImageStack, built_pools
 from infra.network_stack import NetworkStack
 from infra.rules.plugin import TrainyardRules
 from infra.settings import Stage
@@ -30,7 +31,8 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
         network = NetworkStack(stage, stage=row)
         storage = StorageStack(stage, stage=row, network=network)
         image = ImageStack(stage, stage=row, storage=storage)
-        ComputeStack(stage, stage=row, network=network, storage=storage)
+        amis = MachineImageStack(stage, stage=row, network=network, image=image) if built_pools(row) else None
+        ComputeStack(stage, stage=row, network=network, storage=storage, machine_image=amis)
         JobStack(stage, stage=row, storage=storage, image=image)
         access.limit(stage)
         # Into the templates go the reasons why a rule does not apply.

@@ -7,7 +7,7 @@ from constructs import Construct
 
 from infra.constructs.image_build import ImageBuild
 from infra.constructs.stage_stack import StageStack
-from infra.settings import Stage
+from infra.settings import Pool, Stage
 from infra.storage_stack import StorageStack
 from jobs.instance_types import InstanceType
 from jobs.stage import IMAGE_BUILD_PROJECT, image_repository_parameter
@@ -36,6 +36,11 @@ class ImageStack(StageStack):
         By its tag, which cannot be moved and so is one image for ever, and can be named before it is built.
         """
         return self.repositories[row.image].repository_uri_for_tag(self._tag)
+
+    def pool_image(self, pool: Pool) -> str:
+        """URI of the image that jobs on a pool run; those of one that retires keep their release's."""
+        tag = self._tag if pool == self.stage_row.pool else pool.software.name
+        return self.repositories[pool.row.image].repository_uri_for_tag(tag)
 
     def _repository(self, image: str) -> ecr.Repository:
         return ecr.Repository(

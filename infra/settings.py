@@ -119,7 +119,7 @@ class Stage:
     """Tag of the images that jobs run, in the stage's repositories. None: the release's name."""
     retiring: tuple[Pool, ...] = ()
     """Pools that the stage used before: they and their queues stay for what was submitted to them."""
-    machine_image: str | None = "ssm:/trainyard/machine-image/gaudi"
+    machine_image: str | None = None
     """AMI of the accelerator instances: an id, or `ssm:` and the parameter that holds one, read at every deployment.
 
     None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, AWS's own for

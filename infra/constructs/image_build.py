@@ -21,6 +21,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
+from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.settings import Stage
@@ -112,7 +113,7 @@ class ImageBuild(Construct):
             ),
         )
         # CodeBuild tries the role out when the project is made; its policy is a resource of its own.
-        self.project.node.add_dependency(role)
+        self.project.node.add_dependency(role.node.find_child("DefaultPolicy"))
         acknowledge(
             self.project,
             "Building an image takes a Docker engine, which CodeBuild starts in privileged mode only; what it builds "
@@ -144,20 +145,19 @@ class ImageBuild(Construct):
         digests: list[str],
         key: kms.IKey | None,
     ) -> iam.Role:
-        role = iam.Role(
+        role = InlineRole(
             self,
             "Role",
             description="Image builds: read the source, push to the stage's repositories, note the digest",
             assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"),
         )
-
-        def allow(actions: list[str], resources: list[str]) -> None:
-            role.add_to_policy(iam.PolicyStatement(actions=actions, resources=resources))
-
-        allow(["s3:GetObject", "s3:GetObjectVersion"], [source.bucket.arn_for_objects(source.s3_object_key)])
-        allow(["s3:GetBucketAcl", "s3:GetBucketLocation"], [source.bucket.bucket_arn])
-        allow(["logs:CreateLogStream", "logs:PutLogEvents"], [logs.log_group_arn])
-        allow(
+        role.allow(
+            "ReadSource", ["s3:GetObject", "s3:GetObjectVersion"], source.bucket.arn_for_objects(source.s3_object_key)
+        )
+        role.allow("FindSource", ["s3:GetBucketAcl", "s3:GetBucketLocation"], source.bucket.bucket_arn)
+        role.allow("WriteLog", ["logs:CreateLogStream", "logs:PutLogEvents"], logs.log_group_arn)
+        role.allow(
+            "PushImages",
             [
                 "ecr:BatchCheckLayerAvailability",
                 "ecr:BatchGetImage",
@@ -167,16 +167,12 @@ class ImageBuild(Construct):
                 "ecr:PutImage",
                 "ecr:UploadLayerPart",
             ],
-            [repository.repository_arn for repository in repositories.values()],
+            *(repository.repository_arn for repository in repositories.values()),
         )
-        allow(["ecr:GetAuthorizationToken"], ["*"])
-        allow(["ssm:PutParameter"], digests)
-        acknowledge(
-            role,
-            "ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them",
-            "AwsSolutions-IAM5[Resource::*]",
-        )
+        role.allow("SignIn", ["ecr:GetAuthorizationToken"], "*")
+        role.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        role.allow("NoteDigests", ["ssm:PutParameter"], *digests)
         if key:
             # CodeBuild itself encrypts what it keeps of a build; ECR uses the key under a grant of its own.
-            allow(["kms:Decrypt", "kms:GenerateDataKey"], [key.key_arn])
+            role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
         return role

@@ -111,10 +111,12 @@ class Stack:
         self.imports = self._importing
         self._enter("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS")
         removed = [resource for key, resource in self.resources.items() if key not in order]
-        for resource in reversed((*removed, *replaced)):
-            kept = resource.declaration.get("UpdateReplacePolicy") == "Retain"
-            if not (kept if resource in replaced else self._retained(resource)):
-                self._delete_resource(resource, must=False)
+        gone = [
+            *(resource for resource in removed if not self._retained(resource)),
+            *(resource for resource in replaced if resource.declaration.get("UpdateReplacePolicy") != "Retain"),
+        ]
+        for resource in reversed(gone):
+            self._delete_resource(resource, must=False)
         self.resources = {logical_id: self.resources[logical_id] for logical_id in order}
         self._enter("UPDATE_COMPLETE")
 

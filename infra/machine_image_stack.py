@@ -1,0 +1,120 @@
+"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
+
+AWS offers none that Batch could use: what Habana publishes lacks the ECS agent, what ECS publishes lacks the driver. So
+EC2 Image Builder makes one of Ubuntu 22.04, in about an hour at the first deployment, and again when its release or a
+document of infra/machine_image/ changes. Its id is published as `machine-image/<pool>`, which the compute stack reads.
+Between builds it costs the storage of its snapshots.
+
+Not proven, since no such instance could be had: that the AMI, which inherits `uefi-preferred` from Canonical's, boots
+on DL1 with its legacy BIOS; that jobs of several nodes run on it (AWS supports task networking in `awsvpc` mode on its
+own Linux only, and Batch's multi-node jobs use it); that a release's driver compiles for Canonical's kernel of the
+day. The first and the last end the build or keep the instance out of the cluster, with a log; nothing else is harmed.
+"""
+
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from infra.constructs.inline_role import InlineRole
+from infra.constructs.machine_image_build import BuildSite, Component, MachineImageBuild, documents
+from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.image_stack import ImageStack
+from infra.network_stack import NetworkStack
+from infra.settings import Pool, Stage
+from jobs.stage import machine_image_parameter, parameter_path
+
+
+def built_pools(stage: Stage) -> list[Pool]:
+    """Pools whose AMI the stage builds itself: those whose instance type's row says so, unless an AMI is given."""
+    pools = (stage.pool, *stage.retiring)
+    return [pool for pool in pools if pool.machine_image is None and pool.row.machine_image == "stage"]
+
+
+class MachineImageStack(StageStack):
+    """Only for stages with `built_pools`."""
+
+    def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack, image: ImageStack) -> None:
+        super().__init__(scope, "machine-image", stage=stage, description="AMIs of the Gaudi instances")
+        role = self._build_role(image)
+        site = BuildSite(
+            subnet=network.job_subnets[0],
+            security_group=self._security_group(network),
+            role=role,
+            profile=iam.InstanceProfile(self, "BuildProfile", role=role),
+            lifecycle_role=self._lifecycle_role(),
+        )
+        pools = built_pools(stage)
+        names = dict.fromkeys(name for pool in pools for name in documents(stage, pool))
+        components = {name: Component(self, name) for name in names}
+        for pool in pools:
+            build = MachineImageBuild(
+                self,
+                f"Pool-{pool.id}",
+                stage=stage,
+                pool=pool,
+                job_image=image.pool_image(pool),
+                components=components,
+                site=site,
+                tags=self.instance_tags,
+            )
+            ssm.CfnParameter(
+                self,
+                f"Parameter-{machine_image_parameter(pool.id).replace('/', '-')}",
+                name=parameter_path(stage.name) + machine_image_parameter(pool.id),
+                type="String",
+                # SSM checks that it is the id of an AMI; with this type only may a template's parameter read it so.
+                data_type="aws:ec2:image",
+                value=build.image.attr_image_id,
+            )
+
+    def _security_group(self, network: NetworkStack) -> ec2.SecurityGroup:
+        group = ec2.SecurityGroup(
+            self,
+            "BuildSecurityGroup",
+            vpc=network.vpc,
+            description="Instances that AMIs are made on: HTTPS and HTTP out, nothing in",
+            allow_all_outbound=False,
+        )
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Habana's packages")
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Ubuntu's mirrors, whose packages are signed")
+        return group
+
+    def _build_role(self, image: ImageStack) -> iam.Role:
+        role = InlineRole(
+            self,
+            "BuildRole",
+            description="Instances that AMIs are made on: be run by Image Builder, pull the job image",
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        )
+        for policy in ("EC2InstanceProfileForImageBuilder", "AmazonSSMManagedInstanceCore"):
+            role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))
+        for name in dict.fromkeys(pool.row.image for pool in built_pools(self.stage_row)):
+            image.repositories[name].grant_pull(role)
+        acknowledge(
+            role,
+            "Image Builder documents these two for the instance that it runs components on, and adds to them what its "
+            "agent comes to call. The instance lives for an hour and runs this repository's documents only.",
+            "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/EC2InstanceProfileForImageBuilder]",
+            "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/AmazonSSMManagedInstanceCore]",
+        )
+        role.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        return role
+
+    def _lifecycle_role(self) -> iam.Role:
+        role = iam.Role(
+            self,
+            "LifecycleRole",
+            description="Image Builder, to delete AMIs that it made",
+            assumed_by=iam.ServicePrincipal("imagebuilder.amazonaws.com"),
+            managed_policies=[
+                iam.ManagedPolicy.from_aws_managed_policy_name("service-role/EC2ImageBuilderLifecycleExecutionPolicy")
+            ],
+        )
+        acknowledge(
+            role,
+            "AWS's own policy for this purpose: it deletes AMIs and snapshots only that carry Image Builder's tag",
+            "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
+            "EC2ImageBuilderLifecycleExecutionPolicy]",
+        )
+        return role
