@@ -16,6 +16,7 @@ from infra.image_stack import ImageStack
 from infra.job_stack import JobStack
 from infra.machine_image_stack import MachineImageStack, built_pools
 from infra.network_stack import NetworkStack
+from infra.observability_stack import ObservabilityStack
 from infra.rules.plugin import TrainyardRules
 from infra.settings import Stage
 from infra.settings_checks import selected_stages
@@ -32,8 +33,9 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
         storage = StorageStack(stage, stage=row, network=network)
         image = ImageStack(stage, stage=row, storage=storage)
         amis = MachineImageStack(stage, stage=row, network=network, image=image) if built_pools(row) else None
-        ComputeStack(stage, stage=row, network=network, storage=storage, machine_image=amis)
-        JobStack(stage, stage=row, storage=storage, image=image)
+        compute = ComputeStack(stage, stage=row, network=network, storage=storage, machine_image=amis)
+        jobs = JobStack(stage, stage=row, storage=storage, image=image)
+        ObservabilityStack(stage, stage=row, storage=storage, compute=compute, jobs=jobs)
         access.limit(stage)
         # Into the templates go the reasons why a rule does not apply.
         cdk.Aspects.of(stage).add(WriteNagSuppressionsToCloudFormationAspect())
