@@ -102,14 +102,18 @@ def room_for_a_job(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-ComputeEnvironment-ImageType",
-    next_step="say ECS_AL2023 or ECS_AL2023_NVIDIA in ec2Configuration, also beside an image of one's own",
-    source=f"{_GUIDE}, Amazon Linux 2 deprecation: none can be created since 2026-06-30",
+    next_step="say ECS_AL2023 or ECS_AL2023_NVIDIA in ec2Configuration; the Amazon Linux 2 families only beside an "
+    "imageIdOverride",
+    source=f"{_GUIDE}, Amazon Linux 2 deprecation: none of Batch's own can be used since 2026-06-30",
 )
 def image_type(stage: StageTemplates) -> Iterable[Finding]:
-    """Batch refuses new compute environments on its Amazon Linux 2 images, and its default has changed before."""
+    """Batch refuses new compute environments on its own Amazon Linux 2 images, and its default has changed before."""
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
-        types = [entry.get("ImageType") for entry in environment.get("ComputeResources.Ec2Configuration", [])]
-        if not types or not all(str(name).startswith("ECS_AL2023") for name in types):
+        entries = environment.get("ComputeResources.Ec2Configuration", [])
+        if not entries or not all(
+            str(entry.get("ImageType")).startswith("ECS_AL2023") or entry.get("ImageIdOverride") is not None
+            for entry in entries
+        ):
             yield found(environment, "ComputeResources.Ec2Configuration")
 
 

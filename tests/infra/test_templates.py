@@ -135,7 +135,7 @@ def test_roles_trust_services_and_those_that_the_settings_name_only(all_resource
                 trusted = {flatten(principal) for principal in _list(principals)}
                 match kind:
                     case "Service":
-                        assert all(re.fullmatch(r"[a-z-]+\.amazonaws\.com", one) for one in trusted), f"{path} {name}"
+                        assert all(re.fullmatch(r"[a-z0-9-]+\.amazonaws\.com", one) for one in trusted), f"{path} {name}"
                     case "AWS":
                         assert trusted <= members, f"{path} {name}: {trusted}"
                     case "Federated":

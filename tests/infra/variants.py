@@ -62,7 +62,8 @@ CUDA = tuple(
         name=row.name.split(".")[0],
         teams=(Team(name="research"),),
         instance_type=row.name,
-        machine_image=None,
+        machine_image="ami-0123456789abcdef0" if row.machine_image == "given" else None,
+        root_device_name="/dev/xvda",
         max_on_demand_nodes=1,
         # Jobs of several nodes want EFA.
         max_multinode_nodes=2 if row.network_cards else 0,
