@@ -26,9 +26,8 @@ from jobs.stage import machine_image_parameter, parameter_path
 
 
 def built_pools(stage: Stage) -> list[Pool]:
-    """Pools whose AMI the stage builds itself: those whose instance type's row says so, unless an AMI is given."""
-    pools = (stage.pool, *stage.retiring)
-    return [pool for pool in pools if pool.machine_image is None and pool.row.machine_image == "stage"]
+    """Pools whose AMI the stage builds itself."""
+    return [pool for pool in (stage.pool, *stage.retiring) if pool.builds_machine_image]
 
 
 class MachineImageStack(StageStack):

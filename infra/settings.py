@@ -50,6 +50,11 @@ class Pool:
         return release_for(self.row, self.release)
 
     @property
+    def builds_machine_image(self) -> bool:
+        """Whether the stage builds its AMI: what a type's row says, unless one is given."""
+        return self.machine_image is None and self.row.machine_image == "stage"
+
+    @property
     def id(self) -> str:
         """What names its resources: another type or release makes new ones beside the old."""
         return f"{self.instance_type}-{self.software.name}".replace(".", "-")
@@ -160,7 +165,7 @@ class Stage:
     """
     nat_gateways: int = 1
     """0 saves the gateways' hourly price; jobs then reach AWS through VPC endpoints (priced by the hour too) and
-    nothing else, so no hf:// source."""
+    nothing else, so no hf:// source, and no AMI can be built: a Gaudi stage has to be given a `machine_image`."""
     interface_endpoints: bool | None = None
     """VPC endpoints for the AWS services that instances and jobs call. None: where the stage's own VPC has no NAT."""
 

@@ -200,7 +200,7 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
     except (ConfigurationError, UsageError) as error:
         yield f"release: {error}"
         return
-    yield from _machine_image_mistakes(stage.pool, "machine_image")
+    yield from _machine_image_mistakes(stage, stage.pool, "machine_image")
     ids = [stage.pool.id]
     for pool in stage.retiring:
         try:
@@ -208,15 +208,20 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         except (ConfigurationError, UsageError) as error:
             yield f"retiring: {error}"
             continue
-        yield from _machine_image_mistakes(pool, "retiring: machine_image")
+        yield from _machine_image_mistakes(stage, pool, "retiring: machine_image")
     if ids[0] in ids[1:]:
         yield f"retiring: '{ids[0]}' is what new jobs run on; it cannot retire as well"
     if len(set(ids[1:])) < len(ids[1:]):
         yield "retiring: names a pool twice"
 
 
-def _machine_image_mistakes(pool: Pool, field: str) -> Iterator[str]:
+def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:
     pattern, wanted = _PATTERNS["machine_image"]
+    if pool.builds_machine_image and stage.vpc is None and stage.nat_gateways == 0:
+        yield (
+            f"{field}: the AMI of '{pool.id}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; "
+            "allow 1, or name an AMI that another stage or account has built"
+        )
     if pool.machine_image is None and pool.row.machine_image == "given":
         yield (
             f"{field}: Batch has no AMI for {pool.instance_type} any more; name one, with its root_device_name "

@@ -220,7 +220,8 @@ def test_every_mistake_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     "accepted",
     [
-        {"nat_gateways": 0},
+        {"nat_gateways": 0, "machine_image": "ami-0123456789abcdef0"},
+        {"nat_gateways": 0, "instance_type": "p4d.24xlarge"},
         {"vpc": ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))},
         {"fsx_gib": 1_200},
         {"fsx_gib": 4_800},
@@ -246,6 +247,23 @@ def test_every_mistake_is_told_at_once() -> None:
 )
 def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
     check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+
+
+def test_an_ami_cannot_be_built_where_there_is_no_way_out() -> None:
+    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, nat_gateways=0, retiring=retiring))
+    assert [line.removeprefix(WHERE) for line in str(caught.value).splitlines()] == [
+        f"{field}: the AMI of '{pool}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; allow 1, "
+        "or name an AMI that another stage or account has built"
+        for field, pool in (
+            ("machine_image", "dl1-24xlarge-1-21-0"),
+            ("retiring: machine_image", "dl1-24xlarge-1-20-0"),
+        )
+    ]
+    # Whether a VPC that is given has a way out is for its owner to know.
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))
+    check(Stage(name="test", teams=TEAMS, nat_gateways=0, vpc=vpc))
 
 
 def test_v100_instances_need_an_ami_of_somebodys() -> None:
