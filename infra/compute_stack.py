@@ -216,7 +216,7 @@ class ComputeStack(StageStack):
             return given
         if given is None:
             if self._machine_image is not None:
-                self.add_dependency(self._machine_image, "the AMIs that it builds")
+                self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
             parameter = parameter_path(self.stage_row.name) + machine_image_parameter(pool.id)
         else:
             parameter = given.removeprefix("ssm:")
@@ -227,7 +227,7 @@ class ComputeStack(StageStack):
 
     def _shared_file_system(self, storage: StorageStack) -> FileSystem:
         # By parameter: another file system has other names, and an export that is imported cannot change.
-        self.add_dependency(storage, "the file system's names")
+        self.add_stack_dependency(storage, "the file system's names")
         path = parameter_path(self.stage_row.name)
         return FileSystem(
             dns_name=ssm.StringParameter.value_for_string_parameter(self, path + FSX_DNS_NAME),

@@ -1,17 +1,22 @@
-import base64
-import email
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aws_cdk as cdk
 import pytest
 
-from infra.settings import Team
+from infra.compute_stack import ComputeStack
+from infra.network_stack import NetworkStack
+from infra.settings import Alerts, ExistingVpc, Pool, Stage, Team
+from infra.storage_stack import StorageStack
 from jobs.instance_types import INSTANCE_TYPES
-from tests.infra.synthesis import Templates, only, resources
+from jobs.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
+from tests.infra.instances import CPU, GAUDI, capacity, environments, queue_environments, queues
+from tests.infra.synthesis import Templates, new_app, only, read_assembly, resources
 
 Synthesised = Callable[..., Templates]
-
-ACCELERATED, CPU = "Accelerated36B3EAF4", "CpuE6EA7902"
+OLD_GAUDI = "dl1-24xlarge-1-20-0"
+OLD_POOL = Pool(instance_type="dl1.24xlarge", release="1.20.0")
 
 
 @pytest.fixture(scope="module")
@@ -20,187 +25,67 @@ def compute(templates: Templates) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def environments(compute: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return resources(compute, "AWS::Batch::ComputeEnvironment")
+def large(templates: Templates) -> dict[str, Any]:
+    """With On-Demand instances and jobs of several nodes."""
+    return templates["prod/compute"]
 
 
-@pytest.fixture(scope="module")
-def launch_templates(compute: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = resources(compute, "AWS::EC2::LaunchTemplate")
-    assert len(found) == 2
-    return {name: template["LaunchTemplateData"] for name, template in found.items()}
-
-
-def test_compute_environments_keep_their_logical_ids(environments: dict[str, dict[str, Any]]) -> None:
-    # A new logical id is a new compute environment, and running jobs die with the old one.
-    assert set(environments) == {ACCELERATED, CPU}
-
-
-def test_instances_are_exactly_the_stages_types(environments: dict[str, dict[str, Any]]) -> None:
-    # Trap: the L2 adds the "optimal" classes by default, CPU instances among the accelerators.
-    types = {name: environment["ComputeResources"]["InstanceTypes"] for name, environment in environments.items()}
-    assert types == {ACCELERATED: ["dl1.24xlarge"], CPU: ["m6i.4xlarge"]}
-
-
-def test_spot_instances_come_and_go_up_to_the_limit(synthesised: Synthesised) -> None:
-    compute = synthesised(max_nodes=3, max_cpu_nodes=5)["compute"]
-    environments = resources(compute, "AWS::Batch::ComputeEnvironment")
-    for name, limit in ((ACCELERATED, 3 * 96), (CPU, 5 * 16)):
-        capacity = environments[name]["ComputeResources"]
-        assert capacity["Type"] == "SPOT"
-        assert capacity["AllocationStrategy"] == "SPOT_PRICE_CAPACITY_OPTIMIZED"
-        assert (capacity["MinvCpus"], capacity["MaxvCpus"]) == (0, limit)
-        # Traps: a bid below On-Demand only adds reclaims; the fleet role belongs to BEST_FIT; a desired count
-        # would be set back at each deployment.
-        assert not {"BidPercentage", "SpotIamFleetRole", "DesiredvCpus"} & capacity.keys()
-
-
-def test_updates_happen_in_place(environments: dict[str, dict[str, Any]]) -> None:
-    # Trap: a name, a service role of one's own or ReplaceComputeEnvironment make each change a replacement, which
-    # takes the queue's compute environment away under it.
-    for environment in environments.values():
-        assert environment["ReplaceComputeEnvironment"] is False
-        assert not {"ComputeEnvironmentName", "ServiceRole"} & environment.keys()
-        assert environment["UpdatePolicy"] == {"TerminateJobsOnUpdate": False, "JobExecutionTimeoutMinutes": 360}
-        assert environment["State"] == "ENABLED"
-
-
-def test_the_launch_template_is_pinned_to_its_newest_version(
-    environments: dict[str, dict[str, Any]], launch_templates: dict[str, dict[str, Any]]
-) -> None:
-    # Trap: without a version Batch takes $Default, which stays the first one for ever.
-    pinned = [environment["ComputeResources"]["LaunchTemplate"] for environment in environments.values()]
-    assert {item["LaunchTemplateId"]["Ref"] for item in pinned} == set(launch_templates)
-    for item in pinned:
-        assert item["Version"] == {"Fn::GetAtt": [item["LaunchTemplateId"]["Ref"], "LatestVersionNumber"]}
-
-
-def test_instances_stand_in_private_subnets_behind_the_job_security_group(
-    environments: dict[str, dict[str, Any]], templates: Templates
-) -> None:
-    network = templates["dev/network"]
-    for environment in environments.values():
-        capacity = environment["ComputeResources"]
-        subnets = {_exported(network, subnet) for subnet in capacity["Subnets"]}
-        assert subnets == {name for name in resources(network, "AWS::EC2::Subnet") if "private" in name}
-        (group,) = capacity["SecurityGroupIds"]
-        assert _exported(network, group) in resources(network, "AWS::EC2::SecurityGroup")
-
-
-def test_launch_templates_leave_to_batch_what_is_batchs(launch_templates: dict[str, dict[str, Any]]) -> None:
-    # Traps: network interfaces would exclude the compute environment's security groups; the rest Batch ignores.
-    ignored = {"NetworkInterfaces", "SecurityGroupIds", "InstanceType", "InstanceMarketOptions", "IamInstanceProfile"}
-    for data in launch_templates.values():
-        assert not ignored & data.keys()
-
-
-def test_metadata_wants_a_token_and_reaches_no_further_than_the_host(
-    launch_templates: dict[str, dict[str, Any]],
-) -> None:
-    for data in launch_templates.values():
-        assert data["MetadataOptions"] == {
-            "HttpEndpoint": "enabled",
-            "HttpTokens": "required",
-            "HttpPutResponseHopLimit": 1,
-        }
-
-
-def test_root_volumes_are_encrypted_and_as_large_as_the_settings_say(synthesised: Synthesised) -> None:
-    compute = synthesised(root_volume_gib=700, cpu_root_volume_gib=300, root_device_name="/dev/xvdb")["compute"]
-    volumes = {
-        name[:3]: template["LaunchTemplateData"]["BlockDeviceMappings"]
-        for name, template in resources(compute, "AWS::EC2::LaunchTemplate").items()
+def test_compute_environments_and_queues_keep_their_logical_ids(large: dict[str, Any]) -> None:
+    # A new logical id is a new resource: running and waiting jobs are lost with the old one.
+    assert set(resources(large, "AWS::Batch::ComputeEnvironment")) == {
+        "dl124xlarge1210spot65D0EA09",
+        "dl124xlarge1210ondemandCD6451F1",
+        "dl124xlarge1210multinode5104F849",
+        "cpum6i4xlargespot5B9D59F4",
     }
-    volume = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-    assert volumes == {
-        "Acc": [{"DeviceName": "/dev/xvdb", "Ebs": {**volume, "VolumeSize": 700}}],
-        "Cpu": [{"DeviceName": "/dev/xvda", "Ebs": {**volume, "VolumeSize": 300}}],
+    assert set(resources(large, "AWS::Batch::JobQueue")) == {
+        "dl124xlarge1210Queuegaudispot9E7A259A",
+        "dl124xlarge1210QueuegaudiondemandC6F39D6F",
+        "dl124xlarge1210Queuegaudimultinode4FE0EEBD",
+        "cpum6i4xlargeQueuecpuspot54722874",
     }
 
 
-def test_user_data_is_mime_multipart(launch_templates: dict[str, dict[str, Any]]) -> None:
-    # Trap: Batch refuses a bare script, and skips a part whose boundary is followed by a blank line.
-    for data in launch_templates.values():
-        text = _decoded(data["UserData"])
-        message = email.message_from_string(text)
-        assert message.get_content_type() == "multipart/mixed"
-        boundary = f"--{message.get_boundary()}\n"
-        assert boundary in text
-        assert boundary + "\n" not in text
-        assert [part.get_content_type() for part in _parts(text)] == ["text/x-shellscript"]
+def test_a_stage_has_the_queues_whose_capacity_it_allows(compute: dict[str, Any], large: dict[str, Any]) -> None:
+    assert set(queues(compute)) == {"gaudi-spot", "cpu-spot"}
+    assert queue_environments(compute, "gaudi-spot") == [f"{GAUDI}-spot"]
+    assert queue_environments(compute, "cpu-spot") == [f"{CPU}-spot"]
+    assert set(queues(large)) == set(QUEUES)
+    # Spot first; Batch goes on to the next where it has none.
+    assert queue_environments(large, "gaudi-spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    assert queue_environments(large, "gaudi-on-demand") == [f"{GAUDI}-on-demand"]
+    assert queue_environments(large, "gaudi-multinode") == [f"{GAUDI}-multinode"]
 
 
-def test_the_ecs_agent_gives_jobs_the_notices_time_to_stop(launch_templates: dict[str, dict[str, Any]]) -> None:
-    # Traps: 30 s between SIGTERM and SIGKILL, and no draining at a Spot notice, are the agent's defaults.
-    for data in launch_templates.values():
-        script = _script(data)
-        configuration = script.split("<<'CONFIGURATION'\n")[1].split("\nCONFIGURATION")[0]
-        values = dict(line.split("=", 1) for line in configuration.splitlines())
-        assert 30 < int(values["ECS_CONTAINER_STOP_TIMEOUT"].removesuffix("s")) < 120
-        assert values["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
-        # What Amazon Linux sets by itself and Ubuntu does not; without them a job has no role, or no log.
-        assert values["ECS_ENABLE_TASK_IAM_ROLE"] == "true"
-        assert values["ECS_ENABLE_TASK_IAM_ROLE_NETWORK_HOST"] == "true"
-        assert values["ECS_ENABLE_AWSLOGS_EXECUTIONROLE_OVERRIDE"] == "true"
-        assert "awslogs" in values["ECS_AVAILABLE_LOGGING_DRIVERS"]
+def test_on_demand_instances_are_counted_once_over_the_queues_that_share_them(large: dict[str, Any]) -> None:
+    assert capacity(large, f"{GAUDI}-on-demand")["MaxvCpus"] == 4 * 96
+    # What was reclaimed too often goes before what Spot has no room for.
+    assert queues(large)["gaudi-on-demand"]["Priority"] > queues(large)["gaudi-spot"]["Priority"]
 
 
-def test_gaudi_instances_set_huge_pages_aside_and_cpu_instances_do_not(
-    launch_templates: dict[str, dict[str, Any]],
-) -> None:
-    scripts = {name[:3]: _script(data) for name, data in launch_templates.items()}
-    assert "vm.nr_hugepages=15000" in scripts["Acc"]
-    assert "hugepages" not in scripts["Cpu"]
-
-
-def test_the_gaudi_ami_is_read_from_its_parameter_at_each_deployment(
-    compute: dict[str, Any], environments: dict[str, dict[str, Any]]
-) -> None:
-    (configuration,) = environments[ACCELERATED]["ComputeResources"]["Ec2Configuration"]
-    parameter = compute["Parameters"][configuration["ImageIdOverride"]["Ref"]]
-    assert parameter == {
-        "Type": "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>",
-        "Default": "/trainyard/machine-image/gaudi",
+def test_instances_come_and_go_up_to_the_limits(synthesised: Synthesised) -> None:
+    compute = synthesised(max_nodes=3, max_on_demand_nodes=2, max_multinode_nodes=5, max_cpu_nodes=7)["compute"]
+    limits = {
+        name: (item["ComputeResources"]["MinvCpus"], item["ComputeResources"]["MaxvCpus"])
+        for name, item in environments(compute).items()
+    }
+    assert limits == {
+        f"{GAUDI}-spot": (0, 3 * 96),
+        f"{GAUDI}-on-demand": (0, 2 * 96),
+        f"{GAUDI}-multinode": (0, 5 * 96),
+        f"{CPU}-spot": (0, 7 * 16),
     }
 
 
-def test_an_ami_can_be_given_by_id(synthesised: Synthesised) -> None:
-    compute = synthesised(machine_image="ami-0123456789abcdef0")["compute"]
-    capacity = resources(compute, "AWS::Batch::ComputeEnvironment")[ACCELERATED]["ComputeResources"]
-    assert capacity["Ec2Configuration"] == [{"ImageType": "ECS_AL2023", "ImageIdOverride": "ami-0123456789abcdef0"}]
-
-
-def test_cpu_instances_boot_the_newest_amazon_linux_2023(environments: dict[str, dict[str, Any]]) -> None:
-    # Trap: Batch blocks new compute environments on its Amazon Linux 2 AMIs.
-    capacity = environments[CPU]["ComputeResources"]
-    assert capacity["Ec2Configuration"] == [{"ImageType": "ECS_AL2023"}]
-    assert capacity["UpdateToLatestImageVersion"] is True
-
-
-@pytest.mark.parametrize("name", ["gaudi-spot", "cpu-spot"])
-def test_each_queue_feeds_its_own_instances_and_shares_them_fairly(compute: dict[str, Any], name: str) -> None:
-    (published,) = (
-        item["Value"]["Fn::GetAtt"]
-        for item in resources(compute, "AWS::SSM::Parameter").values()
-        if item["Name"] == f"/trainyard/dev/queue/{name}"
-    )
-    logical_id, attribute = published
-    assert attribute == "JobQueueArn"
-    queue = resources(compute, "AWS::Batch::JobQueue")[logical_id]
-    environment = ACCELERATED if name == "gaudi-spot" else CPU
-    assert queue["ComputeEnvironmentOrder"] == [
-        {"Order": 1, "ComputeEnvironment": {"Fn::GetAtt": [environment, "ComputeEnvironmentArn"]}}
-    ]
-    assert queue["State"] == "ENABLED"
-    assert "JobQueueName" not in queue
+def test_queues_share_fairly_from_the_first_day(large: dict[str, Any]) -> None:
     # Trap: a queue that was made without a scheduling policy can never have one.
-    (policy,) = resources(compute, "AWS::Batch::SchedulingPolicy")
-    assert queue["SchedulingPolicyArn"] == {"Fn::GetAtt": [policy, "Arn"]}
-
-
-def test_queues_keep_their_logical_ids(compute: dict[str, Any]) -> None:
-    # A new logical id is a new queue: waiting jobs are lost.
-    assert set(resources(compute, "AWS::Batch::JobQueue")) == {"Queuegaudispot", "Queuecpuspot"}
+    (policy,) = resources(large, "AWS::Batch::SchedulingPolicy")
+    for queue in queues(large).values():
+        assert queue["SchedulingPolicyArn"] == {"Fn::GetAtt": [policy, "Arn"]}
+        assert queue["State"] == "ENABLED"
+        assert "JobQueueName" not in queue
+        # Trap: Batch takes three compute environments a queue at most.
+        assert 1 <= len(queue["ComputeEnvironmentOrder"]) <= 3
 
 
 def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
@@ -216,15 +101,103 @@ def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
     assert policy["ShareDecaySeconds"] == 48 * 3600
 
 
-def test_instances_and_volumes_are_tagged(
-    environments: dict[str, dict[str, Any]], launch_templates: dict[str, dict[str, Any]]
-) -> None:
-    tags = {"trainyard:project": "trainyard", "trainyard:stage": "dev"}
-    for environment in environments.values():
-        assert tags.items() <= environment["ComputeResources"]["Tags"].items()
-    for data in launch_templates.values():
-        (volume,) = (item for item in data["TagSpecifications"] if item["ResourceType"] == "volume")
-        assert {tag["Key"]: tag["Value"] for tag in volume["Tags"]} == tags
+def time_limits(queue: dict[str, Any]) -> dict[str, int]:
+    for action in queue["JobStateTimeLimitActions"]:
+        # All that Batch does for these queues.
+        assert (action["Action"], action["State"]) == ("CANCEL", "RUNNABLE")
+    return {action["Reason"]: action["MaxTimeSeconds"] for action in queue["JobStateTimeLimitActions"]}
+
+
+def test_a_job_that_can_never_start_makes_way(synthesised: Synthesised) -> None:
+    compute = synthesised(alerts=Alerts(blocked_queue_minutes=25), max_on_demand_nodes=1, max_multinode_nodes=2)
+    for queue in queues(compute["compute"]).values():
+        assert time_limits(queue) == {
+            "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": 25 * 60,
+            "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": 25 * 60,
+        }
+
+
+def test_a_job_waits_for_spot_capacity_as_long_as_the_stage_says(synthesised: Synthesised) -> None:
+    stage = {"spot_wait_hours": 1.5, "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
+    compute = synthesised(**stage)["compute"]
+    waiting = {
+        name: [limit for reason, limit in time_limits(queue).items() if reason.startswith("CAPACITY:")]
+        for name, queue in queues(compute).items()
+    }
+    assert waiting == {"gaudi-spot": [5400], "gaudi-on-demand": [], "gaudi-multinode": [], "cpu-spot": []}
+    # What Batch then says of the job names the reason that the queue matches: the one who moves it on knows it by that.
+    (reason,) = (name for name in time_limits(queues(compute)["gaudi-spot"]) if name.startswith("CAPACITY:"))
+    assert SPOT_WAITED_TOO_LONG.endswith(f": {reason}")
+
+
+def test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it(synthesised: Synthesised) -> None:
+    compute = synthesised(retiring=(OLD_POOL,), machine_image=None, max_on_demand_nodes=1)["compute"]
+    for capacities in ("spot", "on-demand"):
+        old, new = (capacity(compute, f"{pool}-{capacities}") for pool in (OLD_GAUDI, GAUDI))
+        assert old["LaunchTemplate"]["LaunchTemplateId"] != new["LaunchTemplate"]["LaunchTemplateId"]
+        # Trap: a release's image on another's driver.
+        amis = [item["Ec2Configuration"][0]["ImageIdOverride"]["Ref"] for item in (old, new)]
+        parameters = [compute["Parameters"][ami]["Default"] for ami in amis]
+        assert parameters == [f"/trainyard/test/machine-image/{pool}" for pool in (OLD_GAUDI, GAUDI)]
+    # New jobs find the current pool's queue; those submitted before are still found in theirs.
+    assert queue_environments(compute, "gaudi-spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    assert queue_environments(compute, f"gaudi-spot/{OLD_GAUDI}") == [f"{OLD_GAUDI}-spot", f"{OLD_GAUDI}-on-demand"]
+    assert queue_environments(compute, f"gaudi-on-demand/{OLD_GAUDI}") == [f"{OLD_GAUDI}-on-demand"]
+
+
+def test_upgrading_a_release_leaves_the_old_pools_resources_as_they_are(synthesised: Synthesised) -> None:
+    before = synthesised(release="1.20.0", machine_image=None)["compute"]
+    after = synthesised(retiring=(OLD_POOL,), machine_image=None)["compute"]
+    for kind in ("AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::LaunchTemplate"):
+        assert resources(before, kind).items() <= resources(after, kind).items()
+
+
+def test_a_stage_can_move_to_another_instance_type(synthesised: Synthesised) -> None:
+    gaudi = Pool(instance_type="dl1.24xlarge", machine_image="ami-0123456789abcdef0")
+    compute = synthesised(instance_type="p4d.24xlarge", machine_image=None, retiring=(gaudi,))["compute"]
+    assert queue_environments(compute, "gaudi-spot") == ["p4d-24xlarge-1-21-0-spot"]
+    assert queue_environments(compute, f"gaudi-spot/{GAUDI}") == [f"{GAUDI}-spot"]
+    assert capacity(compute, f"{GAUDI}-spot")["Ec2Configuration"][0]["ImageIdOverride"] == "ami-0123456789abcdef0"
+    published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
+    assert published["/trainyard/test/instance-type"] == "p4d.24xlarge"
+
+
+def test_instances_stand_in_private_subnets_behind_the_job_security_group(templates: Templates) -> None:
+    network = templates["prod/network"]
+    private = {name for name in resources(network, "AWS::EC2::Subnet") if "Private" in name}
+    for name, environment in environments(templates["prod/compute"]).items():
+        subnets = {exported(network, subnet) for subnet in environment["ComputeResources"]["Subnets"]}
+        assert subnets <= private
+        # Trap: EFA and a placement group do not span zones.
+        assert len(subnets) == (1 if name.endswith("multinode") else len(private))
+        for group in environment["ComputeResources"].get("SecurityGroupIds", []):
+            assert exported(network, group) in resources(network, "AWS::EC2::SecurityGroup")
+
+
+def test_accelerators_start_in_the_zones_that_offer_them(synthesised: Synthesised) -> None:
+    made = synthesised(region="us-east-1", availability_zone_ids=("use1-az1", "use1-az2"), max_multinode_nodes=2)
+    zones = {
+        name: subnet["AvailabilityZoneId"]
+        for name, subnet in resources(made["network"], "AWS::EC2::Subnet").items()
+        if "Private" in name
+    }
+    of_pool = {
+        name: {zones[exported(made["network"], subnet)] for subnet in item["ComputeResources"]["Subnets"]}
+        for name, item in environments(made["compute"]).items()
+    }
+    assert of_pool == {
+        f"{GAUDI}-spot": {"use1-az2"},
+        f"{GAUDI}-multinode": {"use1-az2"},
+        f"{CPU}-spot": {"use1-az1", "use1-az2"},
+    }
+
+
+def test_existing_subnets_are_used_and_several_nodes_live_in_the_first(synthesised: Synthesised) -> None:
+    ids = ("subnet-0123456789abcdef0", "subnet-0123456789abcdef1")
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=ids)
+    compute = synthesised(vpc=vpc, max_multinode_nodes=2)["compute"]
+    assert capacity(compute, f"{GAUDI}-spot")["Subnets"] == list(ids)
+    assert capacity(compute, f"{GAUDI}-multinode")["Subnets"] == [ids[0]]
 
 
 def test_the_command_line_finds_the_instance_types(compute: dict[str, Any]) -> None:
@@ -233,7 +206,21 @@ def test_the_command_line_finds_the_instance_types(compute: dict[str, Any]) -> N
     assert published["/trainyard/dev/cpu-instance-type"] in INSTANCE_TYPES
 
 
-def _exported(template: dict[str, Any], imported: dict[str, str]) -> str:
+def test_a_queue_is_a_row(tmp_path: Path) -> None:
+    row = Queue(name="cpu-on-demand", accelerated=False, capacities=("on-demand",), purpose="corpora with a deadline")
+    stage = Stage(name="test", teams=(Team(name="research"),))
+    app = new_app(tmp_path)
+    scope = cdk.Stage(app, stage.name)
+    network = NetworkStack(scope, stage=stage)
+    storage = StorageStack(scope, stage=stage, network=network)
+    ComputeStack(scope, stage=stage, network=network, storage=storage, queues={**QUEUES, row.name: row})
+    app.synth()
+    compute = read_assembly(tmp_path)["test/compute"]
+    assert queue_environments(compute, "cpu-on-demand") == [f"{CPU}-on-demand"]
+    assert capacity(compute, f"{CPU}-on-demand")["Type"] == "EC2"
+
+
+def exported(template: dict[str, Any], imported: dict[str, str]) -> str:
     """Logical id of what `imported` stands for in the template that exports it."""
     (value,) = (
         output["Value"]
@@ -241,31 +228,3 @@ def _exported(template: dict[str, Any], imported: dict[str, str]) -> str:
         if output["Export"]["Name"] == imported["Fn::ImportValue"]
     )
     return str(value["Ref"] if "Ref" in value else value["Fn::GetAtt"][0])
-
-
-def _decoded(value: Any) -> str:
-    """User data as the instance gets it, once CloudFormation has evaluated the functions in it."""
-    return base64.b64decode(_evaluated(value)).decode()
-
-
-def _evaluated(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    ((function, argument),) = value.items()
-    if function == "Fn::Base64":
-        return base64.b64encode(_evaluated(argument).encode()).decode()
-    assert function == "Fn::Join"
-    separator, parts = argument
-    return str(separator).join(_evaluated(part) for part in parts)
-
-
-def _parts(text: str) -> list[email.message.Message]:
-    message = email.message_from_string(text)
-    return [part for part in message.walk() if not part.is_multipart()]
-
-
-def _script(data: dict[str, Any]) -> str:
-    (part,) = _parts(_decoded(data["UserData"]))
-    payload = part.get_payload(decode=True)
-    assert isinstance(payload, bytes)
-    return payload.decode()

@@ -32,11 +32,11 @@ chmod 1777 /scratch
 for directory in /var/lib/docker /var/lib/containerd; do
   mountpoint --quiet "$directory" && continue
   mkdir -p "$directory"
-  if [[ ! -d /scratch$directory ]]; then
-    mkdir -p "/scratch$directory"
-    chmod 0710 "/scratch$directory"
-    cp --archive "$directory/." "/scratch$directory/"
+  place=/scratch/${directory##*/}
+  if [[ ! -d $place ]]; then
+    mkdir -m 0710 "$place"
+    cp --archive "$directory/." "$place/"
   fi
-  mount --bind "/scratch$directory" "$directory"
+  mount --bind "$place" "$directory"
 done
 echo "trainyard: /scratch is ${#disks[@]} NVMe disks"

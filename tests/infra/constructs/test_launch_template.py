@@ -1,0 +1,141 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.settings import ExistingVpc, Pool
+from tests.infra.instances import CPU, GAUDI, capacity, environments, launch_data
+from tests.infra.synthesis import Templates, resources
+
+Synthesised = Callable[..., Templates]
+
+
+@pytest.fixture(scope="module")
+def compute(templates: Templates) -> dict[str, Any]:
+    """With every capacity that a stage can have."""
+    return templates["prod/compute"]
+
+
+@pytest.fixture(scope="module")
+def launch_templates(compute: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: launch_data(compute, name) for name in environments(compute)}
+
+
+def test_launch_templates_leave_to_batch_what_is_batchs(launch_templates: dict[str, dict[str, Any]]) -> None:
+    # Trap: Batch ignores these, and who reads the template believes them.
+    ignored = {
+        "InstanceType",
+        "InstanceMarketOptions",
+        "IamInstanceProfile",
+        "SecurityGroupIds",
+        "ImageId",
+        "Placement",
+    }
+    for data in launch_templates.values():
+        assert not ignored & data.keys()
+        assert all("SubnetId" not in interface for interface in data.get("NetworkInterfaces", []))
+
+
+def test_metadata_wants_a_token_and_reaches_no_further_than_the_host(
+    launch_templates: dict[str, dict[str, Any]],
+) -> None:
+    for data in launch_templates.values():
+        assert data["MetadataOptions"] == {
+            "HttpEndpoint": "enabled",
+            "HttpTokens": "required",
+            "HttpPutResponseHopLimit": 1,
+        }
+
+
+def test_root_volumes_are_encrypted_and_as_large_as_the_settings_say(synthesised: Synthesised) -> None:
+    compute = synthesised(root_volume_gib=700, cpu_root_volume_gib=300, root_device_name="/dev/xvdb")["compute"]
+    volume = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    assert launch_data(compute, f"{GAUDI}-spot")["BlockDeviceMappings"] == [
+        {"DeviceName": "/dev/xvdb", "Ebs": {**volume, "VolumeSize": 700}}
+    ]
+    assert launch_data(compute, f"{CPU}-spot")["BlockDeviceMappings"] == [
+        {"DeviceName": "/dev/xvda", "Ebs": {**volume, "VolumeSize": 300}}
+    ]
+
+
+def test_volumes_are_tagged(launch_templates: dict[str, dict[str, Any]]) -> None:
+    for data in launch_templates.values():
+        (volume,) = (item for item in data["TagSpecifications"] if item["ResourceType"] == "volume")
+        assert {tag["Key"]: tag["Value"] for tag in volume["Tags"]} == {
+            "trainyard:project": "trainyard",
+            "trainyard:stage": "prod",
+        }
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "cards"), [("dl1.24xlarge", 4), ("p4d.24xlarge", 4), ("g5.48xlarge", 1), ("g6e.48xlarge", 4)]
+)
+def test_several_nodes_get_an_efa_interface_on_each_network_card(
+    synthesised: Synthesised, instance_type: str, cards: int
+) -> None:
+    compute = synthesised(instance_type=instance_type, machine_image=None, max_multinode_nodes=2)["compute"]
+    interfaces = launch_data(compute, f"{Pool(instance_type=instance_type).id}-multinode")["NetworkInterfaces"]
+    # Trap: a device index other than 1 on the further cards, or two interfaces on one card, and nothing starts.
+    assert [(item["NetworkCardIndex"], item["DeviceIndex"]) for item in interfaces] == [
+        (card, 0 if card == 0 else 1) for card in range(cards)
+    ]
+    assert {item["InterfaceType"] for item in interfaces} == {"efa"}
+    (group,) = {item["Groups"][0]["Fn::ImportValue"] for item in interfaces}
+    assert "JobSecurityGroup" in group
+
+
+@pytest.mark.parametrize("instance_type", ["dl1.24xlarge", "g5.48xlarge"])
+def test_no_interface_gets_a_public_address(synthesised: Synthesised, instance_type: str) -> None:
+    compute = synthesised(instance_type=instance_type, machine_image=None, max_multinode_nodes=2)["compute"]
+    interfaces = launch_data(compute, f"{Pool(instance_type=instance_type).id}-multinode")["NetworkInterfaces"]
+    asked = [item.get("AssociatePublicIpAddress") for item in interfaces]
+    # Trap: EC2 refuses the question where there are several interfaces, even where the answer is no.
+    assert asked == ([False] if len(interfaces) == 1 else [None] * len(interfaces))
+
+
+def test_types_without_efa_have_several_nodes_over_tcp(synthesised: Synthesised) -> None:
+    compute = synthesised(instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0", max_multinode_nodes=2)[
+        "compute"
+    ]
+    assert "NetworkInterfaces" not in launch_data(compute, "p3-8xlarge-1-21-0-multinode")
+    assert "SecurityGroupIds" in capacity(compute, "p3-8xlarge-1-21-0-multinode")
+    assert not resources(compute, "AWS::EC2::SecurityGroupIngress")
+
+
+def test_nodes_reach_each_other_over_the_interfaces_that_batch_gives_them(compute: dict[str, Any]) -> None:
+    # Trap: where the compute environment names no security group, the containers of a multi-node job get the VPC's
+    # default one, which is empty.
+    rules = [
+        *resources(compute, "AWS::EC2::SecurityGroupIngress").values(),
+        *resources(compute, "AWS::EC2::SecurityGroupEgress").values(),
+    ]
+    assert all("DefaultSecurityGroup" in rule["GroupId"]["Fn::ImportValue"] for rule in rules)
+    among_themselves = [
+        rule
+        for rule in rules
+        if rule["GroupId"] in (rule.get("SourceSecurityGroupId"), rule.get("DestinationSecurityGroupId"))
+    ]
+    assert len(among_themselves) == 2
+    assert all((rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 0, 65535) for rule in among_themselves)
+    (out,) = (rule for rule in rules if "CidrIp" in rule)
+    assert (out["CidrIp"], out["IpProtocol"], out["FromPort"], out["ToPort"]) == ("0.0.0.0/0", "tcp", 443, 443)
+    # Nothing comes in from an address.
+    assert all("CidrIp" not in rule for rule in resources(compute, "AWS::EC2::SecurityGroupIngress").values())
+
+
+def test_nodes_reach_the_vpc_endpoints_where_there_are_some(synthesised: Synthesised) -> None:
+    made = synthesised(max_multinode_nodes=2, nat_gateways=0)
+    (to_endpoints,) = (
+        rule
+        for rule in resources(made["compute"], "AWS::EC2::SecurityGroupIngress").values()
+        if rule["GroupId"] != rule["SourceSecurityGroupId"]
+    )
+    assert "EndpointSecurityGroup" in to_endpoints["GroupId"]["Fn::ImportValue"]
+    assert (to_endpoints["FromPort"], to_endpoints["ToPort"]) == (443, 443)
+
+
+def test_the_default_group_of_someone_elses_vpc_is_left_alone(synthesised: Synthesised) -> None:
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
+    compute = synthesised(vpc=vpc, max_multinode_nodes=2)["compute"]
+    assert not resources(compute, "AWS::EC2::SecurityGroupIngress")
+    assert not resources(compute, "AWS::EC2::SecurityGroupEgress")
