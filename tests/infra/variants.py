@@ -54,7 +54,13 @@ EXISTING_VPC = Stage(
 )
 """What an organisation with a network and a boundary of its own would write."""
 
-NO_WAY_OUT = Stage(name="closed", teams=(Team(name="research"),), nat_gateways=0, own_kms_key=True)
+NO_WAY_OUT = Stage(
+    name="closed",
+    teams=(Team(name="research"),),
+    nat_gateways=0,
+    machine_image="ami-0123456789abcdef0",
+    own_kms_key=True,
+)
 """No NAT: jobs reach AWS and nothing else."""
 
 CUDA = tuple(
