@@ -32,6 +32,7 @@ from infra.storage_stack import StorageStack
 from jobs.instance_types import InstanceType
 from jobs.moves import DUPLICATE_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, SPOT_WAITED_TOO_LONG, Queue
+from jobs.runs import UTILIZATION_KEY
 from jobs.stage import LOG_GROUP, parameter_path, queue_parameter
 
 _STATE_CHANGE = "Batch Job State Change"
@@ -308,12 +309,12 @@ class ObservabilityStack(StageStack):
             self,
             "Utilization",
             log_group_name=self._published(LOG_GROUP),
-            filter_pattern="{ $.accelerator_utilization_percent >= 0 }",
+            filter_pattern=f"{{ $.{UTILIZATION_KEY} >= 0 }}",
             metric_transformations=[
                 logs.CfnMetricFilter.MetricTransformationProperty(
                     metric_namespace=self._namespace,
                     metric_name=UTILIZATION,
-                    metric_value="$.accelerator_utilization_percent",
+                    metric_value=f"$.{UTILIZATION_KEY}",
                     unit="Percent",
                 )
             ],

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 
 from jobs.aws import Aws, error_code
 from jobs.batch import LogStream
+from jobs.runs import is_utilization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class LogReader:
 
     def read(self, streams: Iterable[LogStream]) -> list[LogLine]:
         """What was logged since the last call: attempt by attempt, the nodes of one interleaved by time.
+
+        Without the lines by which nodes report how busy they are: those are for the stage's dashboard.
 
         Where a call fails, the lines it had read come with the next one: none is lost, none comes twice.
         """
@@ -65,6 +68,7 @@ class LogReader:
                     text=event["message"],
                 )
                 for event in page["events"]
+                if not is_utilization(event["message"])
             )
             self._tokens[stream.name] = page["nextForwardToken"]
             # CloudWatch says that a stream is read to its end by giving the same token back, not by an empty page.

@@ -39,6 +39,9 @@ cannot name a prefix that has a team and a run before `checkpoints/`."""
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 
+UTILIZATION_KEY = "accelerator_utilization_percent"
+"""First key of the JSON line in which a node logs, once a minute, how busy its accelerators are."""
+
 _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6})-(?P<unique>[0-9a-f]{4})")
 
 
@@ -49,6 +52,11 @@ def new_run_id(name: str, *, now: datetime, unique: int) -> str:
 
 def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
+
+
+def is_utilization(line: str) -> bool:
+    """Whether a line of a job's log is for CloudWatch's metric, not for people."""
+    return line.startswith(f'{{"{UTILIZATION_KEY}"')
 
 
 def run_prefix(team: str, run_id: str) -> str:

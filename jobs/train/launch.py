@@ -34,6 +34,7 @@ from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
 from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
 from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
+from jobs.train.utilization import UtilizationLog
 
 log = logging.getLogger("trainyard")
 
@@ -208,7 +209,8 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
                 launch.node.nnodes,
                 accelerator.backend,
             )
-        code, reason = _run_ranks(launch, accelerator, scratch)
+        with UtilizationLog(accelerator.name, node=launch.node.index):
+            code, reason = _run_ranks(launch, accelerator, scratch)
     except Interrupted as interruption:
         code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {_RESUMES}"
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
