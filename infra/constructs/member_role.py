@@ -102,9 +102,6 @@ class MemberRole(InlineRole):
                 "ec2:DescribeInstanceTypeOfferings",
                 "ec2:DescribeSubnets",
                 "servicequotas:GetServiceQuota",
-                # Today's prices.
-                "ec2:DescribeSpotPriceHistory",
-                "pricing:GetProducts",
             ],
             "*",
         )

@@ -46,6 +46,7 @@ _IN_THE_REGION = (
     "ecs:CreateCluster",
     "ecs:DeregisterContainerInstance",
     "ecs:DiscoverPollEndpoint",
+    "ecs:ListTagsForResource",
     "ecs:Poll",
     "ecs:RegisterContainerInstance",
     "ecs:StartTelemetrySession",
@@ -96,12 +97,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("InTheRegion", _IN_THE_REGION, "*", conditions=region)
         self._admit("WithoutARegion", _WITHOUT_A_REGION, "*")
         self._admit_buckets(stack)
-        parameters, public = (
-            stack.format_arn(service="ssm", account=account, resource="parameter", resource_name=f"{path}*")
-            for path, account in ((parameter_path(self._stage).lstrip("/"), stack.account), ("aws/service/", ""))
-        )
-        self._admit("OwnParameters", ["ssm:*Parameter", "ssm:*Parameters", "ssm:GetParametersByPath"], parameters)
-        self._admit("PublicParameters", ["ssm:GetParameter", "ssm:GetParameters"], public)
+        self._admit_parameters(stack)
         self._admit_deployer(stack)
         self.add_statements(
             iam.PolicyStatement(
@@ -115,6 +111,15 @@ class PermissionsBoundary(iam.ManagedPolicy):
                 },
             )
         )
+
+    def _admit_parameters(self, stack: StageStack) -> None:
+        def parameter(path: str, account: str | None = None) -> str:
+            return stack.format_arn(service="ssm", account=account, resource="parameter", resource_name=path)
+
+        own = parameter_path(self._stage).strip("/")
+        actions = ["ssm:*Parameter", "ssm:*Parameters", "ssm:GetParametersByPath"]
+        self._admit("OwnParameters", actions, parameter(own), parameter(f"{own}/*"))
+        self._admit("PublicParameters", ["ssm:GetParameter", "ssm:GetParameters"], parameter("aws/service/*", ""))
 
     def _admit_buckets(self, stack: StageStack) -> None:
         own = stack.format_arn(service="s3", region="", account="", resource=f"{name_prefix(self._stage)}*")
@@ -153,6 +158,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
             "A boundary grants nothing: it is the outer limit of roles that have statements of their own for less",
             *(f"AwsSolutions-IAM5[Action::{action}]" for action in actions if "*" in action),
             *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in resources if "*" in arn),
+            "NIST.800.53.R5-IAMPolicyNoStatementsWithFullAccess",
         )
 
 

@@ -1,0 +1,240 @@
+"""A team's people: whatever a `trainyard` command asks of AWS is allowed them, for their own team and stage."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from botocore import xform_name
+from botocore.session import Session
+
+from infra.settings import Stage, Team
+from jobs.catalog import CATALOG
+from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
+from tests.infra.synthesis import ROOT, Templates, resources, synthesise
+
+Context = dict[str, str | list[str]]
+
+ROW = Stage(
+    name="test",
+    teams=tuple(
+        Team(name=name, member_principals=("arn:aws:iam::123456789012:role/people",)) for name in ("our-team", "theirs")
+    ),
+    max_multinode_nodes=2,
+    max_on_demand_nodes=2,
+)
+JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/0f0f"
+S3_OPERATIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "HeadObject": "s3:GetObject",
+    "UploadFileobj": "s3:PutObject",
+    "DownloadFile": "s3:GetObject",
+    "DownloadFileobj": "s3:GetObject",
+}
+"""Those whose permission is called otherwise than they are."""
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Templates:
+    made = synthesise([ROW], tmp_path_factory.mktemp("assembly"))
+    return {path.split("/")[1]: template for path, template in made.items()}
+
+
+@pytest.fixture(scope="module")
+def stage(templates: Templates) -> DeployedStage:
+    return DeployedStage(ROW.name, templates)
+
+
+@pytest.fixture(scope="module")
+def people(stage: DeployedStage) -> Role:
+    return stage.role("jobs", "Membersourteam")
+
+
+def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people: Role, templates: Templates) -> None:
+    # GIVEN for each permission what the command line needs it for
+    buckets = {name: stage.arn("storage", stage.only("storage", "AWS::S3::Bucket", name)) for name in ("Data", "Runs")}
+    run = f"{buckets['Runs']}/our-team/a-run"
+    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
+    queue = stage.published("queue/gaudi-spot")
+    parameters = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
+    own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team"}
+    needed: dict[str, list[tuple[str, Context]]] = {
+        "batch:DescribeComputeEnvironments": [("*", {})],
+        "batch:DescribeJobQueues": [("*", {})],
+        "batch:DescribeJobs": [("*", {})],
+        "batch:GetJobQueueSnapshot": [(queue, tags_of(templates, "compute", "AWS::Batch::JobQueue"))],
+        "batch:ListJobs": [("*", {})],
+        "batch:SubmitJob": list(submission(stage, templates, "our-team")),
+        "batch:TerminateJob": [(JOB, own_job)],
+        "ec2:DescribeInstanceTypeOfferings": [("*", {})],
+        "ec2:DescribeSubnets": [("*", {})],
+        "logs:GetLogEvents": [(f"{group}:log-stream:our-team/finetune-classification/main/0f0f", {})],
+        "s3:DeleteObject": [(f"{run}/spec.yaml", {})],
+        "s3:GetObject": [
+            (f"{run}/model/model.safetensors", {}),
+            (f"{buckets['Data']}/shared/models/x/config.json", {}),
+            (f"{buckets['Data']}/our-team/train.jsonl", {}),
+        ],
+        "s3:ListBucket": [
+            (buckets["Runs"], {"s3:prefix": "our-team/a-run"}),
+            (buckets["Runs"], {"s3:prefix": "our-team/"}),
+            (buckets["Data"], {"s3:prefix": "shared/models/x/"}),
+        ],
+        "s3:PutObject": [(f"{run}/spec.yaml", {}), (f"{buckets['Data']}/our-team/train.jsonl", {})],
+        "servicequotas:GetServiceQuota": [("*", {})],
+        "ssm:GetParametersByPath": [(parameters, {}), (f"{parameters}/queue", {})],
+    }
+    # WHEN a command makes a call, THEN its permission is among them
+    assert permissions_of_commands() == needed.keys()
+    # AND the role has it
+    refused = [
+        f"{action} on {resource}: {decision}"
+        for action, requests in needed.items()
+        for resource, context in requests
+        if (decision := people.decide_in(action, resource, context)) != "allowed"
+    ]
+    assert refused == []
+    # AND with SubmitJob, which tags the job, the permission to do that
+    tags: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:TagKeys": ["trainyard:run", "trainyard:team"]}
+    assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
+
+
+@pytest.mark.parametrize("several_nodes", [False, True])
+def test_people_submit_their_own_definitions_old_revisions_too(
+    stage: DeployedStage, templates: Templates, people: Role, several_nodes: bool
+) -> None:
+    kind = next(kind for kind in CATALOG.values() if kind.accelerated)
+    name = f"job-definition{'-multinode' if several_nodes else ''}/our-team/{kind.name}"
+    definition = stage.published(name)
+    context = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", "Jobourteam")
+    for revision in (definition, re.sub(r":\d+$", ":17", definition)):
+        assert people.decide_in("batch:SubmitJob", revision, context) == "allowed"
+
+
+def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Templates) -> None:
+    others = stage.role("jobs", "Memberstheirs")
+    requests = dict(submission(stage, templates, "our-team"))
+    assert len(requests) == 3
+    for resource, context in requests.items():
+        assert others.decide_in("batch:SubmitJob", resource, context) == "implicitly denied", resource
+    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
+    assert not others.may("logs:GetLogEvents", f"{group}:log-stream:our-team/finetune-classification/main/0f0f")
+    for action in ("batch:TerminateJob", "batch:CancelJob"):
+        assert others.decide_in(action, JOB, {"aws:ResourceTag/trainyard:team": "our-team"}) == "implicitly denied"
+        assert not others.may(action, JOB)
+
+
+def test_no_one_claims_another_teams_job_by_a_tag(people: Role) -> None:
+    # What is tagged as another team's stays so, though the request names one's own.
+    own: Context = {"aws:RequestTag/trainyard:team": "our-team"}
+    theirs: Context = {"aws:ResourceTag/trainyard:team": "theirs"}
+    assert people.decide_in("batch:TagResource", JOB, own) == "allowed"
+    assert people.decide_in("batch:TagResource", JOB, {**own, **theirs}) == "implicitly denied"
+    assert people.decide_in("batch:TagResource", JOB, {"aws:RequestTag/trainyard:team": "theirs"}) != "allowed"
+    assert not people.may("batch:UntagResource", JOB)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch:ShareIdentifier", "theirs"),
+        ("batch:ShareIdentifier", None),
+        ("aws:RequestTag/trainyard:team", "theirs"),
+        ("aws:RequestTag/trainyard:team", None),
+        ("aws:ResourceTag/trainyard:stage", "prod"),
+        ("aws:ResourceTag/trainyard:stage", None),
+        ("aws:ResourceTag/trainyard:team", "theirs"),
+        ("aws:ResourceTag/trainyard:team", None),
+    ],
+)
+def test_no_one_pays_with_another_teams_share_or_uses_what_is_not_the_stages(
+    stage: DeployedStage, templates: Templates, people: Role, key: str, value: str | None
+) -> None:
+    # GIVEN a submission that is allowed but for one key, which says something else or is missing
+    decisions = []
+    for resource, context in submission(stage, templates, "our-team"):
+        given = {name: what for name, what in context.items() if name != key}
+        changed = {key: value} if key in context and value is not None else {}
+        decisions.append(people.decide_in("batch:SubmitJob", resource, {**given, **changed}))
+    # THEN one of the three resources that it needs is refused
+    assert set(decisions) != {"allowed"}
+
+
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        ("batch:RegisterJobDefinition", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition/x"),
+        ("batch:UpdateJobQueue", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/x"),
+        ("ec2:RunInstances", "*"),
+        ("iam:PassRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
+        ("logs:DeleteLogGroup", f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:x"),
+        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/budget-stop/our-team"),
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/testing/bucket/run"),
+        ("ssm:StartSession", f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/i-0"),
+        ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
+    ],
+)
+def test_people_change_nothing_of_the_stage(people: Role, action: str, resource: str) -> None:
+    assert not people.may(action, resource)
+
+
+def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterator[tuple[str, Context]]:
+    """The resources that Batch wants a permission on when a job is submitted, and what each request carries."""
+    request: Context = {"batch:ShareIdentifier": team.replace("-", ""), "aws:RequestTag/trainyard:team": team}
+    queue = {**request, **tags_of(templates, "compute", "AWS::Batch::JobQueue")}
+    definition = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", f"Job{team.replace('-', '')}")
+    yield stage.published("queue/gaudi-spot"), queue
+    yield stage.published(f"job-definition/{team}/finetune-classification"), {**request, **definition}
+    yield JOB, request
+
+
+def tags_of(templates: Templates, stack: str, resource_type: str, beginning: str = "") -> Context:
+    """The tags of the resources of a type, which must not differ, as a request for one of them carries them."""
+    found = [
+        properties["Tags"]
+        for name, properties in resources(templates[stack], resource_type).items()
+        if name.startswith(beginning)
+    ]
+    assert found
+    assert all(tags == found[0] for tags in found)
+    return {f"aws:ResourceTag/{key}": value for key, value in found[0].items()}
+
+
+def permissions_of_commands() -> set[str]:
+    """The permissions that the calls in jobs/ need, but for those of the container: read from the code itself."""
+    clients = dict(_clients())
+    assert {"batch", "s3", "ssm", "logs"} <= clients.keys()
+    operations = {name: _operations(service) for name, service in clients.items()}
+    found = set()
+    for path in (ROOT / "jobs").rglob("*.py"):
+        if (ROOT / "jobs/train") in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=client), attr=method), args=arguments):
+                    if client not in clients:
+                        continue
+                    if method == "get_paginator":
+                        assert isinstance(arguments[0], ast.Constant)
+                        method = str(arguments[0].value)
+                    operation = operations[client].get(method, method.title().replace("_", ""))
+                    found.add(_permission(clients[client], operation))
+    return found
+
+
+def _clients() -> Iterator[tuple[str, str]]:
+    """Attribute of jobs.aws.Aws and the service that it is a client of."""
+    for node in ast.walk(ast.parse((ROOT / "jobs/aws.py").read_text())):
+        if isinstance(node, ast.FunctionDef):
+            for service in re.findall(r"_session\.client\('([a-z0-9-]+)'", ast.unparse(node)):
+                yield node.name, service
+
+
+def _operations(service: str) -> dict[str, str]:
+    """boto3's method to the operation of the API."""
+    model = Session().get_service_model(service)
+    return {xform_name(operation): operation for operation in model.operation_names}
+
+
+def _permission(service: str, operation: str) -> str:
+    return S3_OPERATIONS.get(operation, f"{service.replace('-', '')}:{operation}")
