@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 import aws_cdk as cdk
-from cdk_nag import AwsSolutionsChecks, WriteNagSuppressionsToCloudFormationAspect
+from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks, WriteNagSuppressionsToCloudFormationAspect
 
 from infra.access_stack import AccessStack
 from infra.compute_stack import ComputeStack
@@ -39,7 +39,7 @@ def build(app: cdk.App, rows: Iterable[Stage]) -> None:
         access.limit(stage)
         # Into the templates go the reasons why a rule does not apply.
         cdk.Aspects.of(stage).add(WriteNagSuppressionsToCloudFormationAspect())
-    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(), TrainyardRules())
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(), NIST80053R5Checks(), TrainyardRules())
 
 
 def main() -> None:
