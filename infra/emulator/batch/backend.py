@@ -66,6 +66,8 @@ class BatchBackend(MotoBatchBackend):
                 raise ClientException("Object already exists")
             self._check_network(environment.resources)
             environment.ecs_arn = self.ecs_backend.create_cluster(environment.ecs_name).arn
+            # Without it moto fails at a question for instances; with it, it says that there are none.
+            self.ecs_backend.container_instances.setdefault(environment.ecs_name, {})
             self.environments = {**self.environments, environment.arn: environment}
         self._tag(environment.arn, request)
         return environment
