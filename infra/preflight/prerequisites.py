@@ -36,21 +36,17 @@ def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
 
 def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
     """Only Spot's is needed beforehand: a request for Spot capacity on someone else's behalf does not make it."""
-    wanted = {
-        "AWSServiceRoleForEC2Spot": "spot.amazonaws.com",
-        "AWSServiceRoleForBatch": "batch.amazonaws.com",
-        "AWSServiceRoleForECS": "ecs.amazonaws.com",
-    }
-    if stage.fsx_gib:
-        wanted["AWSServiceRoleForAmazonFSx"] = "fsx.amazonaws.com"
-    for name, service in wanted.items():
-        if _role_is_there(account, name):
-            yield ok(ROLES, f"{name} is there")
+    services = ["spot", "batch", "ecs", *(["fsx"] if stage.fsx_gib else [])]
+    for service in (f"{name}.amazonaws.com" for name in services):
+        roles = account.pages("iam", "list_roles", "Roles", PathPrefix=f"/aws-service-role/{service}/")
+        role = next(roles, None)
+        if role is not None:
+            yield ok(ROLES, f"{service} has {role['RoleName']}")
         elif service == "spot.amazonaws.com":
-            command = f"aws iam create-service-linked-role --aws-service-name {service}"
-            yield problem(ROLES, f"{name} is not there: EC2 starts no Spot instance for Batch without it", command)
+            text = f"{service} has none: EC2 starts no Spot instance for Batch without it"
+            yield problem(ROLES, text, f"aws iam create-service-linked-role --aws-service-name {service}")
         else:
-            yield ok(ROLES, f"{name} is not there yet: the service makes it when the stage is deployed")
+            yield ok(ROLES, f"{service} has none yet, and makes it when the stage is deployed")
 
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -170,16 +166,6 @@ def oidc_provider(account: Account, stage: Stage) -> Iterator[Finding]:
             f"{there} is there already, and an account can have one only",
             f'oidc_provider_arn="{there}" under `deploy_from` in infra/settings.py',
         )
-
-
-def _role_is_there(account: Account, name: str) -> bool:
-    try:
-        account.client("iam").get_role(RoleName=name)
-    except ClientError as error:
-        if error_code(error) != "NoSuchEntity":
-            raise
-        return False
-    return True
 
 
 def _parameter(account: Account, name: str) -> str | None:

@@ -1,0 +1,143 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.preflight.capacity import offers, quotas
+from infra.settings import ExistingVpc
+from jobs.instance_types import INSTANCE_TYPES
+from tests.conftest import EmbeddedAws
+from tests.infra.preflight.conftest import Ask
+
+Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
+
+# The embedded AWS answers with what EC2 offered when moto 5.2.5 was made: DL1 is gone, P4d is there.
+
+
+def test_an_instance_type_that_ec2_does_not_offer_is_a_problem_that_names_what_it_offers(asked: Ask) -> None:
+    accelerated, cpu = asked(offers, instance_type="dl1.24xlarge")
+    assert accelerated.verdict == "problem"
+    assert accelerated.text == (
+        "EC2 offers dl1.24xlarge in no zone of us-east-1; AWS seems to have withdrawn it in 2026, unconfirmed"
+    )
+    assert accelerated.next_step.startswith("offered there: p4d.24xlarge, g5.48xlarge, g6e.48xlarge; ")
+    assert "`instance_type` in infra/settings.py" in accelerated.next_step
+    assert "m6i" not in accelerated.next_step
+    # DL1's only zone is where the stage's subnets would be; CPU instances are offered there too.
+    assert (cpu.verdict, cpu.text) == ("ok", "EC2 offers m6i.4xlarge in use1-az2, where the stage's subnets are")
+
+
+def test_an_instance_type_that_is_offered_in_the_stages_zones_is_fine(asked: Ask) -> None:
+    (found, _) = asked(offers, instance_type="p4d.24xlarge")
+    zones = INSTANCE_TYPES["p4d.24xlarge"].zone_ids["us-east-1"]
+    assert (found.verdict, found.text) == (
+        "ok",
+        f"EC2 offers p4d.24xlarge in {', '.join(zones)}, where the stage's subnets are",
+    )
+
+
+def test_zones_without_the_instance_type_are_a_problem_with_the_setting_that_cures_it(asked: Ask) -> None:
+    (found, _) = asked(offers, instance_type="p4d.24xlarge", availability_zone_ids=("use1-az3",))
+    assert found.verdict == "problem"
+    assert found.text.endswith("; the stage's subnets are in use1-az3")
+    assert found.next_step == (
+        'availability_zone_ids=("use1-az1", "use1-az2", "use1-az4", "use1-az6",) in infra/settings.py'
+    )
+
+
+def test_where_settings_name_no_zone_the_regions_first_two_are_looked_at(
+    asked: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    (found, _) = asked(offers, instance_type="p4d.24xlarge", region=None)
+    assert found.verdict == "ok"
+    # us-east-1a and us-east-1b, as the embedded account maps them.
+    assert found.text == "EC2 offers p4d.24xlarge in use1-az1, use1-az6, where the stage's subnets are"
+
+
+def test_a_region_without_any_of_the_rows_is_a_problem(asked: Ask) -> None:
+    (found, _) = asked(offers, instance_type="dl1.24xlarge", region="us-west-1")
+    assert found.verdict == "problem"
+    assert found.next_step.startswith("another `region` in infra/settings.py")
+
+
+def test_zones_of_an_existing_vpc_are_those_of_its_subnets(asked: Ask, connected: EmbeddedAws) -> None:
+    ec2 = connected.session.client("ec2", endpoint_url=connected.endpoint, region_name="us-east-1")
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.9.0.0/20", AvailabilityZoneId="use1-az3")["Subnet"]["SubnetId"]
+    existing = ExistingVpc(vpc_id=vpc, private_subnet_ids=(subnet,))
+    (found, _) = asked(offers, instance_type="p4d.24xlarge", vpc=existing)
+    assert found.text.endswith("the stage's subnets are in use1-az3")
+    assert found.next_step == "name subnets in one of those zones under `vpc` in infra/settings.py"
+
+
+def test_quotas_are_held_against_all_that_the_stage_may_use_at_once(asked: Ask, play: Play) -> None:
+    # GIVEN an account whose DL Spot quota was raised to two instances, and nothing else
+    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0}, default={"L-6E869C2A": 0.0, "L-34B43A08": 5.0}))
+    # WHEN the stage wants two on Spot, one On-Demand for itself and four for jobs of several nodes
+    spot, on_demand, cpu = asked(quotas, max_nodes=2, max_on_demand_nodes=1, max_multinode_nodes=4, max_cpu_nodes=4)
+    # THEN the first is enough
+    assert (spot.verdict, spot.text) == (
+        "ok",
+        "192 vCPUs of 'quota L-85EED4F7' (L-85EED4F7, Spot); 192 are needed for 2 x dl1.24xlarge",
+    )
+    # AND the others are asked for, with AWS's default standing in where nothing was ever changed
+    assert (on_demand.verdict, on_demand.text) == (
+        "problem",
+        "0 vCPUs of 'quota L-6E869C2A' (L-6E869C2A, On-Demand); 480 are needed for 5 x dl1.24xlarge",
+    )
+    assert on_demand.next_step == (
+        "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2 "
+        "--quota-code L-6E869C2A --desired-value 480"
+    )
+    assert cpu.verdict == "problem"
+    assert cpu.next_step.endswith("--quota-code L-34B43A08 --desired-value 64")
+
+
+def test_one_vcpu_short_is_short(asked: Ask, play: Play) -> None:
+    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 191.0, "L-34B43A08": 64.0}))
+    spot, cpu = asked(quotas, max_nodes=2, max_cpu_nodes=4)
+    assert (spot.verdict, cpu.verdict) == ("problem", "ok")
+
+
+def test_a_quota_that_nobody_knows_is_unknown(asked: Ask) -> None:
+    # The embedded AWS has no quotas of EC2.
+    found = asked(quotas, max_nodes=1)
+    assert {finding.verdict for finding in found} == {"unknown"}
+    assert "96 vCPUs are needed for 1 x dl1.24xlarge" in found[0].text
+
+
+def test_a_permission_that_is_missing_is_named(asked: Ask, play: Play) -> None:
+    play(
+        "SERVICE_QUOTAS",
+        lambda _: (400, {"__type": "AccessDeniedException", "message": "not authorized"}),
+    )
+    (found,) = asked(quotas, max_nodes=1)
+    assert (found.verdict, found.text) == ("unknown", "the credentials may not do servicequotas:GetServiceQuota")
+    assert found.next_step == "allow servicequotas:GetServiceQuota, or ask who may"
+
+
+def _quotas(
+    *, applied: dict[str, float], default: dict[str, float] | None = None
+) -> Callable[[dict[str, Any]], tuple[int, Any]]:
+    """Service Quotas of an account with these, as its API reference describes the answers."""
+
+    def quota(code: str, value: float) -> dict[str, Any]:
+        return {"QuotaCode": code, "QuotaName": f"quota {code}", "ServiceCode": "ec2", "Value": value}
+
+    def answer(request: dict[str, Any]) -> tuple[int, Any]:
+        assert request["ServiceCode"] == "ec2"
+        if request["operation"] == "ListAWSDefaultServiceQuotas":
+            # In pages of one.
+            codes = sorted(default or {})
+            index = int(request.get("NextToken", "0"))
+            page: dict[str, Any] = {"Quotas": [quota(code, (default or {})[code]) for code in codes[index : index + 1]]}
+            if index + 1 < len(codes):
+                page["NextToken"] = str(index + 1)
+            return 200, page
+        code = request["QuotaCode"]
+        if code in applied:
+            return 200, {"Quota": quota(code, applied[code])}
+        return 400, {"__type": "NoSuchResourceException", "message": "no such quota"}
+
+    return answer

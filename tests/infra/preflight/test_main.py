@@ -1,0 +1,158 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra import settings
+from infra.preflight.__main__ import main
+from tests.conftest import EmbeddedAws
+from tests.infra.preflight.conftest import stage_of
+
+Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
+
+CHECKS = {
+    *("instance types", "vCPU quotas", "VPC", "CDK bootstrap", "service-linked roles", "machine image"),
+    *("webhook secret", "permissions boundary", "OIDC provider"),
+}
+
+
+@pytest.fixture
+def preflight(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command about a stage `test` with the given settings."""
+
+    def run(*arguments: str, **row: Any) -> int:
+        monkeypatch.setitem(settings.STAGES, "test", stage_of(**row))
+        return main(["--stage", "test", *arguments])
+
+    return run
+
+
+def test_the_command_prints_a_table_and_what_to_do_next_and_fails(empty_aws: EmbeddedAws) -> None:
+    # GIVEN an account that nobody has prepared, and a shell
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.preflight"],
+        env={**empty_aws.environment, "AWS_DEFAULT_REGION": "us-east-1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    # THEN the answer is on stdout, what it is doing on stderr, and the exit code says that there are problems
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["CHECK", "WHAT"]
+    for check in CHECKS:
+        assert f"\n{check} " in done.stdout
+    assert "Next: cdk bootstrap aws://123456789012/us-east-1" in done.stdout
+    first, last = done.stderr.splitlines()
+    assert first == "Asking account 123456789012 in us-east-1 about stage 'dev'"
+    assert "problems" in last
+
+
+def test_scripts_read_json(
+    preflight: Callable[..., int], connected: EmbeddedAws, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert preflight("-o", "json") == 3
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["check"] for row in rows} == CHECKS
+    assert {row["verdict"] for row in rows} == {"ok", "problem", "unknown"}
+    for row in rows:
+        assert row["text"]
+        # Whatever is not ok says how to go on.
+        assert bool(row["next_step"]) == (row["verdict"] != "ok"), row
+
+
+def test_an_account_that_is_ready_is_a_success(
+    preflight: Callable[..., int], connected: EmbeddedAws, play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN an account that is bootstrapped, with Spot's role and quotas
+    region = "us-east-2"
+    ssm = connected.session.client("ssm", endpoint_url=connected.endpoint, region_name=region)
+    ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")
+    connected.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+    play("SERVICE_QUOTAS", lambda request: (200, {"Quota": {"QuotaCode": request["QuotaCode"], "Value": 1_000.0}}))
+    # WHEN the stage is on instances that EC2 offers there
+    code = preflight("-o", "json", region=region, instance_type="p4d.24xlarge", machine_image=None)
+    # THEN nothing is in the way
+    output = capsys.readouterr()
+    assert {row["verdict"] for row in json.loads(output.out)} == {"ok"}
+    assert code == 0
+    assert output.err.splitlines()[-1].startswith("0 problems, 0 unknown, ")
+
+
+def test_what_is_unknown_is_no_failure(
+    preflight: Callable[..., int], connected: EmbeddedAws, play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN credentials that may not ask for parameters and quotas
+    denied = (400, {"__type": "AccessDeniedException", "message": "no"})
+    play("SSM", lambda _: denied)
+    play("SERVICE_QUOTAS", lambda _: denied)
+    # THEN the rest is answered all the same, and nothing is called a problem that nobody could look at
+    code = preflight("-o", "json", region="us-east-2", instance_type="p4d.24xlarge", machine_image=None)
+    rows = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["CDK bootstrap"]["text"] == "the credentials may not do ssm:GetParameter"
+    assert rows["vCPU quotas"]["text"] == "the credentials may not do servicequotas:GetServiceQuota"
+    assert rows["instance types"]["verdict"] == "ok"
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "said"),
+    [
+        (
+            {"account": "210987654321"},
+            [],
+            "the credentials are of account 123456789012; stage 'test' is for 210987654321",
+        ),
+        ({"region": "us-east-1"}, ["--region", "us-west-2"], "--region us-west-2: stage 'test' is for us-east-1"),
+        ({"region": None}, ["--profile", "nobody"], "AWS does not say whose account this is"),
+        ({"max_nodes": 0}, [], "stage 'test': max_nodes: must be from 1"),
+    ],
+    ids=["account", "region", "profile", "settings"],
+)
+@pytest.mark.usefixtures("connected")
+def test_the_wrong_account_or_region_is_refused_before_anything_is_asked(
+    preflight: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    row: dict[str, Any],
+    arguments: list[str],
+    said: str,
+) -> None:
+    assert preflight(*arguments, **row) == 3
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("Error: ")
+    assert said in output.err
+
+
+def test_without_credentials_the_next_step_is_named(
+    preflight: Callable[..., int],
+    connected: EmbeddedAws,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert preflight() == 3
+    error = capsys.readouterr().err
+    assert "Unable to locate credentials" in error
+    assert "Next: aws sts get-caller-identity" in error
+    assert "Traceback" not in error
+
+
+def test_no_region_is_named_as_such(
+    preflight: Callable[..., int],
+    connected: EmbeddedAws,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    assert preflight(region=None) == 3
+    assert "no AWS region is set" in capsys.readouterr().err
