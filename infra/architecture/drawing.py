@@ -36,7 +36,7 @@ _OUTSIDE_GAP = 190
 _OUTSIDE_WIDTH = 150
 _OUTSIDE_HEIGHT = 34
 _TAKES_CHARACTERS = 38
-_HOLDS_CHARACTERS = 58
+_HOLDS_CHARACTERS = 54
 _FLOW_CHARACTERS = 27
 
 _LEGEND = (
@@ -117,12 +117,10 @@ def _placed(picture: Picture, stacks: Sequence[Node]) -> Iterator[_Box]:
         takes = []
         line = top + _HEADER + _LINE
         for edge in sorted(taken, key=lambda edge: (order[edge.source], edge.read_when_deployed)):
-            words = textwrap.wrap(f"{edge.source}: {', '.join(edge.labels)}", _TAKES_CHARACTERS)
+            words = _wrapped(f"{edge.source}: {', '.join(edge.labels)}", _TAKES_CHARACTERS)
             takes.append((edge, line, words))
             line += _LINE * len(words) + 4
-        holds = [
-            words for text in node.lines for words in textwrap.wrap(text, _HOLDS_CHARACTERS, subsequent_indent="\u2003")
-        ]
+        holds = [words for text in node.lines for words in _wrapped(text, _HOLDS_CHARACTERS, indent="\u2003")]
         height = max(line - top - _LINE + 12, _HEADER + _LINE * len(holds) + 16)
         yield _Box(node=node, top=top, height=height, takes=takes, holds=holds)
         top += height + _BOX_GAP
@@ -193,10 +191,15 @@ def _outside(outsider: tuple[Node, float, list[tuple[Edge, float]]], right: floa
         yield f'<path class="outward" d="M{right + 2} {height:g}H{x - 2}"/>'
         tip, direction = (right + 1, 8) if inward else (x - 1, -8)
         yield f'<path class="head" d="M{tip} {height:g}l{direction} -4v8z"/>'
-        words = textwrap.wrap(", ".join(edge.labels), _FLOW_CHARACTERS)
+        words = _wrapped(", ".join(edge.labels), _FLOW_CHARACTERS)
         for index, text in enumerate(words):
             y = height - 7 - (len(words) - 1 - index) * 14
             yield (
                 f'<text class="small soft" x="{right + _OUTSIDE_GAP / 2:g}" y="{y:g}" '
                 f'text-anchor="middle">{escape(text)}</text>'
             )
+
+
+def _wrapped(text: str, characters: int, *, indent: str = "") -> list[str]:
+    # Names such as gaudi-spot stay whole.
+    return textwrap.wrap(text, characters, subsequent_indent=indent, break_on_hyphens=False)

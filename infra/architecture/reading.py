@@ -17,6 +17,7 @@ _PLUMBING = re.compile(
     r"|Logs::(ResourcePolicy|LogStream))|Custom::.*"
 )
 _ABBREVIATIONS = {"Nat": "NAT", "Oidc": "OIDC", "OIDC": "OIDC", "Vpc": "VPC", "VPC": "VPC"}
+_SOURCES = {"aws.batch": "AWS Batch", "aws.ec2": "EC2", "aws.cloudformation": "CloudFormation"}
 _SERVICES_SHOWN = {"FSx", "KMS", "SNS", "SQS", "EventSchemas"}
 """Services whose resources are not known without their name: a topic, a key, a file system."""
 
@@ -158,8 +159,7 @@ def _add_outsiders(picture: Picture, stage: StageTemplates) -> None:
     for rule in stage.of_type("AWS::Events::Rule"):
         pattern = rule.get("EventPattern", {})
         for source in pattern.get("source", []):
-            service = source.removeprefix("aws.").replace("ec2", "EC2").replace("batch", "AWS Batch")
-            flows[service, _name(rule), True] += pattern.get("detail-type", ["events"])
+            flows[_SOURCES.get(source, source), _name(rule), True] += pattern.get("detail-type", ["events"])
     for subscription in stage.of_type("AWS::SNS::Subscription"):
         if subscription.get("Protocol") == "email":
             flows["people", _name(subscription), False].append("e-mail")
