@@ -53,7 +53,7 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         functions.install(endpoint)
         notifications.install()
         events.install()
-        cloudformation.install()
+        cloudformation.install(endpoint)
         cloudtrail.install()
         batch.install(executor)
         server = make_server(

@@ -11,8 +11,8 @@ from moto.batch.models import batch_backends
 from moto.cloudformation.utils import random_suffix
 
 from infra.emulator.batch.backend import BatchBackend
-from infra.emulator.batch.shapes import to_api
 from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
+from infra.emulator.shapes import to_api
 
 _IN_PLACE = frozenset({"desiredvCpus", "maxvCpus", "minvCpus"})
 """Compute resources that never need the environment to be replaced."""
@@ -94,11 +94,11 @@ class ComputeEnvironmentResource(BatchResource):
         if "ComputeResources" in request:  # says something about updates only
             request["ComputeResources"] = _without(request["ComputeResources"], "UpdateToLatestImageVersion")
         environment = backend.create_environment(
-            to_api("CreateComputeEnvironment", {**request, "ComputeEnvironmentName": name})
+            to_api("batch", "CreateComputeEnvironment", {**request, "ComputeEnvironmentName": name})
         )
         if "UpdatePolicy" in properties:
             changes = {"ComputeEnvironment": environment.arn, "UpdatePolicy": properties["UpdatePolicy"]}
-            backend.update_environment(to_api("UpdateComputeEnvironment", changes))
+            backend.update_environment(to_api("batch", "UpdateComputeEnvironment", changes))
         return environment.arn
 
     def must_replace(self, properties: Properties) -> bool:
@@ -112,7 +112,9 @@ class ComputeEnvironmentResource(BatchResource):
         request = _without(properties, "ComputeEnvironmentName", "ReplaceComputeEnvironment", "Tags", "Type")
         if "ComputeResources" in request:
             request["ComputeResources"] = _without(request["ComputeResources"], "SpotIamFleetRole")
-        self.backend.update_environment(to_api("UpdateComputeEnvironment", {**request, "ComputeEnvironment": self.arn}))
+        self.backend.update_environment(
+            to_api("batch", "UpdateComputeEnvironment", {**request, "ComputeEnvironment": self.arn})
+        )
         _change_tags(self.backend, self.arn, self.properties, properties)
         return self.arn
 
@@ -136,11 +138,11 @@ class JobQueueResource(BatchResource):
 
     @classmethod
     def register(cls, backend: BatchBackend, name: str, properties: Properties) -> str:
-        return backend.create_queue(to_api("CreateJobQueue", {**properties, "JobQueueName": name})).arn
+        return backend.create_queue(to_api("batch", "CreateJobQueue", {**properties, "JobQueueName": name})).arn
 
     def change(self, properties: Properties) -> str:
         request = _without(properties, "JobQueueName", "JobQueueType", "Tags")
-        self.backend.update_queue(to_api("UpdateJobQueue", {**request, "JobQueue": self.arn}))
+        self.backend.update_queue(to_api("batch", "UpdateJobQueue", {**request, "JobQueue": self.arn}))
         _change_tags(self.backend, self.arn, self.properties, properties)
         return self.arn
 
@@ -161,7 +163,7 @@ class JobDefinitionResource(BatchResource):
     @classmethod
     def register(cls, backend: BatchBackend, name: str, properties: Properties) -> str:
         request = {**_without(properties, "ResourceRetentionPolicy"), "JobDefinitionName": name}
-        return backend.register_definition(to_api("RegisterJobDefinition", request)).arn
+        return backend.register_definition(to_api("batch", "RegisterJobDefinition", request)).arn
 
     def change(self, properties: Properties) -> str:
         name = self.arn.rsplit("/", 1)[-1].rpartition(":")[0]
@@ -185,13 +187,13 @@ class SchedulingPolicyResource(BatchResource):
 
     @classmethod
     def register(cls, backend: BatchBackend, name: str, properties: Properties) -> str:
-        request = to_api("CreateSchedulingPolicy", {**properties, "Name": name})
+        request = to_api("batch", "CreateSchedulingPolicy", {**properties, "Name": name})
         _refuse_quota_shares(request)
         policy = backend.create_scheduling_policy(name, request.get("fairsharePolicy", {}), request.get("tags", {}))
         return str(policy.arn)
 
     def change(self, properties: Properties) -> str:
-        request = to_api("UpdateSchedulingPolicy", {**_without(properties, "Name", "Tags"), "Arn": self.arn})
+        request = to_api("batch", "UpdateSchedulingPolicy", {**_without(properties, "Name", "Tags"), "Arn": self.arn})
         _refuse_quota_shares(request)
         self.backend.update_scheduling_policy(self.arn, request.get("fairsharePolicy", {}))
         _change_tags(self.backend, self.arn, self.properties, properties)

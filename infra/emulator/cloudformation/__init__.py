@@ -5,12 +5,18 @@
 """
 
 from infra.emulator.cloudformation import (
+    access_models,  # noqa: F401 - defines models
+    api_model,
+    build_models,  # noqa: F401 - defines models
     ec2_models,  # noqa: F401 - defines models
     iam_models,
     image_builder_models,  # noqa: F401 - defines models
     logs_models,  # noqa: F401 - defines models
+    messaging_models,  # noqa: F401 - defines models
+    monitoring_models,  # noqa: F401 - defines models
     responses,
     s3_models,
+    secret_models,  # noqa: F401 - defines models
     ssm_models,  # noqa: F401 - defines models
 )
 from infra.emulator.cloudformation.responses import unproven_types
@@ -18,8 +24,9 @@ from infra.emulator.cloudformation.responses import unproven_types
 __all__ = ["install", "unproven_types"]
 
 
-def install() -> None:
-    """Put this CloudFormation in moto's place. Call it before the server starts."""
+def install(endpoint: str) -> None:
+    """Put this CloudFormation in moto's place. Call it before the server, whose address it takes, starts."""
+    api_model.install(endpoint)
     iam_models.install()
     s3_models.install()
     responses.install()

@@ -1,13 +1,12 @@
 """How to delete what moto's CloudFormation models cannot: they leave these behind, and a VPC then never goes.
 
-Each takes the resource, its properties and its physical id, and the backend of its service.
+Each takes EC2's backend, the resource, its properties and its physical id.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from moto.ec2.models import ec2_backends
-from moto.iam.models import iam_backends
 
 Deletion = Callable[[Any, Any, Mapping[str, Any], str], None]
 
@@ -59,13 +58,6 @@ def _vpc_endpoint(ec2: Any, _endpoint: Any, _properties: Mapping[str, Any], phys
     ec2.delete_vpc_endpoints([physical_id])
 
 
-def _managed_policy(iam: Any, policy: Any, _properties: Mapping[str, Any], physical_id: str) -> None:
-    for holder in (*iam.roles.values(), *iam.users.values(), *iam.groups.values()):
-        if physical_id in holder.managed_policies:
-            policy.detach_from(holder)
-    iam.delete_policy(physical_id)
-
-
 _DELETIONS: Mapping[str, Deletion] = {
     "AWS::EC2::EIP": _elastic_ip,
     "AWS::EC2::FlowLog": _flow_log,
@@ -76,7 +68,6 @@ _DELETIONS: Mapping[str, Deletion] = {
     "AWS::EC2::SubnetRouteTableAssociation": _route_table_association,
     "AWS::EC2::VPCEndpoint": _vpc_endpoint,
     "AWS::EC2::VPCGatewayAttachment": _gateway_attachment,
-    "AWS::IAM::ManagedPolicy": _managed_policy,
 }
 
 
@@ -87,6 +78,5 @@ def delete(
     deletion = _DELETIONS.get(resource_type)
     if deletion is None:
         return False
-    backend = iam_backends[account_id]["aws"] if "::IAM::" in resource_type else ec2_backends[account_id][region]
-    deletion(backend, resource, properties, physical_id)
+    deletion(ec2_backends[account_id][region], resource, properties, physical_id)
     return True

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import moto.cloudformation.parsing  # noqa: F401 - defines the models of all services that have any
+from botocore.exceptions import ClientError, ParamValidationError
 from moto.cloudformation.exceptions import UnformattedGetAttTemplateException
 from moto.cloudformation.utils import random_suffix
 from moto.core.common_models import CloudFormationModel
@@ -43,7 +44,16 @@ class Place:
     tags: Mapping[str, str]
 
 
-NAME_LIMITS = {"AWS::S3::Bucket": 63, "AWS::IAM::Role": 64, "AWS::IAM::User": 64}
+NAME_LIMITS = {
+    "AWS::Events::Rule": 64,
+    "AWS::IAM::Role": 64,
+    "AWS::IAM::User": 64,
+    "AWS::Lambda::Function": 64,
+    "AWS::S3::Bucket": 63,
+    "AWS::SQS::Queue": 80,
+    "AWS::Scheduler::Schedule": 64,
+    "AWS::Scheduler::ScheduleGroup": 64,
+}
 """Longest names, where it is less than the 128 characters most services take."""
 
 LOWER_CASE_NAMES = frozenset({"AWS::S3::Bucket", "AWS::ECR::Repository"})
@@ -211,6 +221,10 @@ class _reasons:  # noqa: N801 - used like a function
             return
         if isinstance(error, (ServiceException, HTTPException)):
             raise ResourceError(getattr(error, "message", None) or str(error)) from error
+        if isinstance(error, ClientError):
+            raise ResourceError(error.response["Error"].get("Message") or str(error)) from error
+        if isinstance(error, ParamValidationError):
+            raise ResourceError(str(error)) from error
         record_exception("CloudFormation", self.doing, error)
         raise ResourceError(f"{type(error).__name__}: {error} (an error of the embedded AWS, see its log)") from error
 

@@ -22,8 +22,7 @@ class FunctionModel(ChangeableModel):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
-        # Lambda takes 64 characters; CloudFormation cuts the names that it makes up.
-        return _lambda(place).create_function(_request(name[:64], properties))
+        return _lambda(place).create_function(_request(name, properties))
 
     @classmethod
     def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:

@@ -32,7 +32,7 @@ def outputs_of_a_change_set(clients: Clients) -> None:
 
 def unsupported_type_is_on_record(clients: Clients) -> None:
     resources: dict[str, Any] = {
-        "Budget": {"Type": "AWS::Budgets::Budget", "Properties": {"Budget": {"BudgetType": "COST"}}},
+        "Budget": {"Type": "AWS::Budgets::BudgetsAction", "Properties": {"BudgetName": "gap"}},
         "Custom": {"Type": "Custom::Thing", "Properties": {"ServiceToken": "arn:aws:lambda:::function:none"}},
         "Names": parameter({"Fn::Sub": "${Budget} ${Custom.Token}"}, Name="/gap/unproven"),
     }
@@ -40,7 +40,7 @@ def unsupported_type_is_on_record(clients: Clients) -> None:
 
     found = resources_of(clients, "gap-unproven")
     assert found.keys() == resources.keys()
-    assert found["Budget"]["ResourceType"] == "AWS::Budgets::Budget"
+    assert found["Budget"]["ResourceType"] == "AWS::Budgets::BudgetsAction"
     assert found["Budget"]["PhysicalResourceId"].startswith("gap-unproven-Budget-")
     value = clients("ssm").get_parameter(Name="/gap/unproven")["Parameter"]["Value"]
     assert value.split()[0] == found["Budget"]["PhysicalResourceId"]

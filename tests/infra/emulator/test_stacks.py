@@ -261,14 +261,14 @@ def test_secret_parameters_are_not_shown(cloudformation: Any) -> None:
 def test_an_unproven_type_is_listed_as_long_as_it_is_there(fresh_aws: Any) -> None:
     cloudformation = fresh_aws.client("cloudformation")
     resources = {
-        "Alarm": {"Type": "AWS::CloudWatch::Alarm", "Properties": {"AlarmName": "named"}},
+        "Pipeline": {"Type": "AWS::ImageBuilder::ImagePipeline", "Properties": {"Name": "named"}},
         "Metadata": {"Type": "AWS::CDK::Metadata", "Properties": {}},
-        "A": parameter("/unproven", {"Fn::Join": [" ", [{"Ref": "Alarm"}, {"Fn::GetAtt": ["Alarm", "Arn"]}]]}),
+        "A": parameter("/unproven", {"Fn::Join": [" ", [{"Ref": "Pipeline"}, {"Fn::GetAtt": ["Pipeline", "Arn"]}]]}),
     }
     cloudformation.create_stack(StackName="unproven", TemplateBody=body(resources))
 
-    assert fresh_aws.health()["unproven"] == ["AWS::CloudWatch::Alarm"]
-    arn = "arn:aws:cloudwatch:us-east-1:123456789012:alarm/named"
+    assert fresh_aws.health()["unproven"] == ["AWS::ImageBuilder::ImagePipeline"]
+    arn = "arn:aws:imagebuilder:us-east-1:123456789012:imagepipeline/named"
     assert value_of(fresh_aws, "/unproven") == f"named {arn}"
     cloudformation.delete_stack(StackName="unproven")
     assert fresh_aws.health()["unproven"] == []
