@@ -16,7 +16,6 @@ from constructs import Construct
 
 from infra.constructs.compute_environment import ComputeEnvironment, Instances, MachineImage
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.constructs.task_network import TaskNetwork
 from infra.constructs.user_data import FileSystem
 from infra.network_stack import NetworkStack
 from infra.settings import Pool, Stage
@@ -120,20 +119,7 @@ class ComputeStack(StageStack):
                 subnets=pool.subnets,
                 side_by_side=queue.several_nodes,
             )
-            if pool.environments[key].has_own_interfaces:
-                self._open_task_network()
         return pool.environments[key]
-
-    def _open_task_network(self) -> None:
-        """Once. The default security group of a VPC that is not the stage's is left as its owner has it."""
-        vpc = self._network.vpc
-        if isinstance(vpc, ec2.Vpc) and self.node.try_find_child("TaskNetwork") is None:
-            TaskNetwork(
-                self,
-                "TaskNetwork",
-                default_group_id=vpc.vpc_default_security_group,
-                endpoint_group=self._network.endpoint_security_group,
-            )
 
     def _max_nodes(self, queue: Queue, capacity: Capacity) -> int:
         """Instances that the settings allow for it; 0 where the stage has none of that capacity."""

@@ -10,6 +10,7 @@ from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.constructs.task_network import TaskNetwork
 from infra.constructs.zone import VPC_ADDRESSES, Zone
 from infra.network_plan import ENDPOINT_SERVICES, ZONES_WHERE_NONE_IS_KNOWN, has_interface_endpoints, zone_ids
 from infra.settings import ExistingVpc, Stage
@@ -22,8 +23,6 @@ class NetworkStack(StageStack):
     vpc: ec2.IVpc
     job_subnets: Sequence[ec2.ISubnet]
     """Where instances start, none of which gets a public address."""
-    endpoint_security_group: ec2.SecurityGroup | None = None
-    """Of the interface endpoints, where the stage has some."""
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "network", stage=stage, description="VPC and the security group of jobs")
@@ -40,8 +39,20 @@ class NetworkStack(StageStack):
                 route_table_ids=list(route_tables),
             )
         self.job_security_group = self._job_security_group()
-        if has_interface_endpoints(stage):
-            self._interface_endpoints()
+        endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
+        pools = (stage.pool, *stage.retiring)
+        # The default group of somebody else's VPC stays as its owner has it.
+        if (
+            isinstance(self.vpc, ec2.Vpc)
+            and stage.max_multinode_nodes
+            and any(pool.row.network_cards for pool in pools)
+        ):
+            TaskNetwork(
+                self,
+                "TaskNetwork",
+                default_group_id=self.vpc.vpc_default_security_group,
+                endpoint_group=endpoint_group,
+            )
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
         """Those of `job_subnets` in zones that are known to offer the instance type; all where none is known to."""
@@ -184,7 +195,7 @@ class NetworkStack(StageStack):
         )
         return group
 
-    def _interface_endpoints(self) -> None:
+    def _interface_endpoints(self) -> ec2.SecurityGroup:
         """A way to AWS that needs no NAT, and that traffic to these services takes where there is NAT as well."""
         group = ec2.SecurityGroup(
             self,
@@ -194,7 +205,6 @@ class NetworkStack(StageStack):
             allow_all_outbound=False,
         )
         group.add_ingress_rule(self.job_security_group, ec2.Port.tcp(443), "Jobs")
-        self.endpoint_security_group = group
         for name in ENDPOINT_SERVICES:
             ec2.InterfaceVpcEndpoint(
                 self,
@@ -205,3 +215,4 @@ class NetworkStack(StageStack):
                 security_groups=[group],
                 open=False,  # the rule above is narrower than the whole VPC
             )
+        return group

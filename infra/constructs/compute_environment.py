@@ -70,8 +70,6 @@ class ComputeEnvironment(Construct):
         super().__init__(scope, name)
         row = instances.row
         efa = side_by_side and row.network_cards > 0
-        self.has_own_interfaces = efa
-        """True: its instances' interfaces come from the launch template, and Batch knows of no security group."""
         self.launch_template = LaunchTemplate(
             self,
             "LaunchTemplate",

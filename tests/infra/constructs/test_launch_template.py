@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from infra.settings import ExistingVpc, Pool
+from infra.settings import Pool
 from tests.infra.instances import CPU, GAUDI, capacity, environments, launch_data
-from tests.infra.synthesis import Templates, resources
+from tests.infra.synthesis import Templates
 
 Synthesised = Callable[..., Templates]
 
@@ -99,43 +99,3 @@ def test_types_without_efa_have_several_nodes_over_tcp(synthesised: Synthesised)
     ]
     assert "NetworkInterfaces" not in launch_data(compute, "p3-8xlarge-1-21-0-multinode")
     assert "SecurityGroupIds" in capacity(compute, "p3-8xlarge-1-21-0-multinode")
-    assert not resources(compute, "AWS::EC2::SecurityGroupIngress")
-
-
-def test_nodes_reach_each_other_over_the_interfaces_that_batch_gives_them(compute: dict[str, Any]) -> None:
-    # Trap: where the compute environment names no security group, the containers of a multi-node job get the VPC's
-    # default one, which is empty.
-    rules = [
-        *resources(compute, "AWS::EC2::SecurityGroupIngress").values(),
-        *resources(compute, "AWS::EC2::SecurityGroupEgress").values(),
-    ]
-    assert all("DefaultSecurityGroup" in rule["GroupId"]["Fn::ImportValue"] for rule in rules)
-    among_themselves = [
-        rule
-        for rule in rules
-        if rule["GroupId"] in (rule.get("SourceSecurityGroupId"), rule.get("DestinationSecurityGroupId"))
-    ]
-    assert len(among_themselves) == 2
-    assert all((rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 0, 65535) for rule in among_themselves)
-    (out,) = (rule for rule in rules if "CidrIp" in rule)
-    assert (out["CidrIp"], out["IpProtocol"], out["FromPort"], out["ToPort"]) == ("0.0.0.0/0", "tcp", 443, 443)
-    # Nothing comes in from an address.
-    assert all("CidrIp" not in rule for rule in resources(compute, "AWS::EC2::SecurityGroupIngress").values())
-
-
-def test_nodes_reach_the_vpc_endpoints_where_there_are_some(synthesised: Synthesised) -> None:
-    made = synthesised(max_multinode_nodes=2, nat_gateways=0)
-    (to_endpoints,) = (
-        rule
-        for rule in resources(made["compute"], "AWS::EC2::SecurityGroupIngress").values()
-        if rule["GroupId"] != rule["SourceSecurityGroupId"]
-    )
-    assert "EndpointSecurityGroup" in to_endpoints["GroupId"]["Fn::ImportValue"]
-    assert (to_endpoints["FromPort"], to_endpoints["ToPort"]) == (443, 443)
-
-
-def test_the_default_group_of_someone_elses_vpc_is_left_alone(synthesised: Synthesised) -> None:
-    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
-    compute = synthesised(vpc=vpc, max_multinode_nodes=2)["compute"]
-    assert not resources(compute, "AWS::EC2::SecurityGroupIngress")
-    assert not resources(compute, "AWS::EC2::SecurityGroupEgress")
