@@ -30,6 +30,8 @@ _IN_THE_REGION = (
     "cloudwatch:GetMetricData",
     "cloudwatch:PutMetricData",
     "ec2:AuthorizeSecurityGroup*",  # of CDK's function that empties the VPC's default security group
+    "ec2:CreateSnapshot",  # Image Builder's, of what it builds
+    "ec2:CreateTags",
     "ec2:Describe*",
     "ec2:RevokeSecurityGroup*",
     "ec2messages:*",
@@ -45,6 +47,7 @@ _IN_THE_REGION = (
     # The ECS agent's, as AWS's policy for container instances has them.
     "ecs:CreateCluster",
     "ecs:DeregisterContainerInstance",
+    "ecs:DescribeContainerInstances",
     "ecs:DiscoverPollEndpoint",
     "ecs:ListTagsForResource",
     "ecs:Poll",
@@ -53,7 +56,9 @@ _IN_THE_REGION = (
     "ecs:Submit*",
     "ecs:TagResource",
     "ecs:UpdateContainerInstancesState",
+    "imagebuilder:DeleteImage",
     "imagebuilder:GetComponent",
+    "imagebuilder:GetMarketplaceResource",
     "imagebuilder:StartImagePipelineExecution",
     "kms:Decrypt",
     "kms:DescribeKey",
@@ -82,6 +87,15 @@ _IN_THE_REGION = (
     "ssm:PutInventory",
     "ssm:Update*",
     "ssmmessages:*",
+    "tag:GetResources",
+)
+
+_OF_BUILT_IMAGES = (
+    "ec2:DeleteSnapshot",
+    "ec2:DeleteTags",
+    "ec2:DeregisterImage",
+    "ec2:DisableImage*",
+    "ec2:EnableImage*",
 )
 
 _WITHOUT_A_REGION = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetProducts")
@@ -96,8 +110,11 @@ class PermissionsBoundary(iam.ManagedPolicy):
         region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
         self._admit("InTheRegion", _IN_THE_REGION, "*", conditions=region)
         self._admit("WithoutARegion", _WITHOUT_A_REGION, "*")
+        built = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder", **region["StringEquals"]}}
+        self._admit("BuiltImages", _OF_BUILT_IMAGES, "*", conditions=built)
         self._admit_buckets(stack)
         self._admit_parameters(stack)
+        self._admit_own_policies(stack)
         self._admit_deployer(stack)
         self.add_statements(
             iam.PolicyStatement(
@@ -122,15 +139,23 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("PublicParameters", ["ssm:GetParameter", "ssm:GetParameters"], parameter("aws/service/*", ""))
 
     def _admit_buckets(self, stack: StageStack) -> None:
-        own = stack.format_arn(service="s3", region="", account="", resource=f"{name_prefix(self._stage)}*")
+        def bucket(name: str) -> str:
+            return stack.format_arn(service="s3", region="", account="", resource=name)
+
+        own = bucket(f"{name_prefix(self._stage)}*")
         self._admit("OwnBuckets", ["s3:AbortMultipartUpload", "s3:Delete*", "s3:Get*", "s3:List*", "s3:Put*"], own)
-        assets = stack.format_arn(
-            service="s3",
-            region="",
-            account="",
-            resource=f"cdk-{stack.synthesizer.bootstrap_qualifier}-assets-{stack.account}-{stack.region}",
-        )
+        assets = bucket(f"cdk-{stack.synthesizer.bootstrap_qualifier}-assets-{stack.account}-{stack.region}")
+        self._admit("ImageBuilder", ["s3:GetObject"], bucket("ec2imagebuilder*"))
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
+
+    def _admit_own_policies(self, stack: StageStack) -> None:
+        """A budget that is used up attaches a policy of the stage to roles of the stage, and takes it away again."""
+        roles, policies = (
+            stack.format_arn(service="iam", region="", resource=kind, resource_name=f"{name_prefix(self._stage)}*")
+            for kind in ("role", "policy")
+        )
+        conditions = {"ArnLike": {"iam:PolicyARN": policies}}
+        self._admit("OwnPolicies", ["iam:AttachRolePolicy", "iam:DetachRolePolicy"], roles, conditions=conditions)
 
     def _admit_deployer(self, stack: StageStack) -> None:
         key, value = DEPLOYER_TAG

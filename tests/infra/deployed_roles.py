@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
@@ -65,7 +65,7 @@ class Role:
         given = {key.replace("_", ":", 1): value for key, value in context.items()}
         return self.decide_in(action, resource, given)
 
-    def decide_in(self, action: str, resource: str, context: Mapping[str, str | list[str]]) -> Decision:
+    def decide_in(self, action: str, resource: str, context: Mapping[str, str | Sequence[str]]) -> Decision:
         """The same with condition keys as they are called; what every request carries is added."""
         always = {"aws:RequestedRegion": REGION, "aws:PrincipalAccount": ACCOUNT, "aws:PrincipalArn": self.arn}
         tags = {f"aws:PrincipalTag/{key}": value for key, value in self.tags.items()}

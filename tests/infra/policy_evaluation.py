@@ -2,11 +2,11 @@
 
 Explicit deny wins; else a request needs an allow in an identity policy, and one in the permissions boundary too where
 there is one ("Policy evaluation logic" and "IAM JSON policy elements: Condition operators" of IAM's user guide). What
-it does not know (an operator, a policy variable) it refuses to guess.
+it does not know, an operator for instance, it refuses to guess.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -54,13 +54,14 @@ def applies(request: Request, statement: Mapping[str, Any]) -> bool:
     """Whether a statement of an identity policy speaks of the request."""
     unknown = statement.keys() - {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
     assert not unknown, f"no rule for {unknown}"
-    named = _any_matches(request.action.lower(), statement.get("Action", statement.get("NotAction")), lower=True)
-    meant = _any_matches(request.resource, statement.get("Resource", statement.get("NotResource")))
+    actions, resources = (as_list(statement.get(key, statement.get(f"Not{key}"))) for key in ("Action", "Resource"))
+    named = any(matches(request.action.lower(), action.lower()) for action in actions)
+    meant = any(matches(request.resource, resource) for resource in _known(resources, request))
     return (
         named is ("Action" in statement)
         and meant is ("Resource" in statement)
         and all(
-            _condition_holds(operator, key, as_list(wanted), request.values(key))
+            _condition_holds(operator, key, list(_known(as_list(wanted), request)), request.values(key))
             for operator, keys in statement.get("Condition", {}).items()
             for key, wanted in keys.items()
         )
@@ -73,13 +74,18 @@ def as_list(value: Any) -> list[Any]:
 
 def matches(text: str, pattern: str) -> bool:
     """`*` stands for any characters, `?` for one; everything else for itself."""
-    assert "${" not in pattern, f"no rule for the policy variable in {pattern}"
     expression = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
-def _any_matches(text: str, patterns: Any, *, lower: bool = False) -> bool:
-    return any(matches(text, pattern.lower() if lower else pattern) for pattern in as_list(patterns))
+def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
+    """`values` with their policy variables put in; what names a key that the request lacks matches nothing."""
+    for value in map(str, values):
+        parts = re.split(r"\$\{([^}]+)\}", value)
+        found = [request.values(key) for key in parts[1::2]]
+        if None not in found:
+            parts[1::2] = [(given or [""])[0] for given in found]
+            yield "".join(parts)
 
 
 def _arn_matches(text: str, pattern: str) -> bool:

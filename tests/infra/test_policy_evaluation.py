@@ -133,11 +133,21 @@ def test_all_conditions_of_a_statement_must_hold() -> None:
     assert not applies(Request(action="x:Y", context={**full, "aws:c": "3"}), statement)
 
 
+@pytest.mark.parametrize(("team", "found"), [("research", True), ("product", False), (None, False)])
+def test_variables_stand_for_what_the_request_carries(team: str | None, found: bool) -> None:
+    context = {} if team is None else {"aws:PrincipalTag/team": team}
+    by_resource = allow(resource="arn:aws:s3:::data/${aws:PrincipalTag/team}/*")
+    assert applies(Request(action="s3:GetObject", resource=GET, context=context), by_resource) is found
+    by_key = allow(Condition={"StringLike": {"s3:prefix": "${aws:PrincipalTag/team}/*"}})
+    listing = Request(action="s3:ListBucket", context={**context, "s3:prefix": "research/x"})
+    assert applies(listing, by_key) is found
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         allow(Condition={"NumericLessThan": {"s3:max-keys": "10"}}),
-        allow(resource="arn:aws:s3:::data/${aws:PrincipalTag/team}/*"),
+        allow(Condition={"IpAddress": {"s3:max-keys": "10.0.0.0/8"}}),
         allow(Principal="*"),
     ],
 )
