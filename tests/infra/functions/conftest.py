@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import EmbeddedAws
+from tests.infra.functions.messages import Inbox
 from tests.infra.functions.waiting import wait_until
 from tests.jobs.submitting import environment_of
 
@@ -185,8 +186,23 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
         aws=embedded_aws, spot=queues["spot"], on_demand=queues["on-demand"], bucket=bucket, definition=definition
     )
     yield world
-    for queue in queues.values():
-        for state in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"):
-            for job in batch.list_jobs(jobQueue=queue, jobStatus=state)["jobSummaryList"]:
-                batch.terminate_job(jobId=job["jobId"], reason="the test is over")
-                world.reached(job["jobId"], "FAILED", "SUCCEEDED")
+    left = [
+        job["jobId"]
+        for queue in queues.values()
+        for state in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+        for job in batch.list_jobs(jobQueue=queue, jobStatus=state)["jobSummaryList"]
+    ]
+    for job_id in left:
+        batch.terminate_job(jobId=job_id, reason="the test is over")
+    for job_id in left:
+        world.reached(job_id, "FAILED", "SUCCEEDED")
+
+
+@pytest.fixture
+def inbox(embedded_aws: EmbeddedAws) -> Inbox:
+    sns, sqs, name = embedded_aws.client("sns"), embedded_aws.client("sqs"), f"inbox-{uuid.uuid4().hex[:8]}"
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+    return Inbox(topic=topic, queue=queue, sqs=sqs)

@@ -1,0 +1,159 @@
+"""Failed jobs and reclaims in words, queues in numbers; and silence about what nobody needs to know."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from infra.functions.report_job import Report, Rules, handler, metrics, report
+from jobs.moves import DUPLICATE_REASON, MOVED_REASON, RECLAIM_REASON
+from jobs.queues import SPOT_WAITED_TOO_LONG
+from tests.infra.functions.conftest import World
+from tests.infra.functions.messages import Inbox
+
+RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
+
+
+@pytest.fixture
+def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
+    for name, value in {
+        "STAGE": "test",
+        "TOPIC_ARN": inbox.topic,
+        "METRIC_NAMESPACE": "trainyard/test",
+        "QUEUES": json.dumps(
+            [
+                {"arn": world.spot, "name": "gaudi-spot", "usd_per_hour": 3.93},
+                {"arn": world.on_demand, "name": "gaudi-on-demand", "usd_per_hour": 13.11},
+            ]
+        ),
+        "ON_DEMAND_QUEUES": json.dumps([[world.spot, world.on_demand]]),
+        "RECLAIMS_BEFORE_ON_DEMAND": "2",
+        "RECLAIM_REASON": RECLAIM_REASON,
+        "NO_FAILURES": json.dumps([MOVED_REASON, DUPLICATE_REASON]),
+        "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
+    }.items():
+        monkeypatch.setenv(name, value)
+    return Rules.from_environment()
+
+
+@pytest.fixture
+def numbers(capsys: pytest.CaptureFixture[str]) -> Callable[[], dict[str, Any]]:
+    """The last line that the function has logged."""
+    return lambda: json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_job_that_failed_is_told_of_with_its_reason_and_how_to_look(
+    world: World, rules: Rules, inbox: Inbox, numbers: Callable[[], dict[str, Any]]
+) -> None:
+    job = world.reached(world.submit("sh", "-c", "exit 3"), "FAILED")
+    handler(world.event(job["jobId"]), None)
+    [message] = inbox.read()
+    assert message == (
+        f"{job['jobName']} of team research (stage test) failed in attempt 1: "
+        f"{job['statusReason']} (exit code 3). Look: trainyard logs {job['jobName']} --stage test"
+    )
+    line = numbers()
+    assert (line["FailedJobs"], line["Reclaims"]) == (1, 0)
+
+
+def test_a_job_that_its_owner_stopped_is_no_failure(
+    world: World, rules: Rules, inbox: Inbox, numbers: Callable[[], dict[str, Any]]
+) -> None:
+    job_id = world.submit("sleep", "600")
+    world.reached(job_id, "RUNNING")
+    world.batch.terminate_job(jobId=job_id, reason="changed my mind")
+    world.reached(job_id, "FAILED")
+    handler(world.event(job_id), None)
+    assert inbox.read() == []
+    assert numbers()["FailedJobs"] == 0
+
+
+def test_a_reclaim_is_told_of_once_the_job_waits_again(
+    world: World, rules: Rules, inbox: Inbox, numbers: Callable[[], dict[str, Any]]
+) -> None:
+    job_id = world.submit("sleep", "600")
+    job = world.reclaim(job_id)
+    # By now the job may run again; the event is of the moment when it did not.
+    handler(world.event(job_id, status="RUNNABLE"), None)
+    [message] = inbox.read()
+    assert message.startswith(f"{job['jobName']} of team research (stage test) lost its instance to a Spot reclaim, ")
+    assert "for the first time" in message
+    assert numbers()["Reclaims"] == 1
+
+
+def test_the_numbers_are_those_of_the_queue_at_that_moment(
+    world: World, rules: Rules, numbers: Callable[[], dict[str, Any]]
+) -> None:
+    running = [world.submit("sleep", "600") for _ in range(2)]
+    for job_id in running:
+        world.reached(job_id, "RUNNING")
+    blocked = world.submit("true", dependsOn=[{"jobId": running[0]}])
+    world.reached(blocked, "PENDING")
+    handler(world.event(running[0]), None)
+    line = numbers()
+    assert (line["Queue"], line["QueueDepth"], line["RunningNodes"]) == ("gaudi-spot", 1, 2)
+    assert line["SpendUsdPerHour"] == pytest.approx(2 * 3.93)
+    by_dimensions = {
+        tuple(map(tuple, directive["Dimensions"])): [metric["Name"] for metric in directive["Metrics"]]
+        for directive in line["_aws"]["CloudWatchMetrics"]
+    }
+    assert by_dimensions[(("Queue",),)] == ["QueueDepth", "RunningNodes", "SpendUsdPerHour", "Reclaims", "FailedJobs"]
+    assert by_dimensions[((),)] == ["FailedJobs"]
+    assert {directive["Namespace"] for directive in line["_aws"]["CloudWatchMetrics"]} == {"trainyard/test"}
+    assert all(name in line for names in by_dimensions.values() for name in names)
+
+
+def test_a_job_of_several_nodes_counts_as_many(world: World, rules: Rules) -> None:
+    summaries: list[dict[str, Any]] = [
+        {"status": "RUNNING", "nodeProperties": {"numNodes": 4}},
+        {"status": "STARTING"},
+        {"status": "RUNNABLE", "nodeProperties": {"numNodes": 2}},
+    ]
+    line = metrics({"name": "gaudi-multinode", "usd_per_hour": 10.0}, summaries, Report(), "trainyard/test")
+    assert (line["QueueDepth"], line["RunningNodes"], line["SpendUsdPerHour"]) == (1, 5, 50.0)
+
+
+def test_a_queue_that_is_not_the_stages_is_nobodys_business(
+    world: World, rules: Rules, inbox: Inbox, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = world.reached(world.submit("false"), "FAILED")
+    handler(world.event(job["jobId"], jobQueue="arn:aws:batch:us-east-1:123456789012:job-queue/other"), None)
+    assert inbox.read() == []
+    assert capsys.readouterr().out == ""
+
+
+LOST = {"statusReason": RECLAIMED}
+DIED = {"statusReason": "Essential container in task exited", "taskProperties": [{"containers": [{"exitCode": 1}]}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "attempts", "more", "failed"),
+    [
+        ("FAILED", "Essential container in task exited", [DIED], {}, True),
+        ("FAILED", RECLAIMED, [LOST], {}, True),
+        ("FAILED", RECLAIMED, [LOST, LOST], {}, False),  # goes on On-Demand
+        ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True}, False),  # so does this
+        ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True, "jobQueue": "without On-Demand"}, True),
+        ("FAILED", "Canceled by JobStateTimeLimit action due to reason: MISCONFIGURATION:…", [], {}, True),
+        ("FAILED", "moved to On-Demand after 2 reclaims: …", [LOST, LOST], {"isTerminated": True}, False),
+        ("FAILED", "duplicate of 1: a lost submission arrived late", [], {"isTerminated": True}, False),
+        ("FAILED", "not needed", [], {"isCancelled": True}, False),
+        ("SUCCEEDED", "", [LOST], {}, False),
+        ("RUNNING", "", [LOST], {}, False),
+    ],
+)
+def test_what_counts_as_failed(
+    status: str,
+    reason: str,
+    attempts: Sequence[dict[str, Any]],
+    more: dict[str, Any],
+    *,
+    failed: bool,
+    world: World,
+    rules: Rules,
+) -> None:
+    job = {"jobName": "probe", "jobQueue": world.spot, "status": status, "statusReason": reason, "attempts": attempts}
+    said = report({**job, **more}, rules)
+    assert said.failed is failed
+    assert bool(said.text) is failed
