@@ -1,0 +1,239 @@
+"""A budget that is used up stops what is new and lets run what runs; the next month, or a raised budget, ends that."""
+
+import json
+import uuid
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from infra.functions import stop_at_budget
+from infra.functions.stop_at_budget import Budget, Rules, handler, next_month
+from tests.infra.functions.conftest import World
+from tests.infra.functions.messages import Inbox
+
+STAGE_TOPIC = "arn:aws:sns:us-east-1:123456789012:stage"
+TEAM_TOPIC = "arn:aws:sns:us-east-1:123456789012:team"
+MONTHLY: dict[str, Any] = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
+DEPLOYED: dict[str, Any] = {
+    "source": "aws.cloudformation",
+    "detail-type": "CloudFormation Stack Status Change",
+    "detail": {"status-details": {"status": "UPDATE_COMPLETE"}},
+}
+
+Configure = Callable[..., Rules]
+
+
+def used_up(topic: str) -> dict[str, Any]:
+    """As SNS hands a budget's notification on; its words are for people and are not read."""
+    return {"Records": [{"EventSource": "aws:sns", "Sns": {"TopicArn": topic, "Message": "AWS Budget Notification …"}}]}
+
+
+@pytest.fixture
+def stage(world: World) -> str:
+    """A stage's name of the test's own, on the compute environments of its queues."""
+    name = f"s{uuid.uuid4().hex[:8]}"
+    for environment in environments(world):
+        world.batch.tag_resource(resourceArn=environment["computeEnvironmentArn"], tags={"trainyard:stage": name})
+    return name
+
+
+@pytest.fixture
+def role(world: World) -> str:
+    name = f"members-{uuid.uuid4().hex[:8]}"
+    world.aws.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument="{}")
+    return name
+
+
+@pytest.fixture
+def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    policy = world.aws.client("iam").create_policy(
+        PolicyName=f"no-new-jobs-{uuid.uuid4().hex[:8]}",
+        PolicyDocument=json.dumps(
+            {
+                "Version": "2012-10-17",
+                "Statement": [{"Effect": "Deny", "Action": "batch:SubmitJob", "Resource": world.spot}],
+            }
+        ),
+    )["Policy"]["Arn"]
+
+    def set_environment(*, stage_usd: float = 1000, team_usd: float = 100) -> Rules:
+        path = f"/trainyard/{stage}"
+        for name, value in {
+            "STAGE": stage,
+            "TOPIC_ARN": inbox.topic,
+            "BUDGETS": json.dumps(
+                [
+                    {"topic": STAGE_TOPIC, "limit_usd": stage_usd, "parameter": f"{path}/stage-budget-stop"},
+                    {
+                        "topic": TEAM_TOPIC,
+                        "limit_usd": team_usd,
+                        "team": "research",
+                        "parameter": f"{path}/budget-stop/research",
+                        "member_role": role,
+                    },
+                ]
+            ),
+            "QUEUES": json.dumps([world.spot, world.on_demand]),
+            "DENY_POLICY_ARN": policy,
+        }.items():
+            monkeypatch.setenv(name, value)
+        return Rules.from_environment()
+
+    set_environment()
+    return set_environment
+
+
+def environments(world: World) -> list[dict[str, Any]]:
+    """Of the test's own queues."""
+    order = [
+        place["computeEnvironment"]
+        for queue in world.batch.describe_job_queues(jobQueues=[world.spot, world.on_demand])["jobQueues"]
+        for place in queue["computeEnvironmentOrder"]
+    ]
+    found: list[dict[str, Any]] = world.batch.describe_compute_environments(computeEnvironments=order)[
+        "computeEnvironments"
+    ]
+    return found
+
+
+def states(world: World) -> set[str]:
+    return {environment["state"] for environment in environments(world)}
+
+
+def parameter(world: World, name: str) -> dict[str, Any] | None:
+    found = world.aws.client("ssm").get_parameters(Names=[name])["Parameters"]
+    return json.loads(found[0]["Value"]) if found else None
+
+
+def policies(world: World, role: str) -> list[str]:
+    attached = world.aws.client("iam").list_attached_role_policies(RoleName=role)["AttachedPolicies"]
+    return [policy["PolicyName"] for policy in attached]
+
+
+def test_a_stage_that_has_used_up_its_budget_starts_nothing_new_and_lets_run_what_runs(
+    world: World, stage: str, configure: Configure, inbox: Inbox
+) -> None:
+    running = world.submit("sleep", "600")
+    world.reached(running, "RUNNING")
+    handler(used_up(STAGE_TOPIC), None)
+    handler(used_up(STAGE_TOPIC), None)
+    assert states(world) == {"DISABLED"}
+    assert world.job(running)["status"] == "RUNNING"
+    record = parameter(world, f"/trainyard/{stage}/stage-budget-stop")
+    assert record is not None
+    assert record["budget_usd"] == 1000
+    assert datetime.fromisoformat(record["until"]).day == 1
+    first, again = inbox.read()
+    assert first.startswith(f"Stage {stage} has used up its budget of 1000 USD: 2 compute environments were disabled.")
+    assert "0 compute environments" in again
+
+    handler(DEPLOYED, None)
+    assert states(world) == {"DISABLED"}
+
+
+def test_a_deployment_that_enables_again_what_a_budget_stopped_does_not_last(
+    world: World, stage: str, configure: Configure
+) -> None:
+    handler(used_up(STAGE_TOPIC), None)
+    for environment in environments(world):
+        world.batch.update_compute_environment(computeEnvironment=environment["computeEnvironmentArn"], state="ENABLED")
+    handler(DEPLOYED, None)
+    assert states(world) == {"DISABLED"}
+
+
+def test_a_raised_budget_lets_the_stage_go_on(world: World, stage: str, configure: Configure, inbox: Inbox) -> None:
+    handler(used_up(STAGE_TOPIC), None)
+    inbox.read()
+    configure(stage_usd=2000)
+    handler(DEPLOYED, None)
+    assert states(world) == {"ENABLED"}
+    assert parameter(world, f"/trainyard/{stage}/stage-budget-stop") is None
+    assert inbox.read() == [f"Stage {stage} may start jobs again, with a budget of 2000 USD a month."]
+
+
+def test_another_stages_environments_are_left_alone(world: World, configure: Configure) -> None:
+    for environment in environments(world):
+        world.batch.tag_resource(resourceArn=environment["computeEnvironmentArn"], tags={"trainyard:stage": "other"})
+    handler(used_up(STAGE_TOPIC), None)
+    assert states(world) == {"ENABLED"}
+
+
+def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
+    world: World, stage: str, role: str, configure: Configure, inbox: Inbox
+) -> None:
+    running = [world.submit("sleep", "600") for _ in range(10)]
+    for job_id in running:
+        world.reached(job_id, "RUNNING")
+    waiting, others = world.submit("true"), world.submit("true", team="product")
+    for job_id in (waiting, others):
+        world.reached(job_id, "RUNNABLE")
+
+    handler(used_up(TEAM_TOPIC), None)
+
+    cancelled = world.reached(waiting, "FAILED")
+    assert cancelled["statusReason"].startswith("budget of team research (100 USD a month) is used up until ")
+    assert "trainyard submit SPEC" in cancelled["statusReason"]
+    assert world.job(others)["status"] == "RUNNABLE"
+    assert {world.job(job_id)["status"] for job_id in running} == {"RUNNING"}
+    assert states(world) == {"ENABLED"}
+    record = parameter(world, f"/trainyard/{stage}/budget-stop/research")
+    assert record is not None
+    assert set(record) == {"budget_usd", "since", "until"}
+    assert [name.startswith("no-new-jobs") for name in policies(world, role)] == [True]
+    [message] = inbox.read()
+    assert message.startswith(f"Team research (stage {stage}) has used up its budget of 100 USD: 1 waiting jobs were")
+
+
+def test_the_next_month_ends_all_stops(
+    *, world: World, stage: str, role: str, configure: Configure, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler(used_up(STAGE_TOPIC), None)
+    handler(used_up(TEAM_TOPIC), None)
+    handler(MONTHLY, None)  # called on some other day it changes nothing
+    assert states(world) == {"DISABLED"}
+    assert policies(world, role)
+
+    class NextMonth(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> "NextMonth":
+            first = next_month(datetime.now(timezone.utc)) + timedelta(minutes=5)
+            return cls.fromtimestamp(first.timestamp(), tz)
+
+    monkeypatch.setattr(stop_at_budget, "datetime", NextMonth)
+    handler(MONTHLY, None)
+
+    assert states(world) == {"ENABLED"}
+    assert policies(world, role) == []
+    assert parameter(world, f"/trainyard/{stage}/stage-budget-stop") is None
+    assert parameter(world, f"/trainyard/{stage}/budget-stop/research") is None
+    assert inbox.read()[-1] == f"Team research (stage {stage}) may start jobs again, with a budget of 100 USD a month."
+
+
+def test_where_nothing_was_stopped_nothing_is_ended(world: World, configure: Configure, inbox: Inbox) -> None:
+    for environment in environments(world):
+        world.batch.update_compute_environment(
+            computeEnvironment=environment["computeEnvironmentArn"], state="DISABLED"
+        )
+    handler(MONTHLY, None)
+    handler(DEPLOYED, None)
+    assert states(world) == {"DISABLED"}, "somebody has disabled them for a reason of their own"
+    assert inbox.read() == []
+
+
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        ("2026-01-31T23:59:59+00:00", "2026-02-01T00:00:00+00:00"),
+        ("2026-02-01T00:00:00+00:00", "2026-03-01T00:00:00+00:00"),
+        ("2026-12-15T12:00:00+00:00", "2027-01-01T00:00:00+00:00"),
+        ("2026-05-01T01:00:00+02:00", "2026-05-01T00:00:00+00:00"),  # still April in UTC
+    ],
+)
+def test_a_month_is_one_of_utc(now: str, then: str) -> None:
+    assert next_month(datetime.fromisoformat(now)) == datetime.fromisoformat(then)
+
+
+def test_a_budget_of_a_team_without_a_role_needs_none() -> None:
+    assert Budget(limit_usd=1, team="product", parameter="p").member_role is None
