@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aws_cdk import CfnDeletionPolicy, RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
@@ -68,7 +67,7 @@ class Component(Construct):
             "Resource",
             name=resource_name,
             platform="Linux",
-            version=_version("1.0", [resource_name, self.data]),
+            version=_version("1.0", self.data),
             data=self.data,
         )
 
@@ -91,7 +90,19 @@ class MachineImageBuild(Construct):
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
-        recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags)
+        # The repository has a name that is known at deployment only; it stays as long as this stack imports it.
+        image_tag = job_image.rpartition(":")[2]
+        version = _version(
+            pool.software.name.rpartition(".")[0],
+            {
+                "documents": [components[document].data for document in documents(stage, pool)],
+                "parameters": _steps(stage, pool, image_tag),
+                "parent_image": _parent_image(pool.software.os),
+                "root_volume_gib": _ROOT_VOLUME_GIB,
+                "tags": sorted(tags),
+            },
+        )
+        recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=version)
         infrastructure = imagebuilder.CfnInfrastructureConfiguration(
             self,
             "Infrastructure",
@@ -163,11 +174,16 @@ class MachineImageBuild(Construct):
         steps: Sequence[tuple[str, dict[str, str]]],
         components: Mapping[str, Component],
         tags: Mapping[str, str],
+        *,
+        version: str,
     ) -> imagebuilder.CfnImageRecipe:
-        software = pool.software
-        properties: dict[str, Any] = {
-            "parent_image": _parent_image(software.os),
-            "components": [
+        return imagebuilder.CfnImageRecipe(
+            self,
+            "Recipe",
+            name=self._name,
+            version=version,
+            parent_image=_parent_image(pool.software.os),
+            components=[
                 imagebuilder.CfnImageRecipe.ComponentConfigurationProperty(
                     component_arn=components[document].resource.attr_arn,
                     parameters=[
@@ -178,7 +194,7 @@ class MachineImageBuild(Construct):
                 )
                 for document, parameters in steps
             ],
-            "block_device_mappings": [
+            block_device_mappings=[
                 imagebuilder.CfnImageRecipe.InstanceBlockDeviceMappingProperty(
                     device_name=ROOT_DEVICE_NAME,
                     # With AWS's key: one of the stage's own would need grants for the roles of Spot and Auto Scaling.
@@ -187,18 +203,8 @@ class MachineImageBuild(Construct):
                     ),
                 )
             ],
-            "ami_tags": dict(tags),
-        }
-        described = Stack.of(self).resolve(
-            {
-                "name": self._name,
-                "steps": [{"document": components[name].data, "parameters": values} for name, values in steps],
-                "parent_image": properties["parent_image"],
-                "tags": dict(tags),
-            }
+            ami_tags=dict(tags),
         )
-        version = _version(software.name.rpartition(".")[0], [described, _ROOT_VOLUME_GIB])
-        return imagebuilder.CfnImageRecipe(self, "Recipe", name=self._name, version=version, **properties)
 
     def _logs(self, stage: Stage) -> logs.CfnLogGroup:
         """Where Image Builder writes by itself, made beforehand so that it expires.
