@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from infra.storage_stack import StorageStack
 from jobs.catalog import CATALOG, JobKind
 from jobs.instance_types import instance_type
 from jobs.plan import CONTAINER_NAME, RETRY_RULES
-from jobs.stage import DeployedStage
+from jobs.stage import DeployedStage, job_definition_parameter
 from tests.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
 MAX_DEFINITION_BYTES = 24 * 1024
@@ -236,4 +237,160 @@ def _container(definition: dict[str, Any]) -> dict[str, Any]:
     (task,) = definition["EcsProperties"]["TaskProperties"]
     (container,) = task["Containers"]
     assert isinstance(container, dict)
+    return container
+
+
+@pytest.fixture
+def several(synthesised: Any) -> Callable[..., dict[str, Any]]:
+    """The definition for several nodes of a stage with given settings."""
+
+    def made(**settings: Any) -> dict[str, Any]:
+        jobs = synthesised(max_multinode_nodes=4, **settings)["jobs"]
+        found = resources(jobs, "AWS::Batch::JobDefinition")
+        assert set(found) == {"Jobresearchfinetuneclassification", "Jobresearchfinetuneclassificationmultinode"}
+        return found["Jobresearchfinetuneclassificationmultinode"]
+
+    return made
+
+
+def test_several_nodes_are_one_open_range_with_the_first_as_main(several: Callable[..., dict[str, Any]]) -> None:
+    # Trap: with a range that ends (CDK renders `0:1`), a submission could not name another number of nodes.
+    definition = several()
+    assert definition["Type"] == "multinode"
+    nodes = definition["NodeProperties"]
+    (of_nodes,) = nodes["NodeRangeProperties"]
+    assert (nodes["NumNodes"], nodes["MainNode"], of_nodes["TargetNodes"]) == (2, 0, "0:")
+    # One type of instance is in the queue's environment; a range that named another would never be placed.
+    assert set(of_nodes) == {"TargetNodes", "EcsProperties"}
+    assert not {"EcsProperties", "ContainerProperties"} & definition.keys()
+
+
+def test_several_nodes_get_efas_devices_and_memory_that_may_be_pinned(several: Callable[..., dict[str, Any]]) -> None:
+    # Trap: the accelerator's container runtime does not hand on EFA's devices.
+    container = _container_of_nodes(several())
+    assert container["LinuxParameters"]["Devices"] == [
+        {
+            "HostPath": f"/dev/infiniband/uverbs{index}",
+            "ContainerPath": f"/dev/infiniband/uverbs{index}",
+            "Permissions": ["READ", "WRITE", "MKNOD"],
+        }
+        for index in range(4)
+    ]
+    assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
+    assert "Privileged" not in container
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "devices", "gpus"),
+    [("dl1.24xlarge", 4, None), ("p4d.24xlarge", 4, "8"), ("p3.8xlarge", 0, "4"), ("g5.48xlarge", 1, "8")],
+)
+def test_several_nodes_follow_from_the_instance_types_row(
+    several: Callable[..., dict[str, Any]], instance_type: str, devices: int, gpus: str | None
+) -> None:
+    settings = {} if instance_type == "dl1.24xlarge" else {"machine_image": None}
+    container = _container_of_nodes(several(instance_type=instance_type, **settings))
+    assert len(container["LinuxParameters"].get("Devices", [])) == devices
+    asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
+    assert asked.get("GPU") == gpus
+
+
+def test_several_nodes_share_all_else_with_one_node(synthesised: Any) -> None:
+    jobs = synthesised(max_multinode_nodes=4, fsx_gib=1_200, teams=(Team(name="research", huggingface_token=True),))[
+        "jobs"
+    ]
+    definitions = resources(jobs, "AWS::Batch::JobDefinition")
+    one = definitions["Jobresearchfinetuneclassification"]
+    several = definitions["Jobresearchfinetuneclassificationmultinode"]
+    own = {"Type", "EcsProperties", "NodeProperties"}
+    assert {name: several[name] for name in several.keys() - own} == {name: one[name] for name in one.keys() - own}
+    (task,), (of_nodes,) = one["EcsProperties"]["TaskProperties"], several["NodeProperties"]["NodeRangeProperties"]
+    (node_task,) = of_nodes["EcsProperties"]["TaskProperties"]
+    node_task["Containers"][0]["LinuxParameters"].pop("Devices")
+    assert node_task == task
+    assert several["ResourceRetentionPolicy"] == {"SkipDeregisterOnUpdate": True}
+
+
+def test_several_nodes_are_published_where_the_stage_has_capacity_for_them(synthesised: Any, several: Any) -> None:
+    def published(jobs: dict[str, Any]) -> dict[str, Any]:
+        return {item["Name"]: item["Value"] for item in resources(jobs, "AWS::SSM::Parameter").values()}
+
+    name = f"/trainyard/test/{job_definition_parameter('research', 'finetune-classification', several_nodes=True)}"
+    assert name not in published(synthesised()["jobs"])
+    found = published(synthesised(max_multinode_nodes=2)["jobs"])
+    assert found[name] == {"Ref": "Jobresearchfinetuneclassificationmultinode"}
+
+
+@pytest.mark.parametrize(("instance_type", "gpus"), [("p3.8xlarge", "4"), ("g6e.48xlarge", "8")])
+def test_gpus_are_asked_for_by_their_number(synthesised: Any, instance_type: str, gpus: str) -> None:
+    # Unlike HPUs they are a resource of Batch's: without asking, a container sees none.
+    jobs = synthesised(instance_type=instance_type, machine_image=None)["jobs"]
+    container = _container(only(jobs, "AWS::Batch::JobDefinition"))
+    asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
+    assert asked["GPU"] == gpus
+    assert "Environment" not in container
+
+
+def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synthesised: Any) -> None:
+    stacks = synthesised(fsx_gib=1_200)
+    (task,) = only(stacks["jobs"], "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
+    (volume,) = task["Volumes"]
+    (mount,) = task["Containers"][0]["MountPoints"]
+    assert mount == {"SourceVolume": volume["Name"], "ContainerPath": "/fsx", "ReadOnly": True}
+    assert volume["Host"] == {"SourcePath": "/fsx"}
+    announced = {item["Name"]: item["Value"] for item in resources(stacks["storage"], "AWS::SSM::Parameter").values()}
+    assert announced["/trainyard/test/shared-data-mount"] == mount["ContainerPath"]
+    (without,) = only(synthesised()["jobs"], "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
+    assert "Volumes" not in without
+    assert "MountPoints" not in without["Containers"][0]
+
+
+def test_a_teams_token_reaches_its_own_jobs_and_stands_nowhere(synthesised: Any) -> None:
+    # GIVEN two teams, one of which has a token
+    teams = (Team(name="research", huggingface_token=True), Team(name="product"))
+    stacks = synthesised(teams=teams)
+    # THEN its jobs get what the secret holds, by reference, and the other team's jobs do not
+    definitions = resources(stacks["jobs"], "AWS::Batch::JobDefinition")
+    (secret,) = _container(definitions["Jobresearchfinetuneclassification"])["Secrets"]
+    assert secret["Name"] == "HF_TOKEN"
+    parameter = stacks["jobs"]["Parameters"][secret["ValueFrom"]["Ref"]]
+    assert parameter["Type"] == "AWS::SSM::Parameter::Value<String>"
+    assert parameter["Default"] == "/trainyard/test/huggingface-secret/research"
+    assert "Secrets" not in _container(definitions["Jobproductfinetuneclassification"])
+    # AND the template makes the secret without a value, and keeps it whatever happens to the stack
+    ((_, made),) = (
+        (name, item)
+        for name, item in stacks["storage"]["Resources"].items()
+        if item["Type"] == "AWS::SecretsManager::Secret"
+    )
+    assert not {"SecretString", "GenerateSecretString", "Name"} & made["Properties"].keys()
+    assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
+    # AND its description says how to put one in, so that it shows neither in a process list nor in a history
+    description = made["Properties"]["Description"]
+    assert "aws secretsmanager put-secret-value --secret-string file:///dev/stdin" in description
+    assert parameter["Default"] in description
+    assert {"Key": "trainyard:team", "Value": "research"} in made["Properties"]["Tags"]
+
+
+def test_the_secret_has_the_stages_own_key_where_there_is_one(synthesised: Any) -> None:
+    teams = (Team(name="research", huggingface_token=True),)
+    assert "KmsKeyId" not in only(synthesised(teams=teams)["storage"], "AWS::SecretsManager::Secret")
+    storage = synthesised(teams=teams, own_kms_key=True)["storage"]
+    (key,) = resources(storage, "AWS::KMS::Key")
+    assert only(storage, "AWS::SecretsManager::Secret")["KmsKeyId"] == {"Fn::GetAtt": [key, "Arn"]}
+
+
+def test_a_team_that_gives_up_its_token_can_be_deployed(synthesised: Any) -> None:
+    # An export that a definition imports could not be taken back: the secret's ARN goes by SSM.
+    with_token = synthesised(teams=(Team(name="research", huggingface_token=True),))
+    exported = with_token["storage"].get("Outputs", {})
+    assert not any("Secret" in name or "HuggingFace" in name for name in exported)
+
+
+def _container_of_nodes(definition: dict[str, Any]) -> dict[str, Any]:
+    (of_nodes,) = definition["NodeProperties"]["NodeRangeProperties"]
+    (task,) = of_nodes["EcsProperties"]["TaskProperties"]
+    assert task["IpcMode"] == "host"
+    (container,) = task["Containers"]
+    assert isinstance(container, dict)
+    assert container["Name"] == CONTAINER_NAME
     return container
