@@ -1,0 +1,159 @@
+"""A run that Spot takes away too often, from its submission to its receipt: the deployed stage moves it by itself."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs import batch
+from jobs.aws import Aws
+from jobs.stage import DeployedStage
+from tests.conftest import DEPLOY_SECONDS, EmbeddedAws
+from tests.jobs.cli.conftest import Trainyard
+from tests.jobs.cli.terminal import TRAINYARD
+from tests.jobs.conftest import point_at
+from tests.jobs.submitting import environment_of
+from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+
+STAGE = "prod"
+"""Of infra/settings.py: it has On-Demand capacity, and moves a job after three reclaims."""
+
+
+@pytest.fixture
+def stage(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> tuple[Aws, DeployedStage]:
+    deployment = subprocess.run(
+        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint, "--stage", STAGE],
+        capture_output=True,
+        text=True,
+        timeout=DEPLOY_SECONDS,
+        check=False,
+    )
+    assert deployment.returncode == 0, deployment.stderr
+    point_at(monkeypatch, embedded_aws.endpoint)
+    aws = Aws()
+    return aws, batch.read_stage(aws, STAGE)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    """A training of a minute, with a checkpoint every few seconds."""
+    save_tiny_bert(tmp_path / "model")
+    write_jsonl(tmp_path / "train.jsonl", reviews(512, seed=1))
+    write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "name": "tiny",
+                "job": "finetune-classification",
+                "attempts": 5,
+                "resources": {"nproc_per_node": 1},
+                "arguments": {
+                    "model": "model",
+                    "train_data": "train.jsonl",
+                    "eval_data": "eval.jsonl",
+                    "max_length": 16,
+                    "epochs": 10,
+                    "global_batch_size": 16,
+                    "checkpoint_every_steps": 20,
+                    "log_every_steps": 20,
+                },
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def following(
+    stage: tuple[Aws, DeployedStage],
+    embedded_aws: EmbeddedAws,
+    spec: Path,
+    clean_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> Iterator["subprocess.Popen[str]"]:
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            [TRAINYARD, "submit", spec, "--stage", STAGE, "--follow", "-y"],
+            cwd=tmp_path,
+            env={**clean_environment, **environment_of(embedded_aws.endpoint)},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+        yield process
+        process.kill()
+
+
+@pytest.mark.timeout(900)
+def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
+    stage: tuple[Aws, DeployedStage],
+    following: "subprocess.Popen[str]",
+    embedded_aws: EmbeddedAws,
+    trainyard: Trainyard,
+    tmp_path: Path,
+) -> None:
+    aws, deployed = stage
+    assert following.stdout is not None
+    run_id = following.stdout.readline().strip()
+    reclaims = 0
+    log: list[str] = []
+    for line in following.stdout:
+        log.append(line)
+        # Only what has saved something can show that it is resumed.
+        if line.startswith("checkpoint: step") and reclaims < 3:
+            if f"attempt {reclaims + 1} of s3" not in "".join(log):
+                continue
+            [job] = batch.find_jobs(aws, deployed, run_id)
+            assert job.queue == "gaudi-spot"
+            reclaim(embedded_aws, job.id)
+            reclaims += 1
+    assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
+    assert reclaims == 3
+
+    spot, on_demand = batch.find_jobs(aws, deployed, run_id)
+    # Where an instance is there at once, a fourth attempt has begun on Spot when the job is ended.
+    assert (spot.state, spot.queue, len(spot.attempts)) in [("FAILED", "gaudi-spot", 3), ("FAILED", "gaudi-spot", 4)]
+    assert spot.reason.startswith("moved to On-Demand after 3 reclaims")
+    assert (on_demand.state, on_demand.queue, on_demand.moved) == ("SUCCEEDED", "gaudi-on-demand", "after 3 reclaims")
+    assert spot.stopped_at is not None
+    assert spot.stopped_at <= on_demand.created_at, "two jobs at one run"
+
+    environment = environment_of(embedded_aws.endpoint)
+    receipt = json.loads(trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout)
+    assert receipt["state"] == "succeeded"
+    attempts = receipt["attempts"]
+    assert [attempt["number"] for attempt in attempts] == list(range(1, len(attempts) + 1))
+    assert [attempt["job_id"] for attempt in attempts[:3]] == [spot.id] * 3
+    assert [attempt["number"] for attempt in attempts if attempt["job_id"] == on_demand.id] == [len(attempts)]
+    assert attempts[0]["resumed_from_step"] == 0
+    for before, after in pairwise(attempts[:3]):
+        assert before["last_step"] >= after["resumed_from_step"] >= before["resumed_from_step"] + 20
+    assert attempts[-1]["resumed_from_step"] >= 60
+    assert attempts[-1]["last_step"] == 320
+
+    shown = (tmp_path / "stderr").read_text()
+    assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in shown
+    status = trainyard("status", run_id, "--stage", STAGE, environment=environment).stdout
+    assert "to On-Demand after 3 reclaims" in status
+    assert "queue gaudi-on-demand" in status
+    logs = trainyard("logs", run_id, "--stage", STAGE, environment=environment)
+    for number in (1, 2, 3, len(attempts)):
+        assert f"attempt {number} of s3://" in logs.stdout
+    assert "attempt 1, moved to On-Demand after 3 reclaims" in logs.stderr
+    listed = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)
+    assert [job["queue"] for job in listed if job["run_id"] == run_id] == ["gaudi-on-demand"]
+
+
+def reclaim(aws: EmbeddedAws, job_id: str) -> None:
+    request = urllib.request.Request(f"{aws.endpoint}/trainyard/jobs/{job_id}/reclaim", method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer)["reclaimed"]
