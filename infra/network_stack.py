@@ -63,6 +63,11 @@ class NetworkStack(StageStack):
         ] or list(self.job_subnets)
 
     @property
+    def availability_zones(self) -> list[str]:
+        """None: ec2.Vpc compares them with its own, and the CDK would look them up in an account that is named."""
+        return []
+
+    @property
     def multinode_subnet(self) -> ec2.ISubnet:
         """The one where jobs of several nodes run and FSx lives: EFA and a placement group do not span zones."""
         return self.subnets_offering(self.stage_row.row)[0]
