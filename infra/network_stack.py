@@ -53,6 +53,7 @@ class NetworkStack(StageStack):
                 default_group_id=self.vpc.vpc_default_security_group,
                 endpoint_group=endpoint_group,
             )
+        self._export_always()
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
         """Those of `job_subnets` in zones that are known to offer the instance type; all where none is known to."""
@@ -71,6 +72,17 @@ class NetworkStack(StageStack):
     def multinode_subnet(self) -> ec2.ISubnet:
         """The one where jobs of several nodes run and FSx lives: EFA and a placement group do not span zones."""
         return self.subnets_offering(self.stage_row.row)[0]
+
+    def _export_always(self) -> None:
+        """Exports what other stacks may import even while none does.
+
+        Else the deployment in which the last of them stops would begin here, by deleting an export that it still uses:
+        one that takes the file system away, for instance.
+        """
+        self.export_value(self.job_security_group.security_group_id)
+        if self.stage_row.vpc is None:
+            for value in (self.vpc.vpc_id, *(subnet.subnet_id for subnet in self.job_subnets)):
+                self.export_value(value)
 
     def _make_vpc(self) -> Sequence[str]:
         """Returns the private subnets' route tables."""

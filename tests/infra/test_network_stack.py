@@ -301,6 +301,19 @@ def test_zones_that_get_names_make_room_for_the_new_subnets_before_the_old_are_g
     assert len(set(blocks)) == len(blocks) == 20
 
 
+def test_what_other_stacks_import_is_exported_while_none_does(network: Template) -> None:
+    # Trap: an export that is deleted stops the deployment in which its last user stops using it.
+    (vpc,) = resources(network, "AWS::EC2::VPC")
+    (group,) = resources(network, "AWS::EC2::SecurityGroup")
+    exported = [output["Value"] for output in network["Outputs"].values() if "Export" in output]
+    for value in (
+        {"Ref": vpc},
+        {"Fn::GetAtt": [group, "GroupId"]},
+        *({"Ref": name} for name in _subnets(network, "Private")),
+    ):
+        assert value in exported
+
+
 def test_an_existing_vpc_gets_security_groups_and_what_is_asked_for_and_nothing_else(made: Made) -> None:
     template = made(vpc=EXISTING, interface_endpoints=True)
     assert {resource["Type"] for resource in template["Resources"].values()} == {

@@ -1,4 +1,8 @@
-"""Security groups and their rules: moto's model drops egress rules, and replaces a group when a rule changes."""
+"""Security groups, their rules, and subnets.
+
+moto's model of a group drops egress rules and replaces the group when a rule changes; that of a subnet loses the id of
+its zone, and whether instances get public addresses.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,6 +52,30 @@ class SecurityGroup(ChangeableModel):
     @classmethod
     def delete(cls, name: str, place: AccountRegion) -> None:
         _ec2(place).delete_security_group(group_id=name)
+
+
+class Subnet(ResourceModel):
+    """AWS::EC2::Subnet."""
+
+    resource_type = "AWS::EC2::Subnet"
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        del name
+        subnet = _ec2(place).create_subnet(
+            vpc_id=properties["VpcId"],
+            cidr_block=properties["CidrBlock"],
+            availability_zone=properties.get("AvailabilityZone"),
+            availability_zone_id=properties.get("AvailabilityZoneId"),
+        )
+        subnet.map_public_ip_on_launch = str(properties.get("MapPublicIpOnLaunch", "false")).lower()
+        for tag in properties.get("Tags", []):
+            subnet.add_tag(tag["Key"], tag["Value"])
+        return subnet
+
+    @classmethod
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _ec2(place).delete_subnet(name)
 
 
 class _SeparateRule(ResourceModel):

@@ -209,6 +209,18 @@ def network_goes_as_a_whole(clients: Clients) -> None:
     assert gone == {"vpcs": [], "gateways": [], "routes": [], "addresses": []}
 
 
+def subnet_in_the_zone_of_an_id(clients: Clients) -> None:
+    vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}}
+    properties = {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.0.0.0/20", "AvailabilityZoneId": "use1-az5"}
+    subnet = {"Type": "AWS::EC2::Subnet", "Properties": {**properties, "MapPublicIpOnLaunch": True}}
+    body = template({"Vpc": vpc, "Subnet": subnet})
+    clients("cloudformation").create_stack(StackName="gap-zone", TemplateBody=body)
+
+    made = resources_of(clients, "gap-zone")["Subnet"]["PhysicalResourceId"]
+    (found,) = clients("ec2").describe_subnets(SubnetIds=[made])["Subnets"]
+    assert (found["AvailabilityZoneId"], found["MapPublicIpOnLaunch"]) == ("use1-az5", True)
+
+
 def rules_of_a_security_group(clients: Clients) -> None:
     group = {"Fn::GetAtt": ["Group", "GroupId"]}
     resources: dict[str, Any] = {
@@ -369,6 +381,7 @@ GAPS = (
     job_definition_with_everything,
     job_definition_of_ecs_tasks,
     network_goes_as_a_whole,
+    subnet_in_the_zone_of_an_id,
     rules_of_a_security_group,
     properties_of_a_bucket,
     folder_of_deleted_objects,
