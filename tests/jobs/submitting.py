@@ -2,6 +2,7 @@
 
 import copy
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -49,14 +50,14 @@ def environment_of(endpoint: str) -> dict[str, str]:
 
 def create_plain_queue(aws: Aws) -> str:
     """ARN of a queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
-    iam = boto3.client("iam")
-    role = iam.create_role(RoleName="plain", AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
-    profile = iam.create_instance_profile(InstanceProfileName="plain")["InstanceProfile"]
-    iam.add_role_to_instance_profile(InstanceProfileName="plain", RoleName=role)
+    iam, name = boto3.client("iam"), f"plain-{uuid.uuid4().hex[:8]}"
+    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
+    profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]
+    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=role)
     subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
     groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
     environment = aws.batch.create_compute_environment(
-        computeEnvironmentName="plain",
+        computeEnvironmentName=name,
         type="MANAGED",
         computeResources={
             "type": "EC2",
@@ -69,7 +70,7 @@ def create_plain_queue(aws: Aws) -> str:
         },
     )
     return aws.batch.create_job_queue(
-        jobQueueName="plain",
+        jobQueueName=name,
         state="ENABLED",
         priority=1,
         computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
