@@ -1,5 +1,6 @@
 """Multi-node parallel jobs: nodes as processes of this machine."""
 
+import uuid
 from typing import Any
 
 import pytest
@@ -123,6 +124,32 @@ def test_node_overrides(batch: Batch) -> None:
     assert job["status"] == "SUCCEEDED"
     assert job["nodeProperties"]["numNodes"] == 3
     assert [batch.output(node) for node in nodes(batch, job_id, 3)] == [["overridden"]] * 3
+
+
+def test_ecs_properties_in_a_node_range_and_their_overrides(batch: Batch) -> None:
+    command = f"echo $WORD $AWS_BATCH_JOB_NUM_NODES; [ {MAIN} ] && sleep 0.6; true"
+    main = container("false", name="main", environment=[{"name": "WORD", "value": "defined"}])
+    task = {"ipcMode": "host", "containers": [main]}
+    node_range = {"targetNodes": "0:", "ecsProperties": {"taskProperties": [task]}}
+    name = f"definition-{uuid.uuid4().hex[:8]}"
+    batch.client.register_job_definition(
+        jobDefinitionName=name,
+        type="multinode",
+        nodeProperties={"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [node_range]},
+    )
+    (shown,) = batch.client.describe_job_definitions(jobDefinitionName=name)["jobDefinitions"]
+    (shown_range,) = shown["nodeProperties"]["nodeRangeProperties"]
+    assert shown_range["ecsProperties"]["taskProperties"][0]["ipcMode"] == "host"
+
+    override = {"name": "main", "command": ["sh", "-c", command], "environment": [{"name": "WORD", "value": "of"}]}
+    overrides = {"targetNodes": "0:", "ecsPropertiesOverride": {"taskProperties": [{"containers": [override]}]}}
+    job_id = batch.submit(name, batch.queue(), nodeOverrides={"numNodes": 3, "nodePropertyOverrides": [overrides]})
+    job = batch.ended(job_id)
+    assert job["status"] == "SUCCEEDED"
+    assert job["nodeProperties"]["numNodes"] == 3
+    for node in nodes(batch, job_id, 3):
+        (ran,) = node["ecsProperties"]["taskProperties"][0]["containers"]
+        assert batch.lines(ran["logStreamName"]) == ["of 3"]
 
 
 def test_the_narrower_range_overrides_the_wider(batch: Batch) -> None:
