@@ -19,10 +19,14 @@ class AccessStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "access", stage=stage, description="permissions boundary, role of CI")
+        own = PermissionsBoundary(self, "Boundary")
+        # Made and exported where the account's own is used as well: stacks that import it would forbid its removal, and
+        # so the change from one to the other.
+        self.export_value(own.managed_policy_arn)
         self.boundary: iam.IManagedPolicy = (
-            iam.ManagedPolicy.from_managed_policy_name(self, "Boundary", stage.permissions_boundary)
+            iam.ManagedPolicy.from_managed_policy_name(self, "AccountsBoundary", stage.permissions_boundary)
             if stage.permissions_boundary
-            else PermissionsBoundary(self, "Boundary")
+            else own
         )
         self.publish(PERMISSIONS_BOUNDARY, self.boundary.managed_policy_arn)
         if stage.deploy_from:

@@ -105,6 +105,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
     """The stage's own; an account that has one for all roles names it in the settings instead."""
 
     def __init__(self, stack: StageStack, name: str) -> None:
+        # Another description would make another policy, which IAM allows as little as the stacks that import this one.
         super().__init__(stack, name, description="What no role of the stage may exceed; it grants nothing by itself")
         self._stage = stack.stage_row.name
         region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
