@@ -5,6 +5,7 @@
     team: research
     resources:
       nproc_per_node: 8               # ranks, one a card; default: all the cards of the stage's instance type
+      capacity: spot                  # or on-demand: dearer, and not interrupted; default: spot
     arguments:                        # of that kind; unknown ones are refused
       model: data://shared/models/minilm
       train_data: data://shared/reviews/train.jsonl

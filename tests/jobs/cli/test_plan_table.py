@@ -1,0 +1,33 @@
+"""What a submitter reads of the price before paying."""
+
+from typing import Any
+
+import pytest
+
+from jobs.cli.tables import plan_json, plan_table, show
+from jobs.cli.tables import stdout as console
+from jobs.plan import plan
+from tests.jobs.planning import LARGE, RUN_ID, spec
+
+
+@pytest.mark.parametrize(
+    ("resources", "price"),
+    [
+        ({}, "13.11 USD/h On-Demand, 3.93 USD/h Spot (as of"),
+        ({"capacity": "on-demand"}, "13.11 USD/h On-Demand (as of"),
+        ({"nnodes": 2}, "26.22 USD/h On-Demand (as of"),
+    ],
+    ids=str,
+)
+def test_the_price_is_that_of_the_capacity(
+    capsys: pytest.CaptureFixture[str], resources: dict[str, Any], price: str
+) -> None:
+    show(plan_table(plan(spec(resources=resources), LARGE, run_id=RUN_ID), embedded=False), on=console())
+    assert price in capsys.readouterr().out
+
+
+def test_a_script_reads_the_capacity_and_what_it_is_expected_to_cost() -> None:
+    spot = plan_json(plan(spec(), LARGE, run_id=RUN_ID))
+    assert (spot["queue"], spot["capacity"], spot["usd_per_hour"]) == ("gaudi-spot", "spot", 3.93)
+    on_demand = plan_json(plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID))
+    assert (on_demand["capacity"], on_demand["usd_per_hour"]) == ("on-demand", 13.10904)
