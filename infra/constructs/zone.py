@@ -11,7 +11,7 @@ from infra.constructs.stage_stack import acknowledge
 VPC_ADDRESSES = "10.0.0.0/16"
 
 LAST_ZONE_NUMBER = 8
-"""Highest number at the end of a zone's id that has addresses set aside; AWS's own go to six."""
+"""Highest number at the end of a zone's id that has addresses set aside; AWS's own go to six. Settings are checked."""
 
 _SIXTEENTHS = list(IPv4Network(VPC_ADDRESSES).subnets(new_prefix=20))
 _PUBLIC_SUBNETS = list(_SIXTEENTHS[-1].subnets(new_prefix=24))

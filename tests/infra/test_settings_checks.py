@@ -143,6 +143,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             "must be ids such as 'use1-az2', not 'us-east-1a'",
         ),
         ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
+        ("availability_zone_ids", ("use1-az9",), "must be ids such as 'use1-az2', not 'use1-az9'"),
         (
             "cpu_instance_type",
             "dl1.24xlarge",
