@@ -22,6 +22,8 @@ from jobs.stage import DeployedStage
 LATEST = "latest"
 """In place of a run id: the newest run of the stage."""
 
+_DENIED = ("403", "AccessDenied")
+
 _TIME_AND_UNIQUE = re.compile(r"-(\d{8}-\d{6}-[0-9a-f]{4})$")
 
 
@@ -85,10 +87,27 @@ def _exists(aws: Aws, place: S3Location) -> bool:
     try:
         aws.s3.head_object(Bucket=place.bucket, Key=place.key)
     except Exception as error:
-        if error_code(error) in ("404", "NoSuchKey", "NoSuchBucket"):
+        if _is_missing(aws, place, error):
             return False
         raise
     return True
+
+
+def _is_missing(aws: Aws, place: S3Location, error: Exception) -> bool:
+    """Whether S3's answer means that nothing is there.
+
+    To whoever may list under one team's prefix only, S3 says that a missing object is forbidden, and so is another
+    team's; a listing of that very key tells the two apart.
+    """
+    if error_code(error) not in _DENIED:
+        return error_code(error) in ("404", "NoSuchKey", "NoSuchBucket")
+    try:
+        found = aws.s3.list_objects_v2(Bucket=place.bucket, Prefix=place.key, MaxKeys=1).get("Contents", [])
+    except Exception as refusal:
+        if error_code(refusal) in _DENIED:
+            return False
+        raise
+    return all(item["Key"] != place.key for item in found)
 
 
 def _holds_files(aws: Aws, bucket: str, folder: str) -> bool:
@@ -116,19 +135,33 @@ def delete_spec(aws: Aws, plan: Plan) -> None:
 
 
 def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[StoredRun]:
-    """The runs whose ids begin with `prefix`, the oldest first, however long ago Batch forgot them."""
-    found = []
+    """The runs whose ids begin with `prefix`, the oldest first, however long ago Batch forgot them.
+
+    Of the teams whose runs the caller may list; where there is none, raises what S3 said to that.
+    """
+    found, denials = list[StoredRun](), list[Exception]()
     for team in stage.teams:
-        pages = aws.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=stage.run_bucket, Prefix=f"{team}/{prefix}", Delimiter="/"
-        )
-        for page in pages:
-            for item in page.get("CommonPrefixes", []):
-                run_id = PurePosixPath(item["Prefix"]).name
-                if is_run_id(run_id):
-                    location = S3Location(stage.run_bucket, run_prefix(team, run_id))
-                    found.append(StoredRun(run_id[-20:], run_id, team, location))
+        try:
+            found += _runs_of(aws, stage, team, prefix)
+        except Exception as error:  # noqa: PERF203 - one team's denial is not another's
+            if error_code(error) not in _DENIED:
+                raise
+            denials.append(error)
+    if denials and len(denials) == len(stage.teams):
+        raise denials[0]
     return sorted(found)
+
+
+def _runs_of(aws: Aws, stage: DeployedStage, team: str, prefix: str) -> Iterator[StoredRun]:
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(
+        Bucket=stage.run_bucket, Prefix=f"{team}/{prefix}", Delimiter="/"
+    )
+    for page in pages:
+        for item in page.get("CommonPrefixes", []):
+            run_id = PurePosixPath(item["Prefix"]).name
+            if is_run_id(run_id):
+                location = S3Location(stage.run_bucket, run_prefix(team, run_id))
+                yield StoredRun(run_id[-20:], run_id, team, location)
 
 
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
@@ -183,7 +216,7 @@ def _read(aws: Aws, place: S3Location) -> str | None:
     try:
         return aws.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read().decode()
     except Exception as error:
-        if error_code(error) == "NoSuchKey":
+        if _is_missing(aws, place, error):
             return None
         raise
 

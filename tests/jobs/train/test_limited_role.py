@@ -1,12 +1,8 @@
 """What S3 answers to a job's role, which may list under its team's prefix only, and how the container reads it."""
 
-import http.client
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
 
 import boto3
 import pytest
@@ -14,74 +10,23 @@ import pytest
 from jobs.errors import ConfigurationError, NotFoundError
 from jobs.runs import CHECKPOINT_TAG, S3Location
 from jobs.train import s3 as object_store
+from tests.jobs.limited_role import limited_to_research
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 FOLDER = S3Location("runs", "research/limited-role/")
 
-DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-
-
-class LimitedRole(ThreadingHTTPServer):
-    """Stands before an S3 and answers as S3 does to a role that may list, read and write below `research/` only."""
-
-    daemon_threads = True
-
-    def __init__(self, upstream: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.upstream = urlsplit(upstream).netloc
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: LimitedRole
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        _, _, key = url.path.lstrip("/").partition("/")
-        prefix = key or parse_qs(url.query).get("prefix", [""])[0]
-        connection = http.client.HTTPConnection(self.server.upstream, timeout=30)
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        connection.request(self.command, self.path, body, dict(self.headers.items()))
-        answer = connection.getresponse()
-        content, status = answer.read(), answer.status
-        connection.close()
-        if not prefix.startswith("research/") or (key and status == 404):
-            content, status = DENIED, 403
-        self.send_response(status)
-        for name, value in answer.getheaders():
-            if name.lower() not in {"content-length", "connection", "date", "server", "transfer-encoding"}:
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    do_HEAD = do_PUT = do_GET  # noqa: N815 - http.server's names
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
-        pass
-
 
 @pytest.fixture
 def limited(s3: "S3Client", s3_endpoint: str) -> Iterator["S3Client"]:
     """A client under such a role; the buckets are the ones of `s3`."""
-    server = LimitedRole(s3_endpoint)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://localhost:{server.server_address[1]}",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    )
-    yield client
-    client.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with limited_to_research(s3_endpoint) as url:
+        client = boto3.client(
+            "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
+        )
+        yield client
+        client.close()
 
 
 def test_a_missing_object_is_missing_although_s3_says_forbidden(limited: "S3Client", tmp_path: Path) -> None:
