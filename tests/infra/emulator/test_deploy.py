@@ -86,9 +86,8 @@ def test_nothing_failed_and_little_is_unproven(deployed_aws: Any) -> None:
     health = deployed_aws.health()
 
     assert health["server_errors"] == []
-    assert not [
-        name for name in health["unproven"] if name.startswith(("AWS::Batch", "AWS::EC2", "AWS::S3", "AWS::SSM"))
-    ]
+    # Nothing builds AMIs here, and the CDK's own functions are not run.
+    assert not [name for name in health["unproven"] if not name.startswith(("AWS::ImageBuilder::", "Custom::"))]
 
 
 def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, tmp_path: Path) -> None:
