@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_CONCURRENT = 8
+MAX_CONCURRENT = 4
 """Invocations that run at once on this machine; the others wait. An AWS account starts with 1000."""
 INIT_SECONDS = 60
 """For the start of the process and the import of the handler's module, which do not count against the timeout. Lambda
