@@ -75,7 +75,7 @@ def plain(resource_type: str, count: int = 1) -> str:
     if count == 1:
         return " ".join(said)
     last = said[-1]
-    if last.endswith("y"):
+    if re.search("[^aeiou]y$", last):
         last = f"{last.removesuffix('y')}ies"
     elif last.endswith(("s", "x")):
         last = f"{last}es"
