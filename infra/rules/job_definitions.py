@@ -264,13 +264,14 @@ def fits(stage: StageTemplates) -> Iterable[Finding]:
     rows = [INSTANCE_TYPES[name] for name in names if name in INSTANCE_TYPES]
     for definition in stage.of_type(JOB_DEFINITION):
         accelerated = _accelerated(stage, definition)
+        # A stage may train on CPUs, and then has no other instances.
+        candidates = [row for row in rows if bool(row.accelerators) == accelerated] or rows
         for container in _containers(definition):
             room = any(
                 0 < _asks_for(container, "VCPU") <= row.vcpus
                 and 0 < _asks_for(container, "MEMORY") <= row.job_memory_mib
                 and _asks_for(container, "GPU") <= (row.accelerators if row.accelerator == "cuda" else 0)
-                for row in rows
-                if bool(row.accelerators) == accelerated
+                for row in candidates
             )
             if rows and not room:
                 yield found(definition, "ResourceRequirements")

@@ -1,6 +1,7 @@
 """The project's own stage, deployed by the real CDK CLI, seen through the AWS API."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, t
 
     assert result.returncode == 0, result.stderr
     assert "bootstrapping" not in result.stderr
-    assert "[5/5]" in result.stderr
+    assert re.search(r"\[(\d+)/\1\]", result.stderr)  # the last of all stacks
     assert parameters(deployed_aws) == before
     assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
 
