@@ -43,7 +43,8 @@ DOCKER_BUILDKIT=1 docker build --progress plain --file "$dockerfile" --tag "$rep
 
 aws ecr get-login-password | docker login --username AWS --password-stdin "$registry"
 docker push --quiet "$repository:$tag"
-pushed="$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$repository:$tag" |
-  grep --max-count=1 --fixed-strings "$repository@sha256:")"
+# Not in one pipe: grep ends at its match, and what still writes into the pipe then fails.
+digests="$(docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$repository:$tag")"
+pushed="$(grep --max-count=1 --fixed-strings "$repository@sha256:" <<<"$digests")"
 aws ssm put-parameter --name "$DIGEST_PARAMETERS$IMAGE" --type String --overwrite --value "$pushed" >/dev/null
 echo "pushed $pushed"
