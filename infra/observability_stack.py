@@ -174,7 +174,10 @@ class ObservabilityStack(StageStack):
         runs = storage.export_value(storage.run_bucket.bucket_arn)
         claims = f"{runs}/*/moves/*"
         function.execution_role.allow(
-            "EndJob", ["batch:TerminateJob"], all_jobs, conditions={"Null": {"aws:ResourceTag/trainyard:run": "false"}}
+            "EndJob",
+            ["batch:TerminateJob"],
+            all_jobs,
+            conditions={"StringEquals": {"aws:ResourceTag/trainyard:stage": self.stage_row.name}},
         )
         function.execution_role.allow(
             "SubmitToOnDemand", ["batch:SubmitJob"], *(arn for _, arn in self._on_demand_queues)
@@ -190,7 +193,7 @@ class ObservabilityStack(StageStack):
         if self._key:
             function.may_use(self._key)
         function.execution_role.explain(
-            "Jobs, definitions and runs are not known beforehand: any of the project's jobs may be ended (by its tag), "
+            "Jobs, definitions and runs are not known beforehand: any job of the stage may be ended (by its tag), "
             "any definition of the stage (by its tag) submitted, any run's moves recorded, and nothing else.",
             all_jobs,
             definitions,

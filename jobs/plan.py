@@ -143,7 +143,12 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
         # Given here the strategy replaces the definition's whole, so the rules go along with the number.
         "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
         "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
-        "tags": {"trainyard:run": run_id, "trainyard:team": spec.team, "trainyard:job": spec.job},
+        "tags": {
+            "trainyard:stage": stage.name,
+            "trainyard:run": run_id,
+            "trainyard:team": spec.team,
+            "trainyard:job": spec.job,
+        },
         "propagateTags": True,
     }
     return Plan(

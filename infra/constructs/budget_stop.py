@@ -158,7 +158,12 @@ class BudgetStop(Construct):
             "CancelWaitingJobs",
             ["batch:CancelJob"],
             waiting,
-            conditions={"StringEquals": {"aws:ResourceTag/trainyard:team": [team.name for team in self._stage.teams]}},
+            conditions={
+                "StringEquals": {
+                    "aws:ResourceTag/trainyard:stage": self._stage.name,
+                    "aws:ResourceTag/trainyard:team": [team.name for team in self._stage.teams],
+                }
+            },
         )
         function.execution_role.allow(
             "RecordStops", ["ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter"], *parameters

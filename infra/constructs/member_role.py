@@ -21,6 +21,7 @@ from jobs.stage import parameter_path, share_identifier
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"
+_STAGE_ASKED_FOR = "aws:RequestTag/trainyard:stage"
 _TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
 
 
@@ -77,15 +78,16 @@ class MemberRole(InlineRole):
             definitions,
             conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
         )
-        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {_TEAM_ASKED_FOR: self._team, **share}})
+        asked_for = {_STAGE_ASKED_FOR: self._stage, _TEAM_ASKED_FOR: self._team}
+        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**asked_for, **share}})
         self.allow(
             "TagOwnJobs",
             ["batch:TagResource"],
             jobs,
             conditions={
-                "StringEquals": {_TEAM_ASKED_FOR: self._team},
+                "StringEquals": asked_for,
                 # A job that is there already must be the team's; one that is being submitted has no tags yet.
-                "StringEqualsIfExists": {_TEAM: self._team},
+                "StringEqualsIfExists": {_STAGE: self._stage, _TEAM: self._team},
             },
         )
         self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
@@ -116,7 +118,7 @@ class MemberRole(InlineRole):
             "StopOwnJobs",
             ["batch:CancelJob", "batch:TerminateJob"],
             self._jobs,
-            conditions={"StringEquals": {_TEAM: self._team}},
+            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
         )
 
     @property

@@ -57,7 +57,7 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
     queue = stage.published("queue/gaudi-spot")
     parameters = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
-    own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team"}
+    own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
     needed: dict[str, list[tuple[str, Context]]] = {
         "batch:DescribeComputeEnvironments": [("*", {})],
         "batch:DescribeJobQueues": [("*", {})],
@@ -95,7 +95,8 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     ]
     assert refused == []
     # AND with SubmitJob, which tags the job, the permission to do that
-    tags: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:TagKeys": ["trainyard:run", "trainyard:team"]}
+    asked: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
+    tags: Context = {**asked, "aws:TagKeys": ["trainyard:run", "trainyard:stage", "trainyard:team"]}
     assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
 
 
@@ -120,17 +121,24 @@ def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Tem
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
     assert not others.may("logs:GetLogEvents", f"{group}:log-stream:our-team/finetune-classification/main/0f0f")
     for action in ("batch:TerminateJob", "batch:CancelJob"):
-        assert others.decide_in(action, JOB, {"aws:ResourceTag/trainyard:team": "our-team"}) == "implicitly denied"
+        context: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+        assert others.decide_in(action, JOB, context) == "implicitly denied"
         assert not others.may(action, JOB)
+
+
+def test_people_stop_jobs_of_their_stage_only(people: Role) -> None:
+    # GIVEN a stage in the same account that has a team of the same name
+    elsewhere: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "prod"}
+    assert people.decide_in("batch:TerminateJob", JOB, elsewhere) != "allowed"
 
 
 def test_no_one_claims_another_teams_job_by_a_tag(people: Role) -> None:
     # What is tagged as another team's stays so, though the request names one's own.
-    own: Context = {"aws:RequestTag/trainyard:team": "our-team"}
+    own: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
     theirs: Context = {"aws:ResourceTag/trainyard:team": "theirs"}
     assert people.decide_in("batch:TagResource", JOB, own) == "allowed"
     assert people.decide_in("batch:TagResource", JOB, {**own, **theirs}) == "implicitly denied"
-    assert people.decide_in("batch:TagResource", JOB, {"aws:RequestTag/trainyard:team": "theirs"}) != "allowed"
+    assert people.decide_in("batch:TagResource", JOB, {**own, "aws:RequestTag/trainyard:team": "theirs"}) != "allowed"
     assert not people.may("batch:UntagResource", JOB)
 
 
@@ -141,6 +149,8 @@ def test_no_one_claims_another_teams_job_by_a_tag(people: Role) -> None:
         ("batch:ShareIdentifier", None),
         ("aws:RequestTag/trainyard:team", "theirs"),
         ("aws:RequestTag/trainyard:team", None),
+        ("aws:RequestTag/trainyard:stage", "prod"),
+        ("aws:RequestTag/trainyard:stage", None),
         ("aws:ResourceTag/trainyard:stage", "prod"),
         ("aws:ResourceTag/trainyard:stage", None),
         ("aws:ResourceTag/trainyard:team", "theirs"),
@@ -180,7 +190,11 @@ def test_people_change_nothing_of_the_stage(people: Role, action: str, resource:
 
 def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterator[tuple[str, Context]]:
     """The resources that Batch wants a permission on when a job is submitted, and what each request carries."""
-    request: Context = {"batch:ShareIdentifier": team.replace("-", ""), "aws:RequestTag/trainyard:team": team}
+    request: Context = {
+        "batch:ShareIdentifier": team.replace("-", ""),
+        "aws:RequestTag/trainyard:team": team,
+        "aws:RequestTag/trainyard:stage": "test",
+    }
     queue = {**request, **tags_of(templates, "compute", "AWS::Batch::JobQueue")}
     definition = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", f"Job{team.replace('-', '')}")
     yield stage.published("queue/gaudi-spot"), queue

@@ -115,7 +115,9 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
     assert not role.may("s3:PutObject", f"{runs}/research/tiny-1/receipt.json")
     assert not role.may("s3:GetObject", f"{runs}/research/tiny-1/model/config.json")
     job = "arn:aws:batch:us-east-1:123456789012:job/1"
-    assert role.decide_in("batch:TerminateJob", job, {"aws:ResourceTag/trainyard:run": "tiny"}) == "allowed"
+    for stage, allowed in (("test", True), ("other", False)):
+        context = {"aws:ResourceTag/trainyard:stage": stage}
+        assert (role.decide_in("batch:TerminateJob", job, context) == "allowed") is allowed
     assert not role.may("batch:TerminateJob", job), "a job that is none of ours"
 
 

@@ -81,6 +81,7 @@ def test_the_whole_request() -> None:
         },
         "timeout": {"attemptDurationSeconds": 5400},
         "tags": {
+            "trainyard:stage": "dev",
             "trainyard:run": RUN_ID,
             "trainyard:team": "research",
             "trainyard:job": "finetune-classification",
