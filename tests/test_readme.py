@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from jobs.releases import release, releases
 
 README = Path(__file__).parent.parent / "README.md"
@@ -26,7 +28,12 @@ def test_it_fits_a_newcomers_patience() -> None:
     assert len(README.read_text().splitlines()) < 200
 
 
-def test_its_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
-    assert targets
-    assert [target for target in targets if not (README.parent / target).exists()] == []
+@pytest.mark.parametrize("path", ["README.md", "infra/README.md", "infra/emulator/README.md"])
+def test_links_lead_somewhere(path: str) -> None:
+    page = README.parent / path
+    text = page.read_text()
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text)
+    assert targets or path.endswith("emulator/README.md")
+    assert [target for target, _ in targets if target and not (page.parent / target).exists()] == []
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()}
+    assert [anchor for target, anchor in targets if anchor and not target and anchor not in headings] == []
