@@ -120,9 +120,9 @@ def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Tem
         assert others.decide_in("batch:SubmitJob", resource, context) == "implicitly denied", resource
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
     assert not others.may("logs:GetLogEvents", f"{group}:log-stream:our-team/finetune-classification/main/0f0f")
+    ours: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
     for action in ("batch:TerminateJob", "batch:CancelJob"):
-        context: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
-        assert others.decide_in(action, JOB, context) == "implicitly denied"
+        assert others.decide_in(action, JOB, ours) == "implicitly denied"
         assert not others.may(action, JOB)
 
 
