@@ -80,8 +80,9 @@ def test_a_job_waits_where_instances_are_switched_off(
     embedded: Aws, stage: DeployedStage, disabled: None, submit: Submit
 ) -> None:
     found = findings(embedded, stage, submit("RUNNABLE"))
-    assert causes(found)["Spot instances"].startswith("their compute environment is disabled")
-    assert "--state ENABLED" in found[0].next_step
+    [instances] = [finding for finding in found if finding.about == "Spot instances"]
+    assert (instances.verdict, "--state ENABLED" in instances.next_step) == ("cause", True)
+    assert instances.text.startswith("their compute environment is disabled")
 
 
 def test_a_job_waits_for_the_one_it_depends_on(embedded: Aws, stage: DeployedStage, submit: Submit) -> None:
