@@ -20,7 +20,8 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.machine_image_build import BuildSite, Component, MachineImageBuild, documents
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.image_stack import ImageStack
-from infra.network_stack import NetworkStack
+from infra.network_plan import has_interface_endpoints
+from infra.network_stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.settings import Pool, Stage
 from jobs.stage import machine_image_parameter, parameter_path
 
@@ -77,6 +78,18 @@ class MachineImageStack(StageStack):
         )
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Habana's packages")
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Ubuntu's mirrors, whose packages are signed")
+        if has_interface_endpoints(self.stage_row):
+            # In their subnets AWS's names lead to the endpoints, NAT or not.
+            ec2.CfnSecurityGroupIngress(
+                self,
+                "EndpointsFromBuild",
+                group_id=self.published(ENDPOINT_SECURITY_GROUP, by=network),
+                source_security_group_id=group.security_group_id,
+                ip_protocol="tcp",
+                from_port=443,
+                to_port=443,
+                description="Instances that AMIs are made on",
+            )
         return group
 
     def _build_role(self, image: ImageStack) -> iam.Role:

@@ -16,6 +16,10 @@ from infra.network_plan import ENDPOINT_SERVICES, ZONES_WHERE_NONE_IS_KNOWN, has
 from infra.settings import ExistingVpc, Stage
 from jobs.instance_types import InstanceType
 
+ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
+"""Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where
+the stage makes endpoints."""
+
 
 class NetworkStack(StageStack):
     """VPC, its way out, and the security group of the instances that run jobs."""
@@ -40,6 +44,9 @@ class NetworkStack(StageStack):
             )
         self.job_security_group = self._job_security_group()
         endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
+        if endpoint_group:
+            # By name, not by reference: endpoints come and go.
+            self.publish(ENDPOINT_SECURITY_GROUP, endpoint_group.security_group_id)
         pools = (stage.pool, *stage.retiring)
         # The default group of somebody else's VPC stays as its owner has it.
         if (
@@ -218,7 +225,7 @@ class NetworkStack(StageStack):
             self,
             "EndpointSecurityGroup",
             vpc=self.vpc,
-            description="VPC endpoints: HTTPS from jobs",
+            description="VPC endpoints: HTTPS from instances of the stage",
             allow_all_outbound=False,
         )
         group.add_ingress_rule(self.job_security_group, ec2.Port.tcp(443), "Jobs")

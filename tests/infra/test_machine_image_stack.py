@@ -191,6 +191,23 @@ def test_it_reaches_out_by_http_and_nothing_reaches_in(stack: dict[str, Any]) ->
     assert not resources(stack, "AWS::EC2::SecurityGroupIngress")
 
 
+@pytest.mark.parametrize("name", ["all", "existing"])
+def test_it_is_let_into_the_endpoints_that_aws_answers_at_in_its_subnet(variants: Templates, name: str) -> None:
+    # GIVEN endpoints that the services' usual names lead to, from every subnet
+    network, template = variants[f"{name}/network"], variants[f"{name}/machine-image"]
+    endpoints = [item for item in resources(network, "AWS::EC2::VPCEndpoint").values() if "SecurityGroupIds" in item]
+    assert {endpoint["PrivateDnsEnabled"] for endpoint in endpoints} == {True}
+    (group,) = {flatten(group) for endpoint in endpoints for group in endpoint["SecurityGroupIds"]}
+    # THEN their group admits the instance's
+    rule = only(template, "AWS::EC2::SecurityGroupIngress")
+    (build,) = resources(template, "AWS::EC2::SecurityGroup")
+    assert rule["SourceSecurityGroupId"] == {"Fn::GetAtt": [build, "GroupId"]}
+    assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443)
+    parameter = template["Parameters"][rule["GroupId"]["Ref"]]["Default"]
+    values = {item["Name"]: flatten(item["Value"]) for item in resources(network, "AWS::SSM::Parameter").values()}
+    assert values[parameter] == group
+
+
 def test_in_a_vpc_that_is_given_it_is_built_in_the_first_private_subnet(synthesised: Synthesised) -> None:
     vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567", "subnet-89abcdef"))
     template = synthesised(vpc=vpc)["machine-image"]

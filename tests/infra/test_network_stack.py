@@ -318,6 +318,7 @@ def test_an_existing_vpc_gets_security_groups_and_what_is_asked_for_and_nothing_
         "AWS::EC2::SecurityGroupEgress",
         "AWS::EC2::SecurityGroupIngress",
         "AWS::EC2::VPCEndpoint",
+        "AWS::SSM::Parameter",
     }
     for group in resources(template, "AWS::EC2::SecurityGroup").values():
         assert group["VpcId"] == EXISTING.vpc_id
