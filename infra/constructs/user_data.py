@@ -12,7 +12,7 @@ from aws_cdk import aws_ec2 as ec2
 from jobs.instance_types import InstanceType
 
 STOP_TIMEOUT_SECONDS = 100
-"""Between SIGTERM and SIGKILL: most of the two minutes that a Spot notice gives.
+"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
 
 torch may take 30 s to end the ranks, and the record of the attempt is written after that. No checkpoint is begun: the
 newest complete one stays, and the next attempt resumes from it.
@@ -20,7 +20,8 @@ newest complete one stays, and the next attempt resumes from it.
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s
-    "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",  # off by default
+    # Off by default. It keeps new tasks away after a Spot notice; jobs that run are stopped by boot/spot_notice.sh.
+    "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
     # Jobs of several nodes have interfaces of their own, over which they would reach the instance's role.
     "ECS_AWSVPC_BLOCK_IMDS": "true",
     # The ones below are ecs-init's defaults on Amazon Linux; other AMIs start the agent without them. Batch runs a
@@ -51,6 +52,8 @@ def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> st
     if row.nvme_disks and row.machine_image != "stage":
         parts.add_part(ec2.MultipartBody.from_user_data(_script("instance_store"), _BOOTHOOK))
     parts.add_user_data_part(_agent(), ec2.MultipartBody.SHELL_SCRIPT, True)
+    # On-Demand ones have it too, and never get a notice: one user data less that could differ.
+    parts.add_user_data_part(_spot_notice(), ec2.MultipartBody.SHELL_SCRIPT)
     if row.huge_pages:
         parts.add_user_data_part(_script("huge_pages", HUGE_PAGES=str(row.huge_pages)), ec2.MultipartBody.SHELL_SCRIPT)
     if file_system:
@@ -66,9 +69,29 @@ def _agent() -> ec2.UserData:
     return script
 
 
+def _spot_notice() -> ec2.UserData:
+    """Installs a service, which is there after a reboot as well."""
+    program, unit = "/usr/local/sbin/trainyard-spot-notice", "trainyard-spot-notice.service"
+    script = ec2.UserData.for_linux()
+    script.add_commands("set -euo pipefail", f"cat >{program} <<'PROGRAM'", "#!/bin/bash")
+    script.add_commands(*_lines("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS)), "PROGRAM")
+    script.add_commands(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'")
+    script.add_commands(*(_SCRIPTS / "spot_notice.service").read_text().splitlines(), "UNIT")
+    # Not waited for: systemd may be busy with what waits for the end of user data.
+    script.add_commands("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}")
+    return script
+
+
 def _script(name: str, **variables: str) -> ec2.UserData:
     script = ec2.UserData.for_linux()
-    script.add_commands(*(f"{name}='{value}'" for name, value in variables.items()))
-    lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
-    script.add_commands(*(line for line in lines if not line.startswith("#!")))
+    script.add_commands(*_lines(name, **variables))
     return script
+
+
+def _lines(name: str, **variables: str) -> list[str]:
+    """A script of boot/ without its first line, after the variables that it reads."""
+    lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
+    return [
+        *(f"{variable}='{value}'" for variable, value in variables.items()),
+        *(line for line in lines if not line.startswith("#!")),
+    ]

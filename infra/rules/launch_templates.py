@@ -17,6 +17,14 @@ _IGNORED = (
     "DisableApiTermination",
 )
 
+_AT_A_SPOT_NOTICE = (
+    "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true",
+    "ECS_CONTAINER_STOP_TIMEOUT=",
+    "/meta-data/spot/instance-action",
+    "docker stop -t ",
+)
+"""What user data does against the loss of a job's last two minutes."""
+
 
 def _with_template(stage: StageTemplates) -> Iterator[tuple[Resource, Resource]]:
     """Each compute environment whose launch template is of this stage, with it."""
@@ -182,16 +190,18 @@ def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-LaunchTemplate-SpotDraining",
-    next_step="write ECS_ENABLE_SPOT_INSTANCE_DRAINING=true and ECS_CONTAINER_STOP_TIMEOUT to /etc/ecs/ecs.config",
-    source="Amazon ECS Developer Guide, Container agent configuration: off, and 30 s, by default",
+    next_step="render the user data with infra/constructs/user_data.py, which writes both settings and a service that "
+    "waits for the Spot notice",
+    source="Amazon ECS Developer Guide, Container agent configuration: off, and 30 s, by default; Draining container "
+    "instances: tasks that belong to no service are not stopped",
 )
 def spot_draining(stage: StageTemplates) -> Iterable[Finding]:
-    """Without both settings the agent ignores the Spot notice, and kills 30 s after SIGTERM: the two minutes that EC2
-    gives are lost.
+    """Without both settings the agent ignores the Spot notice, and kills 30 s after SIGTERM; and even with them nobody
+    tells a job of Batch, which belongs to no service: the two minutes that EC2 gives are lost.
     """
     for environment, template in _with_template(stage):
         if environment.get("ComputeResources.Type") != "SPOT":
             continue
         user_data = text(template.get("LaunchTemplateData.UserData", ""))
-        if "ECS_ENABLE_SPOT_INSTANCE_DRAINING=true" not in user_data or "ECS_CONTAINER_STOP_TIMEOUT=" not in user_data:
+        if not all(part in user_data for part in _AT_A_SPOT_NOTICE):
             yield found(template, "LaunchTemplateData.UserData")

@@ -349,6 +349,8 @@ BREAKS = [
             on(LAUNCH_TEMPLATE, user_data("ECS_ENABLE_SPOT_INSTANCE_DRAINING=true", "")),
         ),
         ("SpotDraining", "30 seconds", on(LAUNCH_TEMPLATE, user_data("ECS_CONTAINER_STOP_TIMEOUT=", "X="))),
+        ("SpotDraining", "nobody asks for the notice", on(LAUNCH_TEMPLATE, user_data("/spot/instance-action", "/x"))),
+        ("SpotDraining", "nobody stops the job", on(LAUNCH_TEMPLATE, user_data("docker stop -t ", "echo "))),
     ),
     *_rule(
         "JobQueue",

@@ -124,6 +124,11 @@ TRAPS = (
         rules=("LaunchTemplate-SpotDraining",),
         tests=("test_the_ecs_agent_gives_jobs_the_notices_time_to_stop",),
     ),
+    Trap(
+        "draining, which stops tasks of services and none of Batch's",
+        rules=("LaunchTemplate-SpotDraining",),
+        tests=("test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time",),
+    ),
     Trap("definitions of more than 24 KiB", rules=("JobDefinition-Size",)),
     Trap("submissions of more than 30 KiB", tests=("test_the_ready_specs_can_be_planned_and_fit_batchs_limit",)),
     Trap("the account's log group, which never expires", rules=("JobDefinition-Logs",)),

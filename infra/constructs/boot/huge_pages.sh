@@ -1,3 +1,4 @@
+#!/bin/bash
 # Sets 2 MiB pages aside that the accelerator's driver takes for its transfers.
 #
 # HUGE_PAGES: how many

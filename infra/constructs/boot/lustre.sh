@@ -1,3 +1,4 @@
+#!/bin/bash
 # Mounts the stage's file system at /fsx: what all teams share of the data bucket, for reading only.
 #
 # LUSTRE_SOURCE: <DNS name>@tcp:/<mount name>

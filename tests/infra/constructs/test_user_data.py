@@ -1,8 +1,11 @@
 """The scripts that instances run when they boot: as Batch wants them, and run for real on stand-ins of the commands."""
 
+import base64
 import email
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +14,21 @@ from typing import Any
 import pytest
 
 from infra.constructs.shared_file_system import CONTAINER_PATH
+from infra.constructs.user_data import STOP_TIMEOUT_SECONDS
 from infra.settings import Pool
 from tests.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
 from tests.infra.synthesis import Templates
 
 Synthesised = Callable[..., Templates]
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 MAX_USER_DATA_BYTES = 16_384
-"""EC2's limit, before base64."""
+"""EC2's limit before base64. Ours keeps to it after: Batch adds a part of its own."""
 
 DISKS = "/dev/disk/by-id"
-COMMANDS = ("udevadm", "mdadm", "mkfs.xfs", "mount", "mountpoint", "blkid", "dnf", "sysctl", "sleep")
+COMMANDS = (
+    *("udevadm", "mdadm", "mkfs.xfs", "mount", "mountpoint", "blkid", "dnf", "sysctl", "sleep"),
+    *("curl", "docker", "systemctl"),
+)
 """What the scripts run and must not do to this machine."""
 
 
@@ -46,6 +54,12 @@ class Machine:
     """Command to what it does besides, in bash."""
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        """A script of user data, with the folder in place of the root."""
+        for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx", "/usr/local/"):
+            script = script.replace(path, f"{self.root}{path}")
+        return self.bash(script)
+
+    def bash(self, script: str) -> subprocess.CompletedProcess[str]:
         commands = self.root / "commands"
         commands.mkdir(exist_ok=True)
         for name in COMMANDS:
@@ -54,10 +68,11 @@ class Machine:
                 f'#!/bin/bash\necho "{name} $*" >>"{self.root}/calls"\n{self.answers.get(name, "exit 0")}\n'
             )
             command.chmod(0o755)
-        for folder in ("dev/disk/by-id", "etc/ecs", "etc/sysctl.d", "var/lib/docker", "var/lib/containerd"):
+        for folder in (
+            *("dev/disk/by-id", "etc/ecs", "etc/sysctl.d", "etc/systemd/system", "usr/local/sbin"),
+            *("var/lib/docker", "var/lib/containerd"),
+        ):
             (self.root / folder).mkdir(parents=True, exist_ok=True)
-        for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx"):
-            script = script.replace(path, f"{self.root}{path}")
         environment: Mapping[str, str] = {"PATH": f"{commands}:{os.environ['PATH']}"}
         return subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
 
@@ -89,6 +104,12 @@ def script_with(data: dict[str, Any], text: str) -> str:
     return script
 
 
+def shellcheck(script: str) -> tuple[int, str]:
+    """Exit code and what it found."""
+    done = subprocess.run([SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
 def test_user_data_is_mime_multipart(launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]) -> None:
     # Trap: Batch refuses a bare script, and skips a part whose boundary is followed by a blank line.
     for data in (*launch_templates.values(), everything):
@@ -98,17 +119,14 @@ def test_user_data_is_mime_multipart(launch_templates: dict[str, dict[str, Any]]
         boundary = f"--{message.get_boundary()}\n"
         assert boundary in text
         assert boundary + "\n" not in text
-        assert len(text) < MAX_USER_DATA_BYTES
+        assert len(base64.b64encode(text.encode())) < MAX_USER_DATA_BYTES
 
 
-def test_every_script_is_bash_that_parses(
-    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
-) -> None:
-    for data in (*launch_templates.values(), everything):
-        for _, script in boot_parts(data):
-            assert script.startswith("#!/bin/bash\n")
-            checked = subprocess.run(["/bin/bash", "-n"], input=script, capture_output=True, text=True, check=False)
-            assert (checked.returncode, checked.stderr) == (0, "")
+def test_shellcheck_finds_nothing(launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]) -> None:
+    scripts = {script for data in (*launch_templates.values(), everything) for _, script in boot_parts(data)}
+    for script in scripts:
+        assert script.startswith("#!/bin/bash\n")
+        assert shellcheck(script) == (0, "")
 
 
 def test_the_ecs_agent_gives_jobs_the_notices_time_to_stop(
@@ -142,6 +160,120 @@ def test_what_batch_and_the_ami_wrote_for_the_agent_stays(
     assert configuration.read_text().startswith("ECS_CLUSTER=batch\nECS_")
 
 
+NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
+RUNNING = ("e1 ~internal~ecs~pause", "c1 main", "c2 main")
+"""Containers of tasks, as Docker lists them in the format that it is asked for."""
+
+
+@dataclass
+class SpotInstance:
+    """Whose notice comes at the third question, and on which two jobs run beside the ECS agent."""
+
+    machine: Machine
+    program: Path
+
+    @classmethod
+    def booted(cls, machine: Machine, data: dict[str, Any]) -> "SpotInstance":
+        installed = machine.run(script_with(data, "spot-notice"))
+        assert (installed.returncode, installed.stderr) == (0, "")
+        root = machine.root
+        machine.answers["curl"] = f"""case "$*" in
+          *--request\\ PUT*/latest/api/token) echo "token-$(grep -c api/token "{root}/calls")" ;;
+          *) cat >>"{root}/headers"
+            (($(grep -c spot/instance-action "{root}/calls") > 2)) || exit 22  # as for a 404
+            echo '{NOTICE}' ;;
+        esac"""
+        machine.answers["docker"] = f"""[[ $1 == ps ]] || exit 0
+        [[ $* == *"--filter label=com.amazonaws.ecs.task-arn"* ]] || echo "a1"  # the agent has no such label
+        printf '%s\\n' {" ".join(f"'{line}'" for line in RUNNING)}"""
+        return cls(machine, root / "usr/local/sbin/trainyard-spot-notice")
+
+    def wait_for_the_notice(self) -> subprocess.CompletedProcess[str]:
+        (self.machine.root / "calls").unlink(missing_ok=True)
+        return self.machine.bash(self.program.read_text())
+
+    def called(self, command: str) -> list[str]:
+        return [call for call in self.machine.calls if call.startswith(command)]
+
+
+@pytest.fixture
+def spot(machine: Machine, launch_templates: dict[str, dict[str, Any]]) -> SpotInstance:
+    return SpotInstance.booted(machine, launch_templates[f"{GAUDI}-spot"])
+
+
+def test_every_instance_waits_for_its_spot_notice_from_the_first_boot_on(
+    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any], machine: Machine
+) -> None:
+    for data in (*launch_templates.values(), everything):
+        # Installed twice, as when an image is made of an instance, it is the same.
+        for _ in range(2):
+            SpotInstance.booted(machine, data)
+        calls = [call for call in machine.calls if call.startswith("systemctl")]
+        assert calls[-3:] == [
+            "systemctl daemon-reload",
+            "systemctl enable trainyard-spot-notice.service",
+            "systemctl start --no-block trainyard-spot-notice.service",
+        ]
+        unit = (machine.root / "etc/systemd/system/trainyard-spot-notice.service").read_text()
+        program = machine.root / "usr/local/sbin/trainyard-spot-notice"
+        assert f"ExecStart={program}\n" in unit
+        assert "WantedBy=multi-user.target\n" in unit
+        assert "Restart=on-failure\n" in unit
+        assert program.stat().st_mode & 0o777 == 0o755
+        assert program.read_text().startswith("#!/bin/bash\n")
+        assert shellcheck(program.read_text()) == (0, "")
+
+
+def test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time(spot: SpotInstance) -> None:
+    # Trap: the agent's draining stops the tasks of services only; nobody would tell a job of Batch.
+    done = spot.wait_for_the_notice()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert NOTICE in done.stdout
+    asked = [call for call in spot.machine.calls if "spot/instance-action" in call]
+    assert len(asked) == 3
+    assert spot.called("sleep") == ["sleep 5"] * 2
+    # The agent and what holds a task's network stay; what is left of two minutes covers the wait between questions.
+    assert spot.called("docker stop") == [f"docker stop -t {STOP_TIMEOUT_SECONDS} c1 c2"]
+    assert STOP_TIMEOUT_SECONDS + 5 + 2 * 3 < 120
+
+
+def test_the_notice_is_asked_for_with_a_fresh_token_that_no_process_list_shows(spot: SpotInstance) -> None:
+    spot.wait_for_the_notice()
+    headers = (spot.machine.root / "headers").read_text().splitlines()
+    assert headers == [f"X-aws-ec2-metadata-token: token-{number}" for number in (1, 2, 3)]
+    assert not any("token-1" in call for call in spot.machine.calls)
+    assert all("http://169.254.169.254/latest/" in call for call in spot.called("curl"))
+
+
+def test_a_metadata_service_that_does_not_answer_is_asked_again(spot: SpotInstance) -> None:
+    answer = spot.machine.answers["curl"]
+    spot.machine.answers["curl"] = f'(($(wc -l <"{spot.machine.root}/calls") > 4)) || exit 28\n{answer}'
+    assert spot.wait_for_the_notice().returncode == 0
+    assert len(spot.called("docker stop")) == 1
+
+
+def test_an_idle_instance_has_nothing_to_stop(spot: SpotInstance) -> None:
+    spot.machine.answers["docker"] = "exit 0"
+    done = spot.wait_for_the_notice()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not spot.called("docker stop")
+
+
+def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_stopped_twice(
+    spot: SpotInstance,
+) -> None:
+    answer = spot.machine.answers["docker"]
+    spot.machine.answers["docker"] = "exit 1"
+    # systemd starts a service that fails once more, and one that succeeds never.
+    assert spot.wait_for_the_notice().returncode != 0
+    assert not spot.called("docker stop")
+    # One of the jobs may end by itself just now; a second SIGTERM would disturb the end of the other.
+    spot.machine.answers["docker"] = f"[[ $1 != stop ]] || exit 1\n{answer}"
+    done = spot.wait_for_the_notice()
+    assert done.returncode == 0
+    assert "not all could be stopped" in done.stdout
+
+
 def test_gaudi_instances_set_huge_pages_aside_and_others_do_not(
     launch_templates: dict[str, dict[str, Any]], machine: Machine
 ) -> None:
@@ -158,15 +290,22 @@ def test_disks_are_made_ready_before_docker_starts_by_the_ami_or_here_and_never_
     assert [kind for kind, script in boot_parts(everything) if "/scratch" in script] == ["text/cloud-boothook"]
     for data in launch_templates.values():
         assert not any("/scratch" in script for _, script in boot_parts(data))
+
+
+def test_no_script_waits_for_what_waits_for_it(
+    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
+) -> None:
     # Trap: from user data, starting the agent waits for the end of user data.
     for data in (*launch_templates.values(), everything):
-        assert not any("systemctl" in script for _, script in boot_parts(data))
+        scripts = "\n".join(script for _, script in boot_parts(data))
+        started = re.findall(r"systemctl (?:start|restart|enable --now|reload) .*", scripts)
+        assert started == ["systemctl start --no-block trainyard-spot-notice.service"]
 
 
 def test_types_without_disks_have_no_script_for_them(synthesised: Synthesised) -> None:
     compute = synthesised(instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0")["compute"]
     data = launch_data(compute, f"{Pool(instance_type='p3.8xlarge').id}-spot")
-    assert [kind for kind, _ in boot_parts(data)] == ["text/x-shellscript"]
+    assert {kind for kind, _ in boot_parts(data)} == {"text/x-shellscript"}
 
 
 def test_the_disks_become_one_and_docker_moves_there(everything: dict[str, Any], machine: Machine) -> None:
