@@ -29,8 +29,9 @@ from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.job_stack import JobStack
 from infra.settings import Stage
 from infra.storage_stack import StorageStack
+from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.instance_types import InstanceType
-from jobs.moves import DUPLICATE_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, SPOT_WAITED_TOO_LONG, Queue
 from jobs.runs import UTILIZATION_KEY
 from jobs.stage import LOG_GROUP, parameter_path, queue_parameter
@@ -164,6 +165,8 @@ class ObservabilityStack(StageStack):
             RECLAIMS_BEFORE_ON_DEMAND=str(self.stage_row.reclaims_before_on_demand),
             ON_DEMAND_QUEUES=json.dumps(self._on_demand_queues),
             RECLAIM_REASON=RECLAIM_REASON,
+            EXITED_REASON=EXITED_REASON,
+            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
             MOVED_REASON=MOVED_REASON,
             MOVED_TAG=MOVED_TAG,
             NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
@@ -210,11 +213,21 @@ class ObservabilityStack(StageStack):
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=self._namespace,
             QUEUES=json.dumps(
-                [{"arn": queue.arn, "name": queue.label, "usd_per_hour": queue.usd_per_hour} for queue in self._queues]
+                [
+                    {
+                        "arn": queue.arn,
+                        "name": queue.label,
+                        "capacity": queue.queue.capacity,
+                        "usd_per_hour": queue.usd_per_hour,
+                    }
+                    for queue in self._queues
+                ]
             ),
             ON_DEMAND_QUEUES=json.dumps(self._on_demand_queues),
             RECLAIMS_BEFORE_ON_DEMAND=str(self.stage_row.reclaims_before_on_demand),
             RECLAIM_REASON=RECLAIM_REASON,
+            EXITED_REASON=EXITED_REASON,
+            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
             NO_FAILURES=json.dumps([MOVED_REASON, DUPLICATE_REASON]),
             NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
         )

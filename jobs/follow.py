@@ -8,7 +8,7 @@ from jobs.aws import Aws, is_refused_connection, is_transient
 from jobs.batch import Job, describe, find_job
 from jobs.errors import NotFoundError
 from jobs.logs import LogLine, LogReader
-from jobs.moves import MOVED_REASON, RECLAIM_REASON
+from jobs.moves import MOVED_REASON, is_reclaim
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, SPOT_WAITED_TOO_LONG
 from jobs.stage import DeployedStage
 
@@ -84,7 +84,7 @@ def may_go_on(stage: DeployedStage, job: Job) -> bool:
         return False
     if job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)):
         wait_seconds = SUCCESSOR_SECONDS
-    elif job.reason.startswith(RECLAIM_REASON):
+    elif is_reclaim(job.reason, job.attempts[-1].exit_code if job.attempts else None):
         wait_seconds = SUCCESSOR_SECONDS_AFTER_RECLAIM
     else:
         return False

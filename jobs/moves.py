@@ -4,8 +4,14 @@ The function that moves it (infra/functions/move_to_on_demand.py) ends the first
 second under the same name with a tag; the command line knows both by what is here.
 """
 
+from jobs.errors import INTERRUPTED_EXIT_CODE
+
 RECLAIM_REASON = "Host EC2"
 """Begins Batch's own reason of an attempt whose instance was taken away."""
+
+EXITED_REASON = "Essential container in task exited"
+"""Begins the reason of an attempt that ended by itself. Where its container uses the two minutes before a reclaim to
+end with `INTERRUPTED_EXIT_CODE`, this is all that Batch says: the instance lives on when ECS reports the end."""
 
 MOVED_REASON = "moved to On-Demand"
 """Begins the reason of a job that was ended to go on elsewhere."""
@@ -15,3 +21,13 @@ MOVED_TAG = "trainyard:moved"
 
 DUPLICATE_REASON = "duplicate of"
 """Begins the reason of a job that was never the run: a lost submission that arrived late."""
+
+
+def is_reclaim(reason: str, exit_code: int | None) -> bool:
+    """Whether an attempt in a Spot queue ended by a reclaim, abruptly or in its own good time.
+
+    A timeout and an owner's cancellation make a container exit with the same code, but give a reason of their own.
+    """
+    return reason.startswith(RECLAIM_REASON) or (
+        exit_code == INTERRUPTED_EXIT_CODE and reason.startswith(EXITED_REASON)
+    )

@@ -38,6 +38,9 @@ class Rules:
     on_demand_queues: dict[str, str]
     """ARN of a Spot queue to that of the same pool's On-Demand queue."""
     reclaim_reason: str
+    exited_reason: str
+    interrupted_exit_code: int
+    """What a container that had the time to end before its instance did exits with."""
     moved_reason: str
     moved_tag: str
     no_capacity_reason: str
@@ -49,6 +52,8 @@ class Rules:
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
             reclaim_reason=os.environ["RECLAIM_REASON"],
+            exited_reason=os.environ["EXITED_REASON"],
+            interrupted_exit_code=int(os.environ["INTERRUPTED_EXIT_CODE"]),
             moved_reason=os.environ["MOVED_REASON"],
             moved_tag=os.environ["MOVED_TAG"],
             no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
@@ -74,9 +79,8 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     queue = rules.on_demand_queues.get(job["jobQueue"])
     if queue is None or job["status"] == "SUCCEEDED":
         return None
-    reclaims = sum(
-        attempt.get("statusReason", "").startswith(rules.reclaim_reason) for attempt in job.get("attempts", [])
-    )
+    attempts = job.get("attempts", [])
+    reclaims = sum(is_reclaim(attempt, rules) for attempt in attempts)
     too_many = reclaims >= rules.reclaims_before_on_demand
     after = f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
     stopped_by_someone = job.get("isTerminated") or job.get("isCancelled")
@@ -88,12 +92,32 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     reason = job.get("statusReason", "")
     if reason.startswith(rules.no_capacity_reason):
         return Resubmit(_request(job, queue, {rules.moved_tag: "for want of Spot capacity"}))
-    # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it.
-    if reason.startswith(rules.moved_reason) or (
-        too_many and reason.startswith(rules.reclaim_reason) and not stopped_by_someone
-    ):
+    # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it. Whoever
+    # else ends a job, its owner or a timeout, gives the job a reason of his own, however its container exited.
+    ended_by_reclaim = (
+        too_many
+        and is_reclaim(attempts[-1], rules)
+        and reason.startswith((rules.reclaim_reason, rules.exited_reason))
+        and not stopped_by_someone
+    )
+    if reason.startswith(rules.moved_reason) or ended_by_reclaim:
         return Resubmit(_request(job, queue, {rules.moved_tag: after}))
     return None
+
+
+def is_reclaim(attempt: dict[str, Any], rules: Rules) -> bool:
+    """Whether a finished attempt in a Spot queue ended by a reclaim: `jobs.moves.is_reclaim`, on Batch's own shape.
+
+    Either the instance was gone before the container, or the container used the notice to exit. What a Spot queue runs
+    On-Demand while Spot has no capacity is not told apart: Batch's attempts do not say.
+    """
+    reason = attempt.get("statusReason", "")
+    tasks = [container for task in attempt.get("taskProperties", []) for container in task.get("containers", [])]
+    exit_codes = [container.get("exitCode") for container in (tasks or [attempt.get("container", {})])]
+    return bool(
+        reason.startswith(rules.reclaim_reason)
+        or (reason.startswith(rules.exited_reason) and rules.interrupted_exit_code in exit_codes)
+    )
 
 
 def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:

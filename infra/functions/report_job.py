@@ -23,11 +23,14 @@ class Rules:
     topic: str
     namespace: str
     queues: dict[str, dict[str, Any]]
-    """ARN to `name`, and `usd_per_hour` of a node."""
+    """ARN to `name`, `capacity` (`spot`, `on-demand`), and `usd_per_hour` of a node."""
     on_demand_queues: dict[str, str]
     """Spot queues whose jobs may go on elsewhere."""
     reclaims_before_on_demand: int
     reclaim_reason: str
+    exited_reason: str
+    interrupted_exit_code: int
+    """What a container that had the time to end before its instance did exits with."""
     no_failures: tuple[str, ...]
     """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
     no_capacity_reason: str
@@ -42,6 +45,8 @@ class Rules:
             on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
+            exited_reason=os.environ["EXITED_REASON"],
+            interrupted_exit_code=int(os.environ["INTERRUPTED_EXIT_CODE"]),
             no_failures=tuple(json.loads(os.environ["NO_FAILURES"])),
             no_capacity_reason=os.environ["NO_CAPACITY_REASON"],
         )
@@ -60,12 +65,13 @@ class Report:
 def report(job: dict[str, Any], rules: Rules) -> Report:
     """`job` is DescribeJobs', with status, reason and attempts as of the event."""
     attempts = job.get("attempts", [])
-    lost = [attempt for attempt in attempts if attempt.get("statusReason", "").startswith(rules.reclaim_reason)]
-    reclaimed = bool(attempts) and attempts[-1] in lost and job["status"] in ("RUNNABLE", "FAILED")
+    lost = sum(is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
+    lost_last = bool(attempts) and is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
+    reclaimed = lost_last and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
     of = f"{run} of team {team} (stage {rules.stage})"
-    if job["status"] == "FAILED" and _is_failure(job, len(lost), rules):
-        container = _last_container(job)
+    if job["status"] == "FAILED" and _is_failure(job, lost, rules, reclaimed=reclaimed):
+        container = _container(attempts[-1] if attempts else {})
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
         why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
         return Report(
@@ -77,13 +83,33 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
-            text=f"{of} lost its instance to a Spot reclaim, for the {_ordinal(len(lost))} time; it waits for another "
+            text=f"{of} lost its instance to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
             f"one and resumes from its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
 
 
-def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules) -> bool:
+def is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
+    """Whether a finished attempt ended by a Spot reclaim: `jobs.moves.is_reclaim`, on Batch's own shape.
+
+    Either the instance was gone before the container, or the container used the notice to exit. Elsewhere than in a
+    Spot queue neither means that.
+    """
+    if rules.queues.get(queue, {}).get("capacity") != "spot":
+        return False
+    reason: str = attempt.get("statusReason", "")
+    return reason.startswith(rules.reclaim_reason) or (
+        reason.startswith(rules.exited_reason) and _container(attempt).get("exitCode") == rules.interrupted_exit_code
+    )
+
+
+def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
+    """False where a job ended for another reason than its last attempt: its owner's, or that of a timeout."""
+    reason: str = job.get("statusReason", "")
+    return job["status"] != "FAILED" or reason.startswith((rules.reclaim_reason, rules.exited_reason))
+
+
+def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: bool) -> bool:
     reason = job.get("statusReason", "")
     may_go_on = job["jobQueue"] in rules.on_demand_queues
     if reason.startswith(rules.no_capacity_reason):
@@ -92,13 +118,12 @@ def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules) -> bool:
         return True
     if job.get("isTerminated") or job.get("isCancelled") or reason.startswith(rules.no_failures):
         return False
-    return not (may_go_on and reason.startswith(rules.reclaim_reason) and reclaims >= rules.reclaims_before_on_demand)
+    return not (may_go_on and reclaimed and reclaims >= rules.reclaims_before_on_demand)
 
 
-def _last_container(job: dict[str, Any]) -> dict[str, Any]:
-    last = (job.get("attempts") or [{}])[-1]
-    tasks = [container for task in last.get("taskProperties", []) for container in task.get("containers", [])]
-    container: dict[str, Any] = last.get("container") or next(iter(tasks), {})
+def _container(attempt: dict[str, Any]) -> dict[str, Any]:
+    tasks = [container for task in attempt.get("taskProperties", []) for container in task.get("containers", [])]
+    container: dict[str, Any] = attempt.get("container") or next(iter(tasks), {})
     return container
 
 

@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job
+from jobs.batch import Job, JobAttempt
+from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.follow import may_go_on
-from jobs.moves import MOVED_REASON, MOVED_TAG
+from jobs.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.queues import SPOT_WAITED_TOO_LONG
 from jobs.stage import DeployedStage
 from tests.jobs.submitting import create_plain_queue, planned_to_run, wait_for
@@ -30,6 +32,7 @@ ENDED = Job(
     max_attempts=3,
     log_streams=(),
 )
+LAST = JobAttempt(number=3, started_at=None, stopped_at=None, exit_code=None, reason="", log_stream=None)
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
 
@@ -46,17 +49,22 @@ def with_on_demand(stage: DeployedStage) -> DeployedStage:
         ({"reason": SPOT_WAITED_TOO_LONG}, 300, True),
         ({"reason": RECLAIMED}, 30, True),
         ({"reason": RECLAIMED}, 300, False),
-        ({"reason": "Essential container in task exited"}, 1, False),
+        ({"reason": EXITED_REASON, "exit_code": INTERRUPTED_EXIT_CODE}, 30, True),
+        ({"reason": EXITED_REASON, "exit_code": INTERRUPTED_EXIT_CODE}, 300, False),
+        ({"reason": EXITED_REASON, "exit_code": 1}, 1, False),
+        ({"reason": "Job attempt duration exceeded timeout", "exit_code": INTERRUPTED_EXIT_CODE}, 1, False),
         ({"reason": "not needed any more"}, 1, False),
         ({"reason": RECLAIMED, "queue": "gaudi-on-demand"}, 1, False),
         ({"reason": RECLAIMED, "state": "RUNNABLE"}, 1, False),
     ],
 )
 def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
-    changes: dict[str, str], seconds_ago: int, *, wanted: bool, with_on_demand: DeployedStage, stage: DeployedStage
+    changes: dict[str, Any], seconds_ago: int, *, wanted: bool, with_on_demand: DeployedStage, stage: DeployedStage
 ) -> None:
     ended_at = datetime.now(timezone.utc) - timedelta(seconds=seconds_ago)
-    job = replace(ENDED, **changes, stopped_at=ended_at)  # type: ignore[arg-type]
+    last = replace(LAST, exit_code=changes.get("exit_code"))
+    changed = {name: value for name, value in changes.items() if name != "exit_code"}
+    job = replace(ENDED, **changed, attempts=(last,), stopped_at=ended_at)
     assert may_go_on(with_on_demand, job) is wanted
     assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
 

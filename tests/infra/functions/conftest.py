@@ -1,5 +1,6 @@
 """Handlers as Lambda calls them, in this process, against the embedded AWS with queues and jobs of the tests' own."""
 
+import contextlib
 import json
 import urllib.request
 import uuid
@@ -84,6 +85,18 @@ class World:
             "jobSummaryList"
         ]
         return found
+
+    def log(self, job_id: str) -> list[str]:
+        """The lines of the attempt that runs, or ran last."""
+        [task] = self.job(job_id)["ecsProperties"]["taskProperties"]
+        stream = task["containers"][0].get("logStreamName")
+        if stream is None:
+            return []
+        logs = self.aws.client("logs")
+        with contextlib.suppress(logs.exceptions.ResourceNotFoundException):
+            events = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=stream, startFromHead=True)
+            return [event["message"] for event in events["events"]]
+        return []
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
         """Takes a running job's instance away; the job once it waits or runs again, or has ended."""

@@ -9,13 +9,19 @@ from botocore.exceptions import ClientError
 
 from infra.functions import move_to_on_demand
 from infra.functions.move_to_on_demand import Mover, MoveUnderwayError, Resubmit, Rules, Terminate, decide, handler
-from jobs.moves import MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
 from jobs.plan import RETRY_RULES
 from jobs.queues import SPOT_WAITED_TOO_LONG
 from tests.infra.functions.conftest import World
+from tests.infra.functions.waiting import wait_until
 
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 SLEEP = ("sleep", "600")
+EXITED = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": INTERRUPTED_EXIT_CODE}]}]}
+"""How Batch shows an attempt whose container ended in time before its instance did."""
+TIMED_OUT = {**EXITED, "statusReason": "Job attempt duration exceeded timeout"}
+OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": 1}]}]}
 
 
 @pytest.fixture
@@ -25,6 +31,8 @@ def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "ON_DEMAND_QUEUES": json.dumps({world.spot: world.on_demand}),
         "RECLAIM_REASON": RECLAIM_REASON,
+        "EXITED_REASON": EXITED_REASON,
+        "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
         "MOVED_REASON": MOVED_REASON,
         "MOVED_TAG": MOVED_TAG,
         "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
@@ -171,6 +179,39 @@ def test_the_last_attempt_may_be_the_one_reclaim_too_many(world: World, rules: R
     assert len(world.named(ended["jobName"])) == 1
 
 
+def test_a_reclaim_that_the_container_was_faster_than_is_one(world: World, rules: Rules) -> None:
+    # GIVEN a job whose container exits each time before its instance does, until it has no attempt left
+    retry = {"attempts": 2, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]}
+    job_id = world.submit("sh", "-c", f"exit {INTERRUPTED_EXIT_CODE}", retryStrategy=retry)
+    ended = world.reached(job_id, "FAILED")
+    assert [attempt["statusReason"] for attempt in ended["attempts"]] == [EXITED_REASON] * 2
+    # WHEN its end is told of
+    handler(world.event(job_id), None)
+    # THEN it goes on
+    [successor] = world.named(ended["jobName"])
+    assert world.job(successor["jobId"])["tags"]["trainyard:moved"] == "after 2 reclaims"
+    # AND what exits so On-Demand has lost nothing to Spot
+    for attempt in world.named(ended["jobName"]):
+        handler(world.event(world.reached(attempt["jobId"], "FAILED")["jobId"]), None)
+    assert len(world.named(ended["jobName"])) == 1
+
+
+def test_an_owner_who_cancels_ends_a_job_however_its_container_exits(world: World, rules: Rules) -> None:
+    # GIVEN a job that was reclaimed once, and whose container ends at SIGTERM as it does at a reclaim
+    code = INTERRUPTED_EXIT_CODE
+    script = f'[ "$AWS_BATCH_JOB_ATTEMPT" = 1 ] && exit {code}; trap "exit {code}" TERM; echo ready; sleep 600 & wait'
+    retry = {"attempts": 5, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]}
+    job_id = world.submit("sh", "-c", script, retryStrategy=retry)
+    wait_until(lambda: world.log(job_id), lambda lines: "ready" in lines)
+    # WHEN its owner cancels it
+    world.batch.terminate_job(jobId=job_id, reason="not needed any more")
+    ended = world.reached(job_id, "FAILED")
+    assert ended["attempts"][-1]["taskProperties"][0]["containers"][0]["exitCode"] == code
+    handler(world.event(job_id), None)
+    # THEN it goes on nowhere
+    assert world.named(ended["jobName"]) == []
+
+
 def test_a_job_that_batch_has_forgotten_is_left_alone(world: World, rules: Rules) -> None:
     event = world.event(world.submit("true"))
     event["detail"]["jobId"] = "00000000-0000-0000-0000-000000000000"
@@ -186,7 +227,15 @@ def test_a_job_that_batch_has_forgotten_is_left_alone(world: World, rules: Rules
         ({"status": "RUNNING", "reclaims": 3, "isTerminated": True}, None),
         ({"status": "SUCCEEDED", "reclaims": 3}, None),
         ({"status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG}, Resubmit),
-        ({"status": "FAILED", "statusReason": "Essential container in task exited", "reclaims": 3}, None),
+        ({"status": "FAILED", "statusReason": EXITED_REASON, "reclaims": 3, "last": OWN_FAULT}, None),
+        ({"status": "RUNNABLE", "reclaims": 1, "last": EXITED}, Terminate),
+        ({"status": "RUNNABLE", "reclaims": 1, "last": OWN_FAULT}, None),
+        ({"status": "FAILED", "statusReason": EXITED_REASON, "reclaims": 1, "last": EXITED}, Resubmit),
+        ({"status": "FAILED", "statusReason": EXITED_REASON, "last": EXITED}, None),
+        ({"status": "FAILED", "statusReason": TIMED_OUT["statusReason"], "reclaims": 2, "last": TIMED_OUT}, None),
+        ({"status": "FAILED", "statusReason": TIMED_OUT["statusReason"], "reclaims": 2, "last": EXITED}, None),
+        ({"status": "RUNNABLE", "reclaims": 1, "last": TIMED_OUT}, None),
+        ({"status": "FAILED", "statusReason": "not needed", "reclaims": 1, "last": EXITED}, None),
         ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 1}, None),
         ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 2}, Resubmit),
         ({"status": "FAILED", "statusReason": RECLAIMED, "reclaims": 2, "isCancelled": True}, None),
@@ -198,9 +247,8 @@ def test_what_is_done_follows_from_the_job_alone(
 ) -> None:
     job = world.job(world.submit("true"))
     reclaims = [{"statusReason": RECLAIMED}] * changes.pop("reclaims", 0)
-    decision = decide(
-        {**job, "attempts": [{"statusReason": "Essential container in task exited"}, *reclaims], **changes}, rules
-    )
+    last = [changes.pop("last")] if "last" in changes else []
+    decision = decide({**job, "attempts": [{"statusReason": EXITED_REASON}, *reclaims, *last], **changes}, rules)
     assert type(decision) is (wanted or type(None))
 
 
@@ -220,3 +268,12 @@ def test_what_a_job_was_given_by_aws_is_not_given_again(world: World, rules: Rul
 
 def test_the_retry_rules_know_a_reclaim_by_the_same_words() -> None:
     assert RETRY_RULES[0] == {"onStatusReason": f"{RECLAIM_REASON}*", "action": "RETRY"}
+
+
+@pytest.mark.parametrize("attempt", [{"statusReason": RECLAIMED}, EXITED, TIMED_OUT, OWN_FAULT, {}])
+def test_the_function_and_the_command_line_call_the_same_attempts_reclaims(
+    attempt: dict[str, Any], rules: Rules
+) -> None:
+    containers = [container for task in attempt.get("taskProperties", []) for container in task["containers"]]
+    exit_code = containers[0]["exitCode"] if containers else None
+    assert move_to_on_demand.is_reclaim(attempt, rules) is is_reclaim(attempt.get("statusReason", ""), exit_code)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from infra.functions.report_job import Report, Rules, handler, metrics, report
-from jobs.moves import DUPLICATE_REASON, MOVED_REASON, RECLAIM_REASON
+from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
+from jobs.plan import RETRY_RULES
 from jobs.queues import SPOT_WAITED_TOO_LONG
 from tests.infra.functions.conftest import World
 from tests.infra.functions.messages import Inbox
@@ -23,13 +25,15 @@ def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
         "METRIC_NAMESPACE": "trainyard/test",
         "QUEUES": json.dumps(
             [
-                {"arn": world.spot, "name": "gaudi-spot", "usd_per_hour": 3.93},
-                {"arn": world.on_demand, "name": "gaudi-on-demand", "usd_per_hour": 13.11},
+                {"arn": world.spot, "name": "gaudi-spot", "capacity": "spot", "usd_per_hour": 3.93},
+                {"arn": world.on_demand, "name": "gaudi-on-demand", "capacity": "on-demand", "usd_per_hour": 13.11},
             ]
         ),
         "ON_DEMAND_QUEUES": json.dumps([[world.spot, world.on_demand]]),
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "RECLAIM_REASON": RECLAIM_REASON,
+        "EXITED_REASON": EXITED_REASON,
+        "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
         "NO_FAILURES": json.dumps([MOVED_REASON, DUPLICATE_REASON]),
         "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
     }.items():
@@ -82,6 +86,25 @@ def test_a_reclaim_is_told_of_once_the_job_waits_again(
     assert numbers()["Reclaims"] == 1
 
 
+@pytest.mark.parametrize(("capacity", "reclaims"), [("spot", 1), ("on-demand", 0)])
+def test_a_container_that_exits_before_its_instance_lost_it_in_a_spot_queue_only(
+    capacity: str,
+    reclaims: int,
+    *,
+    world: World,
+    rules: Rules,
+    inbox: Inbox,
+    numbers: Callable[[], dict[str, Any]],
+) -> None:
+    queue = {"spot": world.spot, "on-demand": world.on_demand}[capacity]
+    retry = {"attempts": 2, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]}
+    job = world.submit("sh", "-c", f"exit {INTERRUPTED_EXIT_CODE}", queue=queue, retryStrategy=retry)
+    attempts = world.reached(job, "FAILED")["attempts"][:1]
+    handler(world.event(job, status="RUNNABLE", attempts=attempts), None)
+    assert numbers()["Reclaims"] == reclaims
+    assert ["Spot reclaim, for the first time" in message for message in inbox.read()] == [True] * reclaims
+
+
 def test_the_numbers_are_those_of_the_queue_at_that_moment(
     world: World, rules: Rules, numbers: Callable[[], dict[str, Any]]
 ) -> None:
@@ -124,7 +147,10 @@ def test_a_queue_that_is_not_the_stages_is_nobodys_business(
 
 
 LOST = {"statusReason": RECLAIMED}
-DIED = {"statusReason": "Essential container in task exited", "taskProperties": [{"containers": [{"exitCode": 1}]}]}
+DIED = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": 1}]}]}
+EXITED = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{"exitCode": INTERRUPTED_EXIT_CODE}]}]}
+"""How Batch shows an attempt whose container ended in time before its instance did."""
+TIMEOUT = "Job attempt duration exceeded timeout"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +159,12 @@ DIED = {"statusReason": "Essential container in task exited", "taskProperties": 
         ("FAILED", "Essential container in task exited", [DIED], {}, True),
         ("FAILED", RECLAIMED, [LOST], {}, True),
         ("FAILED", RECLAIMED, [LOST, LOST], {}, False),  # goes on On-Demand
+        ("FAILED", EXITED_REASON, [EXITED, EXITED], {}, False),  # so does this
+        ("FAILED", EXITED_REASON, [LOST, EXITED], {}, False),
+        ("FAILED", EXITED_REASON, [EXITED], {}, True),
+        ("FAILED", EXITED_REASON, [EXITED, EXITED, DIED], {}, True),
+        ("FAILED", EXITED_REASON, [EXITED, EXITED], {"jobQueue": "On-Demand"}, True),
+        ("FAILED", TIMEOUT, [LOST, LOST, {**EXITED, "statusReason": TIMEOUT}], {}, True),
         ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True}, False),  # so does this
         ("FAILED", SPOT_WAITED_TOO_LONG, [], {"isCancelled": True, "jobQueue": "without On-Demand"}, True),
         ("FAILED", "Canceled by JobStateTimeLimit action due to reason: MISCONFIGURATION:…", [], {}, True),
