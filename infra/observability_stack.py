@@ -34,7 +34,7 @@ from jobs.instance_types import InstanceType
 from jobs.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, SPOT_WAITED_TOO_LONG, Queue
 from jobs.runs import UTILIZATION_KEY
-from jobs.stage import LOG_GROUP, parameter_path, queue_parameter
+from jobs.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
 
 _STATE_CHANGE = "Batch Job State Change"
 
@@ -162,6 +162,7 @@ class ObservabilityStack(StageStack):
             "MoveToOnDemand",
             "move_to_on_demand",
             "Jobs that Spot takes away too often go on On-Demand",
+            RUN_BUCKET=self._published(RUN_BUCKET),
             RECLAIMS_BEFORE_ON_DEMAND=str(self.stage_row.reclaims_before_on_demand),
             ON_DEMAND_QUEUES=json.dumps(self._on_demand_queues),
             RECLAIM_REASON=RECLAIM_REASON,

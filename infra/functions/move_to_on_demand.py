@@ -12,6 +12,9 @@ ended. `dependsOn` could not do it: what depends on a job that failed, and a ter
 
 SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
 is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
+
+Whoever submits a job chooses its command and environment, but only its own team's tag: where the claim lies follows
+from that tag and the job's name, never from what the job says of itself.
 """
 
 import json
@@ -19,7 +22,6 @@ import os
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
@@ -34,6 +36,7 @@ class MoveUnderwayError(Exception):
 class Rules:
     """What the stack hands over in the environment."""
 
+    run_bucket: str
     reclaims_before_on_demand: int
     on_demand_queues: dict[str, str]
     """ARN of a Spot queue to that of the same pool's On-Demand queue."""
@@ -49,6 +52,7 @@ class Rules:
     @classmethod
     def from_environment(cls) -> "Rules":
         return cls(
+            run_bucket=os.environ["RUN_BUCKET"],
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
             reclaim_reason=os.environ["RECLAIM_REASON"],
@@ -77,7 +81,7 @@ class Resubmit:
 def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     """What is to be done with a job, as DescribeJobs shows it; None: nothing."""
     queue = rules.on_demand_queues.get(job["jobQueue"])
-    if queue is None or job["status"] == "SUCCEEDED":
+    if queue is None or job["status"] == "SUCCEEDED" or not _team(job):
         return None
     attempts = job.get("attempts", [])
     reclaims = sum(is_reclaim(attempt, rules) for attempt in attempts)
@@ -160,22 +164,20 @@ def _name(arn: str) -> str:
     return arn.rsplit("/", 1)[-1]
 
 
-def claim_place(job: dict[str, Any]) -> tuple[str, str]:
-    """Bucket and key of the claim on the move of a job: `moves/<job id>.json` of its run."""
-    environment = {
-        item["name"]: item["value"]
-        for task in job["ecsProperties"]["taskProperties"]
-        for container in task["containers"]
-        for item in container["environment"]
-    }
-    run = urlsplit(environment["TRAINYARD_RUN_URI"])
-    return run.netloc, f"{run.path.strip('/')}/moves/{job['jobId']}.json"
+def claim_key(job: dict[str, Any]) -> str:
+    """Key of the claim on the move of a job: `moves/<job id>.json` of its run, whose id is the job's name."""
+    return f"{_team(job)}/{job['jobName']}/moves/{job['jobId']}.json"
+
+
+def _team(job: dict[str, Any]) -> str:
+    """Who submitted it; IAM holds a team's people to their own. Empty: nobody by `trainyard submit`."""
+    return str(job.get("tags", {}).get("trainyard:team", ""))
 
 
 class Mover:
     """Carries a decision out, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_bucket: str) -> None:
         import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
         from botocore.config import Config  # noqa: PLC0415
 
@@ -183,6 +185,7 @@ class Mover:
         # Sent again by botocore after a lost answer, SubmitJob would start a second job.
         self._batch_once = boto3.client("batch", config=Config(retries={"total_max_attempts": 1}))
         self._s3 = boto3.client("s3")
+        self._bucket = run_bucket
 
     def describe(self, job_id: str) -> dict[str, Any] | None:
         jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
@@ -193,9 +196,9 @@ class Mover:
 
     def resubmit(self, job: dict[str, Any], request: dict[str, Any]) -> str | None:
         """Id of the successor; None where there was one. Raises MoveUnderwayError where another call is at it."""
-        bucket, key = claim_place(job)
-        if not self._claim(bucket, key):
-            held = self._s3.get_object(Bucket=bucket, Key=key)
+        key = claim_key(job)
+        if not self._claim(key):
+            held = self._s3.get_object(Bucket=self._bucket, Key=key)
             if json.load(held["Body"]).get("successor"):
                 return None
             if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS:
@@ -203,22 +206,22 @@ class Mover:
             # Whoever held it may have submitted the job and died before it could say so.
             successor = self._job_named(request["jobQueue"], request["jobName"])
             if successor:
-                self._record(bucket, key, successor)
+                self._record(key, successor)
                 return None
-            if not self._claim(bucket, key, instead_of=held["ETag"]):
+            if not self._claim(key, instead_of=held["ETag"]):
                 raise MoveUnderwayError(f"the move of {job['jobName']} was taken over by another call")
         successor = self._batch_once.submit_job(**request)["jobId"]
-        self._record(bucket, key, successor)
+        self._record(key, successor)
         return successor
 
-    def _claim(self, bucket: str, key: str, *, instead_of: str | None = None) -> bool:
+    def _claim(self, key: str, *, instead_of: str | None = None) -> bool:
         from botocore.exceptions import ClientError  # noqa: PLC0415
 
         condition = {"IfMatch": instead_of} if instead_of else {"IfNoneMatch": "*"}
         # The time makes each claim's ETag its own: of two calls that take one over, one succeeds.
         body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
         try:
-            self._s3.put_object(Bucket=bucket, Key=key, Body=body.encode(), **condition)  # type: ignore[arg-type]
+            self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode(), **condition)  # type: ignore[arg-type]
         except ClientError as error:
             # The second: two wrote at the very same time, and the other one won.
             if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
@@ -226,9 +229,9 @@ class Mover:
             raise
         return True
 
-    def _record(self, bucket: str, key: str, successor: str) -> None:
+    def _record(self, key: str, successor: str) -> None:
         body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
-        self._s3.put_object(Bucket=bucket, Key=key, Body=body.encode())
+        self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode())
 
     def _job_named(self, queue: str, name: str) -> str | None:
         pages = self._batch.get_paginator("list_jobs").paginate(
@@ -239,11 +242,12 @@ class Mover:
 
 def handler(event: dict[str, Any], _context: object) -> None:
     """Lambda's entry; `event` is a 'Batch Job State Change'."""
-    mover = Mover()
+    rules = Rules.from_environment()
+    mover = Mover(rules.run_bucket)
     job = mover.describe(event["detail"]["jobId"])
     if job is None:  # Batch has forgotten it: the event is many days old
         return
-    decision = decide(job, Rules.from_environment())
+    decision = decide(job, rules)
     if isinstance(decision, Terminate):
         mover.terminate(job["jobId"], decision.reason)
         print(json.dumps({"run": job["jobName"], "job": job["jobId"], "terminated": decision.reason}))

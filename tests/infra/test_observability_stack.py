@@ -112,6 +112,7 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         assert (role.decide_in("batch:SubmitJob", definition, context) == "allowed") is allowed
     runs = everything.arn("storage", everything.only("storage", "AWS::S3::Bucket", "Runs"))
     assert role.may("s3:PutObject", f"{runs}/research/tiny-1/moves/1.json")
+    assert everything.environment("move_to_on_demand")["RUN_BUCKET"] == runs.rpartition(":")[2]
     assert not role.may("s3:PutObject", f"{runs}/research/tiny-1/receipt.json")
     assert not role.may("s3:GetObject", f"{runs}/research/tiny-1/model/config.json")
     job = "arn:aws:batch:us-east-1:123456789012:job/1"

@@ -1,6 +1,7 @@
 """A job that Spot keeps taking away goes on On-Demand: once, and never beside itself."""
 
 import json
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,6 +29,7 @@ OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
     """Two reclaims are one too many; as the stack hands it over."""
     for name, value in {
+        "RUN_BUCKET": world.bucket,
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "ON_DEMAND_QUEUES": json.dumps({world.spot: world.on_demand}),
         "RECLAIM_REASON": RECLAIM_REASON,
@@ -124,7 +126,7 @@ def test_a_call_that_died_before_it_submitted_is_taken_over(
     decision = decide(ended, rules)
     assert isinstance(decision, Resubmit)
     with pytest.raises(ClientError, match="no-such-queue"):
-        Mover().resubmit(ended, {**decision.request, "jobQueue": "no-such-queue"})
+        Mover(rules.run_bucket).resubmit(ended, {**decision.request, "jobQueue": "no-such-queue"})
     assert world.named(ended["jobName"]) == []
     with pytest.raises(MoveUnderwayError):  # the claim may be in good hands yet
         handler(event, None)
@@ -210,6 +212,29 @@ def test_an_owner_who_cancels_ends_a_job_however_its_container_exits(world: Worl
     handler(world.event(job_id), None)
     # THEN it goes on nowhere
     assert world.named(ended["jobName"]) == []
+
+
+def test_a_team_cannot_have_a_claim_written_among_another_teams_files(world: World, rules: Rules) -> None:
+    # GIVEN a job of research that says of itself that it writes among product's runs, in a bucket of its choice
+    elsewhere = f"not-the-runs-{uuid.uuid4().hex[:8]}"
+    world.aws.client("s3").create_bucket(Bucket=elsewhere)
+    said = [{"name": "TRAINYARD_RUN_URI", "value": f"s3://{elsewhere}/product/a-run/"}]
+    override = {"taskProperties": [{"containers": [{"name": "main", "command": [*SLEEP], "environment": said}]}]}
+    job_id = world.submit(ecsPropertiesOverride=override)
+    world.reached(job_id, "RUNNING")
+    world.batch.terminate_job(jobId=job_id, reason=f"{rules.moved_reason} after 2 reclaims: goes on elsewhere")
+    ended = world.reached(job_id, "FAILED")
+    # WHEN it moves
+    handler(world.event(job_id), None)
+    # THEN the claim lies where its team and its name put it, and nowhere else
+    [successor] = world.named(ended["jobName"])
+    assert claim_of(world, ended)["successor"] == successor["jobId"]
+    assert world.aws.client("s3").list_objects_v2(Bucket=elsewhere)["KeyCount"] == 0
+
+
+def test_a_job_that_no_team_has_submitted_is_left_alone(world: World, rules: Rules) -> None:
+    job = world.job(world.submit("true", tags={"trainyard:run": "a-run"}))
+    assert decide({**job, "status": "FAILED", "statusReason": SPOT_WAITED_TOO_LONG}, rules) is None
 
 
 def test_a_job_that_batch_has_forgotten_is_left_alone(world: World, rules: Rules) -> None:
