@@ -50,41 +50,52 @@ def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> st
     parts = ec2.MultipartUserData()
     # An AMI that the stage builds does it itself, when it boots.
     if row.nvme_disks and row.machine_image != "stage":
-        parts.add_part(ec2.MultipartBody.from_user_data(_script("instance_store"), _BOOTHOOK))
+        parts.add_part(ec2.MultipartBody.from_user_data(_script(*_lines("instance_store")), _BOOTHOOK))
     parts.add_user_data_part(_agent(), ec2.MultipartBody.SHELL_SCRIPT, True)
     # On-Demand ones have it too, and never get a notice: one user data less that could differ.
     parts.add_user_data_part(_spot_notice(), ec2.MultipartBody.SHELL_SCRIPT)
     if row.huge_pages:
-        parts.add_user_data_part(_script("huge_pages", HUGE_PAGES=str(row.huge_pages)), ec2.MultipartBody.SHELL_SCRIPT)
+        parts.add_user_data_part(
+            _required("huge_pages", *_lines("huge_pages", HUGE_PAGES=str(row.huge_pages))),
+            ec2.MultipartBody.SHELL_SCRIPT,
+        )
     if file_system:
         source = f"{file_system.dns_name}@tcp:/{file_system.mount_name}"
-        parts.add_user_data_part(_script("lustre", LUSTRE_SOURCE=source), ec2.MultipartBody.SHELL_SCRIPT)
+        parts.add_user_data_part(
+            _required("lustre", *_lines("lustre", LUSTRE_SOURCE=source)), ec2.MultipartBody.SHELL_SCRIPT
+        )
     return parts.render()
 
 
 def _agent() -> ec2.UserData:
-    script = ec2.UserData.for_linux()
-    script.add_commands("set -euo pipefail", "mkdir -p /etc/ecs", "cat >>/etc/ecs/ecs.config <<'CONFIGURATION'")
-    script.add_commands(*(f"{name}={value}" for name, value in _AGENT_CONFIGURATION.items()), "CONFIGURATION")
-    return script
+    values = (f"{name}={value}" for name, value in _AGENT_CONFIGURATION.items())
+    return _required(
+        "ecs.config", "mkdir -p /etc/ecs", "cat >>/etc/ecs/ecs.config <<'CONFIGURATION'", *values, "CONFIGURATION"
+    )
 
 
 def _spot_notice() -> ec2.UserData:
     """Installs a service, which is there after a reboot as well."""
     program, unit = "/usr/local/sbin/trainyard-spot-notice", "trainyard-spot-notice.service"
-    script = ec2.UserData.for_linux()
-    script.add_commands("set -euo pipefail", f"cat >{program} <<'PROGRAM'", "#!/bin/bash")
-    script.add_commands(*_lines("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS)), "PROGRAM")
-    script.add_commands(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'")
-    script.add_commands(*(_SCRIPTS / "spot_notice.service").read_text().splitlines(), "UNIT")
-    # Not waited for: systemd may be busy with what waits for the end of user data.
-    script.add_commands("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}")
-    return script
+    return _script(
+        "set -euo pipefail",
+        *(f"cat >{program} <<'PROGRAM'", "#!/bin/bash"),
+        *(*_lines("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS)), "PROGRAM"),
+        *(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'"),
+        *(*(_SCRIPTS / "spot_notice.service").read_text().splitlines(), "UNIT"),
+        # Not waited for: systemd may be busy with what waits for the end of user data.
+        *("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}"),
+    )
 
 
-def _script(name: str, **variables: str) -> ec2.UserData:
+def _required(part: str, *lines: str) -> ec2.UserData:
+    """What an instance has to do before it can take jobs: where it fails, the instance goes."""
+    return _script(*_lines("required", PART=part), *lines)
+
+
+def _script(*lines: str) -> ec2.UserData:
     script = ec2.UserData.for_linux()
-    script.add_commands(*_lines(name, **variables))
+    script.add_commands(*lines)
     return script
 
 

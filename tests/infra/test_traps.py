@@ -129,6 +129,13 @@ TRAPS = (
         rules=("LaunchTemplate-SpotDraining",),
         tests=("test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time",),
     ),
+    Trap(
+        "an agent that starts however user data ended",
+        tests=(
+            "test_an_instance_without_the_shared_file_system_takes_no_jobs",
+            "test_an_instance_without_the_drivers_huge_pages_takes_no_jobs",
+        ),
+    ),
     Trap("definitions of more than 24 KiB", rules=("JobDefinition-Size",)),
     Trap("submissions of more than 30 KiB", tests=("test_the_ready_specs_can_be_planned_and_fit_batchs_limit",)),
     Trap("the account's log group, which never expires", rules=("JobDefinition-Logs",)),

@@ -2,7 +2,8 @@
 # Makes one fast /scratch of the instance's own NVMe disks, and puts there what Docker writes.
 #
 # A boothook: it runs at every boot, before Docker and the ECS agent start. Where it fails the instance still runs jobs,
-# on the room that its root volume has.
+# on the room that its root volume has, as one does whose AMI the stage builds: slower jobs are no reason to start, and
+# pay for, one instance after the other.
 set -euo pipefail
 trap 'echo "trainyard: no /scratch on the instance store, line $LINENO failed; jobs have the root volume only" >&2' ERR
 

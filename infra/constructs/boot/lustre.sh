@@ -12,6 +12,6 @@ for pause in 5 10 20 40 0; do
   sleep "$pause"
 done
 if ! mountpoint --quiet /fsx; then
-  echo "trainyard: $LUSTRE_SOURCE could not be mounted; jobs that read shared data will not find it" >&2
+  echo "trainyard: $LUSTRE_SOURCE could not be mounted at /fsx" >&2
   exit 1
 fi

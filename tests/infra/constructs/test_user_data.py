@@ -92,6 +92,9 @@ class Machine:
         path = self.root / "calls"
         return [line.replace(str(self.root), "") for line in path.read_text().splitlines()] if path.exists() else []
 
+    def called(self, beginning: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(beginning)]
+
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -192,9 +195,6 @@ class SpotInstance:
         (self.machine.root / "calls").unlink(missing_ok=True)
         return self.machine.bash(self.program.read_text())
 
-    def called(self, command: str) -> list[str]:
-        return [call for call in self.machine.calls if call.startswith(command)]
-
 
 @pytest.fixture
 def spot(machine: Machine, launch_templates: dict[str, dict[str, Any]]) -> SpotInstance:
@@ -231,9 +231,9 @@ def test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time(spot: SpotIn
     assert NOTICE in done.stdout
     asked = [call for call in spot.machine.calls if "spot/instance-action" in call]
     assert len(asked) == 3
-    assert spot.called("sleep") == ["sleep 5"] * 2
+    assert spot.machine.called("sleep") == ["sleep 5"] * 2
     # The agent and what holds a task's network stay; what is left of two minutes covers the wait between questions.
-    assert spot.called("docker stop") == [f"docker stop -t {STOP_TIMEOUT_SECONDS} c1 c2"]
+    assert spot.machine.called("docker stop") == [f"docker stop -t {STOP_TIMEOUT_SECONDS} c1 c2"]
     assert STOP_TIMEOUT_SECONDS + 5 + 2 * 3 < 120
 
 
@@ -242,21 +242,21 @@ def test_the_notice_is_asked_for_with_a_fresh_token_that_no_process_list_shows(s
     headers = (spot.machine.root / "headers").read_text().splitlines()
     assert headers == [f"X-aws-ec2-metadata-token: token-{number}" for number in (1, 2, 3)]
     assert not any("token-1" in call for call in spot.machine.calls)
-    assert all("http://169.254.169.254/latest/" in call for call in spot.called("curl"))
+    assert all("http://169.254.169.254/latest/" in call for call in spot.machine.called("curl"))
 
 
 def test_a_metadata_service_that_does_not_answer_is_asked_again(spot: SpotInstance) -> None:
     answer = spot.machine.answers["curl"]
     spot.machine.answers["curl"] = f'(($(wc -l <"{spot.machine.root}/calls") > 4)) || exit 28\n{answer}'
     assert spot.wait_for_the_notice().returncode == 0
-    assert len(spot.called("docker stop")) == 1
+    assert len(spot.machine.called("docker stop")) == 1
 
 
 def test_an_idle_instance_has_nothing_to_stop(spot: SpotInstance) -> None:
     spot.machine.answers["docker"] = "exit 0"
     done = spot.wait_for_the_notice()
     assert (done.returncode, done.stderr) == (0, "")
-    assert not spot.called("docker stop")
+    assert not spot.machine.called("docker stop")
 
 
 def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_stopped_twice(
@@ -266,7 +266,7 @@ def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_s
     spot.machine.answers["docker"] = "exit 1"
     # systemd starts a service that fails once more, and one that succeeds never.
     assert spot.wait_for_the_notice().returncode != 0
-    assert not spot.called("docker stop")
+    assert not spot.machine.called("docker stop")
     # One of the jobs may end by itself just now; a second SIGTERM would disturb the end of the other.
     spot.machine.answers["docker"] = f"[[ $1 != stop ]] || exit 1\n{answer}"
     done = spot.wait_for_the_notice()
@@ -277,9 +277,11 @@ def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_s
 def test_gaudi_instances_set_huge_pages_aside_and_others_do_not(
     launch_templates: dict[str, dict[str, Any]], machine: Machine
 ) -> None:
+    machine.answers["sysctl"] = "[[ $1 != --values ]] || echo 15000"
     assert machine.run(script_with(launch_templates[f"{GAUDI}-multinode"], "hugepages")).returncode == 0
     assert (machine.root / "etc/sysctl.d/60-hugepages.conf").read_text() == "vm.nr_hugepages=15000\n"
-    assert machine.calls == ["sysctl --quiet --load=/etc/sysctl.d/60-hugepages.conf"]
+    assert machine.calls[0] == "sysctl --quiet --load=/etc/sysctl.d/60-hugepages.conf"
+    assert not machine.called("systemctl")
     assert not any("hugepages" in script for _, script in boot_parts(launch_templates[f"{CPU}-spot"]))
 
 
@@ -357,6 +359,7 @@ def test_disks_that_fail_are_told_of_in_the_log(everything: dict[str, Any], mach
     done = machine.run(script_with(everything, "/scratch"))
     assert done.returncode != 0
     assert "on the instance store, line" in done.stderr
+    assert not machine.called("systemctl"), "jobs have the root volume, as on an AMI that the stage builds"
     assert not any(call.startswith("mount ") for call in machine.calls)
 
 
@@ -380,12 +383,49 @@ def test_the_shared_file_system_is_mounted_for_reading_where_containers_look(
     assert "dnf install --assumeyes --quiet lustre-client" in machine.calls
 
 
-def test_a_file_system_that_does_not_answer_is_told_of_in_the_log(everything: dict[str, Any], machine: Machine) -> None:
+def test_an_instance_without_the_shared_file_system_takes_no_jobs(everything: dict[str, Any], machine: Machine) -> None:
+    # Trap: the agent starts however user data ends, and Docker makes an empty folder of a volume's path that is not
+    # there: each job on that instance would fail, by its own fault as Batch sees it.
     machine.answers["mount"] = "exit 32"
     done = machine.run(script_with(everything, "lustre"))
     assert done.returncode == 1
     assert "could not be mounted" in done.stderr
-    assert len([call for call in machine.calls if call.startswith("mount ")]) == 5
+    assert len(machine.called("mount ")) == 5
+    assert_it_shuts_down(done, machine, "lustre")
+
+
+def test_an_instance_without_a_lustre_client_takes_no_jobs(everything: dict[str, Any], machine: Machine) -> None:
+    machine.answers["dnf"] = "exit 1"
+    assert_it_shuts_down(machine.run(script_with(everything, "lustre")), machine, "lustre")
+    assert not machine.called("mount ")
+
+
+@pytest.mark.parametrize(
+    "answer", ["[[ $1 != --values ]] || echo 9000", "exit 1"], ids=["memory for fewer", "the kernel refuses"]
+)
+def test_an_instance_without_the_drivers_huge_pages_takes_no_jobs(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine, answer: str
+) -> None:
+    machine.answers["sysctl"] = answer
+    done = machine.run(script_with(launch_templates[f"{GAUDI}-spot"], "hugepages"))
+    assert_it_shuts_down(done, machine, "huge_pages")
+
+
+def test_an_instance_whose_agent_cannot_be_configured_takes_no_jobs(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine
+) -> None:
+    (machine.root / "etc/ecs/ecs.config").mkdir(parents=True)
+    assert_it_shuts_down(machine.run(script_with(launch_templates[f"{CPU}-spot"], "ecs.config")), machine, "ecs.config")
+
+
+def assert_it_shuts_down(done: subprocess.CompletedProcess[str], machine: Machine, part: str) -> None:
+    assert done.returncode != 0
+    assert f"trainyard: {part} failed with {done.returncode}; this instance takes no jobs" in done.stderr
+    # The agent is told first, and neither is waited for: both wait for the end of user data.
+    assert machine.called("systemctl") == [
+        "systemctl mask --now --no-block ecs.service",
+        "systemctl poweroff --no-block",
+    ]
 
 
 def test_only_accelerated_jobs_see_the_shared_file_system(synthesised: Synthesised) -> None:
