@@ -192,7 +192,16 @@ class ObservabilityStack(StageStack):
             definitions,
             conditions={"StringEquals": {"aws:ResourceTag/trainyard:stage": self.stage_row.name}},
         )
-        function.execution_role.allow("TagJob", ["batch:TagResource"], all_jobs)
+        function.execution_role.allow(
+            "TagJob",
+            ["batch:TagResource"],
+            all_jobs,
+            conditions={
+                "StringEquals": {"aws:RequestTag/trainyard:stage": self.stage_row.name},
+                # A job that is there already must be the stage's; one that is being submitted has no tags yet.
+                "StringEqualsIfExists": {"aws:ResourceTag/trainyard:stage": self.stage_row.name},
+            },
+        )
         function.execution_role.allow("ClaimMoves", ["s3:GetObject", "s3:PutObject"], claims)
         if self._key:
             function.may_use(self._key)

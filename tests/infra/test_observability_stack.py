@@ -120,6 +120,15 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         context = {"aws:ResourceTag/trainyard:stage": stage}
         assert (role.decide_in("batch:TerminateJob", job, context) == "allowed") is allowed
     assert not role.may("batch:TerminateJob", job), "a job that is none of ours"
+    asked, there = "aws:RequestTag/trainyard:stage", "aws:ResourceTag/trainyard:stage"
+    for context, allowed in (
+        ({asked: "test"}, True),  # with SubmitJob: the successor carries the tags of the first job
+        ({asked: "test", there: "test"}, True),
+        ({asked: "test", there: "other"}, False),
+        ({asked: "other"}, False),
+        ({}, False),
+    ):
+        assert (role.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
 
 
 def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
