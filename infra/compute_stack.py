@@ -15,6 +15,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.constructs.compute_environment import ComputeEnvironment, Instances, MachineImage
+from infra.constructs.machine_image_build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.constructs.user_data import FileSystem
 from infra.network_stack import NetworkStack
@@ -192,8 +193,12 @@ class ComputeStack(StageStack):
         row = pool.row
         if pool.machine_image is None and row.machine_image == "batch":
             return MachineImage(root_device_name=_AMAZON_LINUX_ROOT_DEVICE, image_type=row.image_type)
+        given = pool.root_device_name or self.stage_row.root_device_name
         return MachineImage(
-            root_device_name=self.stage_row.root_device_name, image_type=row.image_type, ami_id=self._ami_id(pool)
+            # Of another name than the AMI's, it would be a second volume beside a root that stays as small as that is.
+            root_device_name=BUILT_ROOT_DEVICE_NAME if pool.builds_machine_image else given,
+            image_type=row.image_type,
+            ami_id=self._ami_id(pool),
         )
 
     def _ami_id(self, pool: Pool) -> str:

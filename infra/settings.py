@@ -38,6 +38,8 @@ class Pool:
     """A row of images/releases.toml. None: the default one there."""
     machine_image: str | None = None
     """The AMI of its instances, as `Stage.machine_image` says it."""
+    root_device_name: str | None = None
+    """Root device of an AMI that is given, as `Stage.root_device_name` says it. None: the same as the stage's."""
 
     @property
     def row(self) -> InstanceType:
@@ -132,7 +134,8 @@ class Stage:
     and the ECS agent.
     """
     root_device_name: str = "/dev/sda1"
-    """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda."""
+    """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda. Of AMIs that the stage builds, or
+    that are Batch's own, it is known."""
     root_volume_gib: int = 500
     """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
     cpu_root_volume_gib: int = 200

@@ -232,3 +232,6 @@ def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[st
     # That of the stage itself has been looked at with the other fields.
     elif field != "machine_image" and pool.machine_image and not re.fullmatch(pattern, pool.machine_image):
         yield f"{field}: must be {wanted}, not '{pool.machine_image}'"
+    pattern, wanted = _PATTERNS["root_device_name"]
+    if pool.root_device_name is not None and not re.fullmatch(pattern, pool.root_device_name):
+        yield f"retiring: root_device_name: must be {wanted}, not '{pool.root_device_name}'"

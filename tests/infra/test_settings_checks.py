@@ -267,6 +267,13 @@ def test_an_ami_cannot_be_built_where_there_is_no_way_out() -> None:
     check(Stage(name="test", teams=TEAMS, nat_gateways=0, vpc=vpc))
 
 
+def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
+    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0", root_device_name="sda1"),)
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, retiring=retiring))
+    assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
+
+
 def test_v100_instances_need_an_ami_of_somebodys() -> None:
     with pytest.raises(ConfigurationError, match=r"machine_image: Batch has no AMI for p3\.8xlarge any more; name one"):
         check(Stage(name="test", teams=TEAMS, instance_type="p3.8xlarge", machine_image=None))

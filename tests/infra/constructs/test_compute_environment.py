@@ -149,3 +149,32 @@ def test_v100_instances_boot_the_ami_that_is_given(synthesised: Synthesised) -> 
 def test_cpu_instances_boot_the_newest_amazon_linux_2023(compute: dict[str, Any]) -> None:
     assert capacity(compute, f"{CPU}-spot")["Ec2Configuration"] == [{"ImageType": "ECS_AL2023"}]
     assert capacity(compute, f"{CPU}-spot")["UpdateToLatestImageVersion"] is True
+
+
+def test_each_pools_root_volume_is_the_root_of_its_own_ami(synthesised: Synthesised) -> None:
+    # GIVEN an AMI of Amazon Linux beside one of Ubuntu, one that the stage builds and one of Batch
+    ami_id = "ami-0123456789abcdef0"
+    compute = synthesised(
+        instance_type="p3.8xlarge",
+        machine_image=ami_id,
+        root_device_name="/dev/xvda",
+        retiring=(
+            Pool(instance_type="dl1.24xlarge"),
+            Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image=ami_id, root_device_name="/dev/sda1"),
+            Pool(instance_type="g5.48xlarge", machine_image=ami_id),
+            Pool(instance_type="p4d.24xlarge"),
+        ),
+    )["compute"]
+    # THEN each gets its own: a device of another name would be a second volume, and leave the root as small as it is
+    mapped = {
+        name: launch_data(compute, name)["BlockDeviceMappings"][0]["DeviceName"]
+        for name in environments(compute)
+        if not name.startswith("cpu-")
+    }
+    assert mapped == {
+        "p3-8xlarge-1-21-0-spot": "/dev/xvda",
+        "dl1-24xlarge-1-21-0-spot": "/dev/sda1",
+        "dl1-24xlarge-1-20-0-spot": "/dev/sda1",
+        "g5-48xlarge-1-21-0-spot": "/dev/xvda",
+        "p4d-24xlarge-1-21-0-spot": "/dev/xvda",
+    }

@@ -48,7 +48,8 @@ def test_metadata_wants_a_token_and_reaches_no_further_than_the_host(
 
 
 def test_root_volumes_are_encrypted_and_as_large_as_the_settings_say(synthesised: Synthesised) -> None:
-    compute = synthesised(root_volume_gib=700, cpu_root_volume_gib=300, root_device_name="/dev/xvdb")["compute"]
+    settings = {"machine_image": "ami-0123456789abcdef0", "root_device_name": "/dev/xvdb"}
+    compute = synthesised(root_volume_gib=700, cpu_root_volume_gib=300, **settings)["compute"]
     volume = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
     assert launch_data(compute, f"{GAUDI}-spot")["BlockDeviceMappings"] == [
         {"DeviceName": "/dev/xvdb", "Ebs": {**volume, "VolumeSize": 700}}
