@@ -1,6 +1,8 @@
 """Images: an ECR repository for each folder under images/ that the stage's jobs run in, and the project that builds."""
 
-from aws_cdk import Duration, RemovalPolicy
+from collections.abc import Iterable
+
+from aws_cdk import Duration, Fn, RemovalPolicy
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -21,7 +23,6 @@ class ImageStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
         super().__init__(scope, "image", stage=stage, description="image repositories and builds", stateful=True)
-        self._tag = stage.job_image_tag
         self._key = kms.Key.from_key_arn(self, "Key", storage.key.key_arn) if storage.key else None
         rows = (stage.row, stage.cpu_row, *(pool.row for pool in stage.retiring))
         self.repositories = {image: self._repository(image) for image in sorted({row.image for row in rows})}
@@ -29,18 +30,6 @@ class ImageStack(StageStack):
             self.publish(image_repository_parameter(image), repository.repository_uri)
         build = ImageBuild(self, "Build", stage=stage, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
-
-    def job_image(self, row: InstanceType) -> str:
-        """URI of the image that jobs on `row` run.
-
-        By its tag, which cannot be moved and so is one image for ever, and can be named before it is built.
-        """
-        return self.repositories[row.image].repository_uri_for_tag(self._tag)
-
-    def pool_image(self, pool: Pool) -> str:
-        """URI of the image that jobs on a pool run; those of one that retires keep their release's."""
-        tag = self._tag if pool == self.stage_row.pool else pool.software.name
-        return self.repositories[pool.row.image].repository_uri_for_tag(tag)
 
     def _repository(self, image: str) -> ecr.Repository:
         return ecr.Repository(
@@ -61,3 +50,31 @@ class ImageStack(StageStack):
                 ),
             ],
         )
+
+
+class PublishedImages:
+    """The repositories as another stack sees them, by the URIs that CloudFormation reads from SSM as it deploys.
+
+    An export could not be taken back while another stack imports it, so no stage could leave an instance type.
+    """
+
+    def __init__(self, stack: StageStack, *, image: ImageStack, names: Iterable[str]) -> None:
+        """`names`: which of them `stack` has to do with."""
+        self._stage = stack.stage_row
+        self._uris = {name: stack.published(image_repository_parameter(name), by=image) for name in names}
+        self.repositories = {
+            name: ecr.Repository.from_repository_name(stack, f"Images-{name}", Fn.select(1, Fn.split("/", uri)))
+            for name, uri in self._uris.items()
+        }
+
+    def job_image(self, row: InstanceType) -> str:
+        """URI of the image that jobs on `row` run.
+
+        By its tag, which cannot be moved and so is one image for ever, and can be named before it is built.
+        """
+        return f"{self._uris[row.image]}:{self._stage.job_image_tag}"
+
+    def pool_image(self, pool: Pool) -> str:
+        """URI of the image that jobs on a pool run; those of one that retires keep their release's."""
+        tag = self._stage.job_image_tag if pool == self._stage.pool else pool.software.name
+        return f"{self._uris[pool.row.image]}:{tag}"

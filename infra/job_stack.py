@@ -12,7 +12,7 @@ from infra.constructs.member_role import MemberRole
 from infra.constructs.shared_file_system import CONTAINER_PATH
 from infra.constructs.stage_stack import StageStack
 from infra.constructs.team_role import TeamRole
-from infra.image_stack import ImageStack
+from infra.image_stack import ImageStack, PublishedImages
 from infra.settings import Stage, Team
 from infra.storage_stack import StorageStack
 from jobs.catalog import CATALOG, JobKind
@@ -34,7 +34,7 @@ class JobStack(StageStack):
         super().__init__(scope, "jobs", stage=stage, description="job definitions and their roles")
         self._stage = stage
         self._storage = storage
-        self._image = image
+        self._images = PublishedImages(self, image=image, names=image.repositories)
         self._logs = RetainedLogGroup(self, "JobLogs", retention_days=stage.log_retention_days)
         self.publish(LOG_GROUP, self._logs.log_group_name)
         for team in stage.teams:
@@ -47,7 +47,7 @@ class JobStack(StageStack):
 
     def _definitions(self, jobs: TeamJobs, kind: JobKind) -> None:
         row = self._stage.row if kind.accelerated else self._stage.cpu_row
-        image = self._image.job_image(row)
+        image = self._images.job_image(row)
         one = jobs.definition(self, kind, row=row, image=image)
         self.publish(job_definition_parameter(jobs.team, kind.name), one.ref)
         if kind.accelerated and self._stage.max_multinode_nodes:
@@ -67,7 +67,7 @@ class JobStack(StageStack):
                 self,
                 f"Execution-{team.name}",
                 team=team,
-                repositories=self._image.repositories.values(),
+                repositories=self._images.repositories.values(),
                 logs=self._logs,
                 secret=secret,
             ),

@@ -19,7 +19,7 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.machine_image_build import BuildSite, Component, MachineImageBuild, documents
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.image_stack import ImageStack
+from infra.image_stack import ImageStack, PublishedImages
 from infra.network_plan import has_interface_endpoints
 from infra.network_stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.settings import Pool, Stage
@@ -36,7 +36,9 @@ class MachineImageStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack, image: ImageStack) -> None:
         super().__init__(scope, "machine-image", stage=stage, description="AMIs of the Gaudi instances")
-        role = self._build_role(image)
+        pools = built_pools(stage)
+        images = PublishedImages(self, image=image, names=dict.fromkeys(pool.row.image for pool in pools))
+        role = self._build_role(images)
         site = BuildSite(
             subnet=network.job_subnets[0],
             security_group=self._security_group(network),
@@ -44,7 +46,6 @@ class MachineImageStack(StageStack):
             profile=iam.InstanceProfile(self, "BuildProfile", role=role),
             lifecycle_role=self._lifecycle_role(),
         )
-        pools = built_pools(stage)
         names = dict.fromkeys(name for pool in pools for name in documents(stage, pool))
         components = {name: Component(self, name) for name in names}
         for pool in pools:
@@ -53,7 +54,7 @@ class MachineImageStack(StageStack):
                 f"Pool-{pool.id}",
                 stage=stage,
                 pool=pool,
-                job_image=image.pool_image(pool),
+                job_image=images.pool_image(pool),
                 components=components,
                 site=site,
                 tags=self.instance_tags,
@@ -92,7 +93,7 @@ class MachineImageStack(StageStack):
             )
         return group
 
-    def _build_role(self, image: ImageStack) -> iam.Role:
+    def _build_role(self, images: PublishedImages) -> iam.Role:
         role = InlineRole(
             self,
             "BuildRole",
@@ -101,8 +102,8 @@ class MachineImageStack(StageStack):
         )
         for policy in ("EC2InstanceProfileForImageBuilder", "AmazonSSMManagedInstanceCore"):
             role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))
-        for name in dict.fromkeys(pool.row.image for pool in built_pools(self.stage_row)):
-            image.repositories[name].grant_pull(role)
+        for repository in images.repositories.values():
+            repository.grant_pull(role)
         acknowledge(
             role,
             "Image Builder documents these two for the instance that it runs components on, and adds to them what its "

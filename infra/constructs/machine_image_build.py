@@ -90,13 +90,14 @@ class MachineImageBuild(Construct):
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
-        # The repository has a name that is known at deployment only; it stays as long as this stack imports it.
+        # The repository has a name that is known at deployment only: another one for another encryption.
         image_tag = job_image.rpartition(":")[2]
         version = _version(
             pool.software.name.rpartition(".")[0],
             {
                 "documents": [components[document].data for document in documents(stage, pool)],
                 "parameters": _steps(stage, pool, image_tag),
+                "own_kms_key": stage.own_kms_key,
                 "parent_image": _parent_image(pool.software.os),
                 "root_volume_gib": _ROOT_VOLUME_GIB,
                 "tags": sorted(tags),

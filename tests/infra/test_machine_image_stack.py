@@ -107,7 +107,9 @@ def test_driver_and_job_image_follow_one_value(synthesised: Synthesised) -> None
             "HugePages": "15000",
         }
         assert steps["job-image"]["Image"].endswith(f":{row.name}")
-        assert re.search(rf'ExportsOutputRefGaudi\w+"}}, ":{row.name}"', json.dumps(made["jobs"]))
+        parameters = made["jobs"]["Parameters"]
+        used = re.findall(rf'"Ref": "(\w+)"}}, ":{row.name}"', json.dumps(made["jobs"]))
+        assert {parameters[name]["Default"] for name in used} == {"/trainyard/test/image-repository/gaudi"}
         variables = only(made["image"], "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
         assert {"Name": "RELEASE", "Value": row.name} in variables
 
@@ -233,7 +235,8 @@ def test_the_instance_may_be_managed_and_pull_the_job_image_and_nothing_else(sta
     }
     assert allowed.pop("ecr:GetAuthorizationToken") == "*"
     assert set(allowed) == {"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
-    assert all("Gaudi" in where for where in allowed.values())
+    (uri,) = (name for name, item in stack["Parameters"].items() if "image-repository/gaudi" in str(item))
+    assert all(where.endswith(f":repository/<{uri}>") for where in allowed.values())
 
 
 # How it changes and goes
@@ -281,7 +284,12 @@ def test_an_edited_document_is_a_new_version_of_it_and_of_the_recipe(
     }
 
 
-@pytest.mark.parametrize("settings", [{"fsx_gib": 1_200}, {"image_tag": "1.21.0-fix1"}], ids=["file system", "tag"])
+@pytest.mark.parametrize(
+    "settings",
+    # Another encryption makes another repository.
+    [{"fsx_gib": 1_200}, {"image_tag": "1.21.0-fix1"}, {"own_kms_key": True}],
+    ids=["file system", "tag", "key"],
+)
 def test_another_parameter_is_a_new_version_of_the_recipe(synthesised: Synthesised, settings: dict[str, Any]) -> None:
     (before,), (after,) = (recipes(synthesised(**more)["machine-image"]).values() for more in ({}, settings))
     assert (before["Name"], before["Version"] != after["Version"]) == (after["Name"], True)
