@@ -87,7 +87,7 @@ class ComputeStack(StageStack):
     def _queue(self, queue: Queue, pool: _InstancePool) -> None:
         environments = [
             self._environment(queue, capacity, pool)
-            for capacity in queue.capacities
+            for capacity in self._capacities(queue)
             if self._max_nodes(queue, capacity)
         ]
         resource = batch.CfnJobQueue(
@@ -122,6 +122,17 @@ class ComputeStack(StageStack):
             )
         return pool.environments[key]
 
+    def _capacities(self, queue: Queue) -> tuple[Capacity, ...]:
+        """What the queue draws on, in Batch's order: Spot alone where the stage says how long a job may wait for it.
+
+        Batch finds that capacity is missing only where all of a queue's environments lack it: with On-Demand as a
+        second one the wait would never end, and nobody would move the job (infra/functions/move_to_on_demand.py).
+        """
+        return queue.capacities[:1] if self._waits_for_spot(queue) else queue.capacities
+
+    def _waits_for_spot(self, queue: Queue) -> bool:
+        return queue.accelerated and queue.capacity == "spot" and self.stage_row.spot_wait_hours is not None
+
     def _max_nodes(self, queue: Queue, capacity: Capacity) -> int:
         """Instances that the settings allow for it; 0 where the stage has none of that capacity."""
         stage = self.stage_row
@@ -135,7 +146,7 @@ class ComputeStack(StageStack):
         """A job at the queue's head that can never start makes way for those behind it."""
         stage = self.stage_row
         seconds = dict.fromkeys(_NEVER_FITS, stage.alerts.blocked_queue_minutes * 60)
-        if queue.accelerated and queue.capacity == "spot" and stage.spot_wait_hours is not None:
+        if self._waits_for_spot(queue) and stage.spot_wait_hours is not None:
             seconds[_NO_CAPACITY] = round(stage.spot_wait_hours * 3600)
         return [
             batch.CfnJobQueue.JobStateTimeLimitActionProperty(

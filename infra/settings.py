@@ -153,7 +153,8 @@ class Stage:
     """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""
     spot_wait_hours: float | None = None
     """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
-    where the stage has none: up to 24. None: it waits."""
+    where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
+    overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
     share_decay_hours: int = 24
     """For how long what a team has used counts against it while teams compete."""
 
@@ -174,7 +175,11 @@ class Stage:
 
     # Storage
     own_kms_key: bool = False
-    """True: buckets, repositories, secrets and topics are encrypted with a key of the stage's own, not with AWS's."""
+    """True: buckets, repositories, secrets and topics are encrypted with a key of the stage's own, not with AWS's.
+
+    To be chosen on the first day. Another choice makes new repositories, whose images have to be built again, and a new
+    FSx file system; and jobs of a stage that gives its key up may no longer read what lies there under it.
+    """
     fsx_gib: int = 0
     """FSx for Lustre that shows `shared/` of the data bucket as a file system to accelerated jobs: 1200, or a multiple
     of 2400. 0: none."""

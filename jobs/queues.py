@@ -17,7 +17,8 @@ class Queue:
     accelerated: bool
     """True: on the stage's accelerator instances. False: on its CPU instances."""
     capacities: tuple[Capacity, ...]
-    """In the order in which Batch tries them; the queue exists where the stage has the first."""
+    """In the order in which Batch tries them; the queue exists where the stage has the first. Spot stands alone where
+    the settings say how long a job waits for it (spot_wait_hours)."""
     several_nodes: bool = False
     """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
     priority: int = 1

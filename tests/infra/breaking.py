@@ -357,8 +357,6 @@ BREAKS = [
         ("MultinodeOnDemand", "several nodes on Spot", _spot_behind_multinode),
         ("AtMostThreeEnvironments", "four", on(JOB_QUEUE, _four_environments)),
         ("AtMostThreeEnvironments", "none", on(JOB_QUEUE, put("ComputeEnvironmentOrder", []))),
-        ("SpotFirst", "On-Demand first", on(JOB_QUEUE, _reversed, _mixed)),
-        ("OneKindOfCapacity", "Fargate beside EC2", _fargate_beside),
         ("FairShare", "no policy", on(JOB_QUEUE, put("SchedulingPolicyArn"))),
         *(
             (
@@ -393,6 +391,9 @@ BREAKS = [
             on(JOB_QUEUE, put("JobStateTimeLimitActions", [{"MaxTimeSeconds": 86401, "Reason": "x"}])),
         ),
     ),
+    # Where the settings say how long a job waits for Spot, no queue has two kinds of capacity.
+    Break("TY-JobQueue-SpotFirst", "On-Demand first", on(JOB_QUEUE, _reversed, _mixed), variant="existing"),
+    Break("TY-JobQueue-OneKindOfCapacity", "Fargate beside EC2", _fargate_beside, variant="existing"),
     *_rule(
         "SchedulingPolicy",
         (

@@ -130,6 +130,19 @@ def test_a_job_waits_for_spot_capacity_as_long_as_the_stage_says(synthesised: Sy
     assert SPOT_WAITED_TOO_LONG.endswith(f": {reason}")
 
 
+def test_jobs_that_wait_for_spot_are_moved_and_do_not_overflow(synthesised: Synthesised) -> None:
+    # Trap: Batch says that capacity is missing when all environments of a queue lack it. With On-Demand behind Spot in
+    # one queue no wait ever ends, and no job is moved.
+    stage = {"max_on_demand_nodes": 1, "retiring": (OLD_POOL,)}
+    overflowing, waiting = (synthesised(**stage, **wait)["compute"] for wait in ({}, {"spot_wait_hours": 2}))
+    for pool, queue in ((GAUDI, "gaudi-spot"), (OLD_GAUDI, f"gaudi-spot/{OLD_GAUDI}")):
+        assert queue_environments(overflowing, queue) == [f"{pool}-spot", f"{pool}-on-demand"]
+        assert queue_environments(waiting, queue) == [f"{pool}-spot"]
+    # Where it is moved to is there, all the same.
+    assert queue_environments(waiting, "gaudi-on-demand") == [f"{GAUDI}-on-demand"]
+    assert environments(waiting).keys() == environments(overflowing).keys()
+
+
 def test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it(synthesised: Synthesised) -> None:
     compute = synthesised(retiring=(OLD_POOL,), machine_image=None, max_on_demand_nodes=1)["compute"]
     for capacities in ("spot", "on-demand"):

@@ -109,6 +109,7 @@ TRAPS = (
         tests=(
             "test_a_job_that_can_never_start_makes_way",
             "test_a_job_waits_for_spot_capacity_as_long_as_the_stage_says",
+            "test_jobs_that_wait_for_spot_are_moved_and_do_not_overflow",
         ),
     ),
     Trap("fair share that cannot be added later", rules=("JobQueue-FairShare", "JobDefinition-FairShare")),
