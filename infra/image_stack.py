@@ -23,7 +23,8 @@ class ImageStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
         super().__init__(scope, "image", stage=stage, description="image repositories and builds", stateful=True)
-        self._key = kms.Key.from_key_arn(self, "Key", storage.key.key_arn) if storage.key else None
+        key_arn = storage.key_arn(self)
+        self._key = kms.Key.from_key_arn(self, "Key", key_arn) if key_arn else None
         rows = (stage.row, stage.cpu_row, *(pool.row for pool in stage.retiring))
         self.repositories = {image: self._repository(image) for image in sorted({row.image for row in rows})}
         for image, repository in self.repositories.items():
@@ -61,7 +62,7 @@ class PublishedImages:
     def __init__(self, stack: StageStack, *, image: ImageStack, names: Iterable[str]) -> None:
         """`names`: which of them `stack` has to do with."""
         self._stage = stack.stage_row
-        self._uris = {name: stack.published(image_repository_parameter(name), by=image) for name in names}
+        self._uris = {name: image.published(image_repository_parameter(name), reader=stack) for name in names}
         self.repositories = {
             name: ecr.Repository.from_repository_name(stack, f"Images-{name}", Fn.select(1, Fn.split("/", uri)))
             for name, uri in self._uris.items()

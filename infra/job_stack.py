@@ -58,8 +58,7 @@ class JobStack(StageStack):
         storage = self._storage
         secret = None
         if team.huggingface_token:
-            key_arn = storage.export_value(storage.key.key_arn) if storage.key else None
-            secret = PublishedSecret(self, team=team, storage=storage, key_arn=key_arn)
+            secret = PublishedSecret(self, team=team, storage=storage, key_arn=storage.key_arn(self))
         return TeamJobs(
             team=team.name,
             task_role=TeamRole(self, f"Team-{team.name}", team=team, storage=storage),

@@ -84,7 +84,7 @@ class MachineImageStack(StageStack):
             ec2.CfnSecurityGroupIngress(
                 self,
                 "EndpointsFromBuild",
-                group_id=self.published(ENDPOINT_SECURITY_GROUP, by=network),
+                group_id=network.published(ENDPOINT_SECURITY_GROUP, reader=self),
                 source_security_group_id=group.security_group_id,
                 ip_protocol="tcp",
                 from_port=443,

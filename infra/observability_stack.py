@@ -125,9 +125,8 @@ class ObservabilityStack(StageStack):
         return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
 
     def _own_key(self, storage: StorageStack) -> kms.IKey | None:
-        if storage.key is None:
-            return None
-        return kms.Key.from_key_arn(self, "StageKey", storage.export_value(storage.key.key_arn))
+        key_arn = storage.key_arn(self)
+        return kms.Key.from_key_arn(self, "StageKey", key_arn) if key_arn else None
 
     def _function(self, name: str, file: str, description: str, **environment: str) -> Function:
         return Function(

@@ -20,6 +20,8 @@ from infra.settings import Stage
 from jobs.runs import CHECKPOINT_TAG
 from jobs.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
 
+KMS_KEY = "kms-key"
+"""Parameter that holds the ARN of the stage's own key; there only while the stage has one."""
 FSX_DNS_NAME = "fsx/dns-name"
 """Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
 FSX_MOUNT_NAME = "fsx/mount-name"
@@ -33,11 +35,10 @@ class StorageStack(StageStack):
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
         """`network` is where the file system is; without one nothing is taken from it."""
         super().__init__(scope, "storage", stage=stage, description="data and run buckets", stateful=True)
-        self.key: kms.IKey | None = self._own_key() if stage.own_kms_key else None
-        """The stage's own key, which other stacks' images, secrets and topics are encrypted with as well.
-
-        Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
-        """
+        self._key = self._own_key() if stage.own_kms_key else None
+        if self._key:
+            # By name, not by reference: a stage may come to have a key, and give it up.
+            self.publish(KMS_KEY, self._key.key_arn)
         self._noncurrent_days = stage.noncurrent_retention_days
         self._access_logs = self._bucket("AccessLogs", expire=Duration.days(_ACCESS_LOG_DAYS))
         acknowledge(
@@ -72,7 +73,7 @@ class StorageStack(StageStack):
                 capacity_gib=stage.fsx_gib,
                 bucket=self.data_bucket,
                 network=network,
-                key=self.key,
+                key=self._key,
             )
             # By name, not by reference: another file system, in another subnet for instance, changes both.
             self.publish(FSX_DNS_NAME, file_system.dns_name)
@@ -80,7 +81,14 @@ class StorageStack(StageStack):
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
         for team in stage.teams:
             if team.huggingface_token:
-                HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self.key)
+                HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)
+
+    def key_arn(self, reader: Construct) -> str | None:
+        """The stage's own key, which another stack's images, secrets and topics are encrypted with as well.
+
+        Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
+        """
+        return self.published(KMS_KEY, reader=reader) if self._key else None
 
     def _own_key(self) -> kms.Key:
         key = kms.Key(
@@ -149,7 +157,7 @@ class StorageStack(StageStack):
         rules: Sequence[s3.LifecycleRule] = (),
     ) -> s3.Bucket:
         # S3 delivers access logs only into buckets that it encrypts with its own keys.
-        key = self.key if access_logs_prefix else None
+        key = self._key if access_logs_prefix else None
         bucket = s3.Bucket(
             self,
             name,

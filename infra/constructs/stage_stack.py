@@ -37,13 +37,14 @@ class StageStack(cdk.Stack):
             string_value=value,
         )
 
-    def published(self, name: str, *, by: cdk.Stack) -> str:
-        """What the stack `by` has published under `name`, as CloudFormation reads it at each deployment.
+    def published(self, name: str, *, reader: Construct) -> str:
+        """What it publishes under `name`, as CloudFormation reads it at each deployment of the reader's stack.
 
         For all that a change of the settings may replace or take away: an export that is imported forbids both.
         """
-        self.add_stack_dependency(by, f"the parameter {name}")
-        return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
+        stack = cdk.Stack.of(reader)
+        stack.add_stack_dependency(self, f"the parameter {name}")
+        return ssm.StringParameter.value_for_string_parameter(stack, parameter_path(self.stage_row.name) + name)
 
 
 def acknowledge(construct: Construct, reason: str, *rules: str) -> None:

@@ -27,10 +27,10 @@ class TeamFiles:
         self._region = cdk.Stack.of(role).region
         # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made; so the
         # order of the stacks has to be said as well.
-        cdk.Stack.of(role).add_stack_dependency(storage, "the ARNs of buckets and key")
+        cdk.Stack.of(role).add_stack_dependency(storage, "the ARNs of buckets")
         self._data = storage.export_value(storage.data_bucket.bucket_arn)
         self._runs = storage.export_value(storage.run_bucket.bucket_arn)
-        self._key = storage.export_value(storage.key.key_arn) if storage.key else None
+        self._key = storage.key_arn(role)
 
     def read_data(self) -> None:
         """Lists and reads `shared/` and `<team>/` of the data bucket."""

@@ -56,6 +56,8 @@ CHANGES = {
     "zone added in front": (replace(BASE, availability_zone_ids=("use1-az2",)), TWO_ZONES),
     "file system": (BASE, replace(BASE, fsx_gib=1_200)),
     "file system goes": (replace(BASE, fsx_gib=1_200), BASE),
+    "key": (replace(BASE, teams=(EXPENSIVE,)), replace(BASE, teams=(EXPENSIVE,), own_kms_key=True)),
+    "key goes": (replace(BASE, teams=(EXPENSIVE,), own_kms_key=True), replace(BASE, teams=(EXPENSIVE,))),
     "team added": (BASE, replace(BASE, teams=(*BASE.teams, replace(EXPENSIVE, name="vision")))),
     "team removed": (replace(BASE, teams=(EXPENSIVE, PRODUCT)), replace(BASE, teams=(PRODUCT,))),
     "team with less": (replace(BASE, teams=(EXPENSIVE,)), replace(BASE, teams=(RESEARCH,))),

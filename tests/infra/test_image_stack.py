@@ -53,7 +53,8 @@ def test_repositories_are_encrypted_with_the_stages_own_key_where_it_has_one(
     image = synthesised(own_kms_key=True)["image"]
     for repository in resources(image, "AWS::ECR::Repository").values():
         assert repository["EncryptionConfiguration"]["EncryptionType"] == "KMS"
-        assert ":ExportsOutput" in json.dumps(repository["EncryptionConfiguration"]["KmsKey"])
+        key = image["Parameters"][repository["EncryptionConfiguration"]["KmsKey"]["Ref"]]
+        assert key["Default"] == "/trainyard/test/kms-key"
     assert "EncryptionKey" in only(image, "AWS::CodeBuild::Project")
     # AWS's own encryption is what ECR does by itself.
     assert not any("EncryptionConfiguration" in repository for repository in repositories.values())

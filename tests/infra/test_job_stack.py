@@ -167,7 +167,7 @@ def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, 
 def test_the_image_follows_from_release_or_tag(synthesised: Any, settings: dict[str, str], tag: str) -> None:
     template = synthesised(**settings)["jobs"]
     image = flatten(_container(only(template, "AWS::Batch::JobDefinition"))["Image"])
-    assert "Gaudi" in image
+    assert "repositorygaudi" in image
     assert image.endswith(f":{tag}")
 
 
@@ -205,7 +205,7 @@ def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_pat
     (task,) = definition["EcsProperties"]["TaskProperties"]
     assert "IpcMode" not in task
     container = _container(definition)
-    assert "Cpu" in flatten(container["Image"])
+    assert "repositorycpu" in flatten(container["Image"])
     assert {item["Type"]: item["Value"] for item in container["ResourceRequirements"]} == {
         "VCPU": "16",
         "MEMORY": "60000",
