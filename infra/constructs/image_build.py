@@ -103,8 +103,6 @@ class ImageBuild(Construct):
                 ],
             ),
             encryption_key=key.key_arn if key else None,
-            # Two builds of one tag would end in a refused push.
-            concurrent_build_limit=len(repositories),
             timeout_in_minutes=_BUILD_TIMEOUT_MINUTES,
             logs_config=codebuild.CfnProject.LogsConfigProperty(
                 cloud_watch_logs=codebuild.CfnProject.CloudWatchLogsConfigProperty(

@@ -93,6 +93,11 @@ def test_a_build_is_given_the_stages_release_and_its_repositories(project: dict[
     assert all(re.fullmatch(r".+\.dkr\.ecr\..+/<\w+>", uri) for uri in pairs.values())
 
 
+def test_a_project_fits_an_account_that_is_new(project: dict[str, Any]) -> None:
+    # Trap: a new account may run one build at a time, and CodeBuild refuses a project that may run more than that.
+    assert "ConcurrentBuildLimit" not in project
+
+
 def test_a_build_may_do_what_it_needs_and_nothing_else(templates: Templates) -> None:
     template = templates["dev/image"]
     (statements,) = [item["PolicyDocument"]["Statement"] for item in resources(template, "AWS::IAM::Policy").values()]
