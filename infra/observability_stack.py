@@ -364,7 +364,6 @@ class ObservabilityStack(StageStack):
         BudgetStop(
             self,
             "Budgets",
-            stage=stage,
             alerts=self._alerts,
             key=self._key,
             queue_arns=self._queue_arns,

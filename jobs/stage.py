@@ -73,6 +73,11 @@ def member_role_parameter(team: str) -> str:
     return f"member-role/{team}"
 
 
+def budget_parameter(team: str) -> str:
+    """Holds a team's monthly budget, for the function that stops the team at its end."""
+    return f"budget/{team}"
+
+
 def budget_stop_parameter(team: str) -> str:
     """Is there while the team has used up its budget; holds what `BudgetStop` has, as JSON."""
     return f"budget-stop/{team}"

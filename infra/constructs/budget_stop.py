@@ -8,18 +8,17 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_sns_subscriptions as subscriptions
+from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.constructs.alerts import Alerts, Topic
 from infra.constructs.budget import MonthlyBudget
 from infra.constructs.function import Function
-from infra.settings import Stage, Team
-from jobs.stage import budget_stop_parameter, member_role_parameter, parameter_path
-
-STAGE_BUDGET_STOP = "stage-budget-stop"
-"""Parameter that is there while the stage has used up its budget."""
+from infra.constructs.stage_stack import StageStack
+from infra.functions.stop_at_budget import STAGE_BUDGET, TEAM_BUDGETS, stop_parameter
+from infra.settings import Team
+from jobs.stage import member_role_parameter, parameter_path
 
 
 class BudgetStop(Construct):
@@ -31,10 +30,9 @@ class BudgetStop(Construct):
 
     def __init__(
         self,
-        scope: Construct,
+        stack: StageStack,
         name: str,
         *,
-        stage: Stage,
         alerts: Alerts,
         key: kms.IKey | None,
         queue_arns: Sequence[str],
@@ -43,33 +41,15 @@ class BudgetStop(Construct):
         published: Callable[[str], str],
     ) -> None:
         """`published`: what another stack has published under a name."""
-        super().__init__(scope, name)
-        self._stage = stage
+        super().__init__(stack, name)
+        stage = self._stage = stack.stage_row
+        self._stack = stack
         self._alerts = alerts
         self._key = key
-        stack = cdk.Stack.of(self)
+        self._dead_letters = dead_letters
         teams = [team for team in stage.teams if team.monthly_budget_usd is not None]
         roles = {team.name: _role_name(published, team) for team in teams if team.member_principals}
-        self._topics: list[Topic] = []
         path = parameter_path(stage.name)
-        budgets: list[dict[str, object]] = []
-        if stage.monthly_budget_usd is not None:
-            topic = self._budget("Stage", stage.monthly_budget_usd)
-            budgets.append(
-                {"topic": topic, "limit_usd": stage.monthly_budget_usd, "parameter": path + STAGE_BUDGET_STOP}
-            )
-        for team in teams:
-            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; chosen so above
-            topic = self._budget(f"Team-{team.name}", team.monthly_budget_usd, **{"trainyard:team": team.name})
-            budgets.append(
-                {
-                    "topic": topic,
-                    "limit_usd": team.monthly_budget_usd,
-                    "team": team.name,
-                    "parameter": path + budget_stop_parameter(team.name),
-                    "member_role": roles.get(team.name),
-                }
-            )
         deny = self._deny_policy(queue_arns) if roles else None
         self._function = Function(
             self,
@@ -79,8 +59,7 @@ class BudgetStop(Construct):
             environment={
                 "STAGE": stage.name,
                 "TOPIC_ARN": alerts.topic.topic_arn,
-                "BUDGETS": json.dumps(budgets),
-                "QUEUES": json.dumps(list(queue_arns)),
+                "PARAMETER_PATH": path,
                 "DENY_POLICY_ARN": deny.managed_policy_arn if deny else "",
             },
             dead_letters=dead_letters,
@@ -90,8 +69,13 @@ class BudgetStop(Construct):
         self._allow(stack, path)
         if deny:
             self._allow_denying(stack, deny, list(roles.values()))
-        for used_up in self._topics:
-            used_up.add_subscription(subscriptions.LambdaSubscription(self._function, dead_letter_queue=dead_letters))
+        self._let_topics_call()
+        if stage.monthly_budget_usd is not None:
+            self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd)
+        for team in teams:
+            assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; chosen so above
+            tags = {"trainyard:team": team.name}
+            self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
         target = targets.LambdaFunction(self._function, dead_letter_queue=dead_letters)
         events.Rule(
             self,
@@ -123,10 +107,33 @@ class BudgetStop(Construct):
             targets=[target],
         )
 
-    def _budget(self, name: str, limit_usd: float, **tags: str) -> str:
-        """ARN of the topic that hears of its end: by it the function knows whose it is."""
+    def _let_topics_call(self) -> None:
+        """One statement for all topics of the stack: a queue's policy holds twenty, a function's 20 KB."""
+        topics = self._stack.format_arn(service="sns", resource=f"{self._stack.stack_name}-*")
+        service = iam.ServicePrincipal("sns.amazonaws.com")
+        self._function.add_permission("Budgets", principal=service, source_arn=topics)
+        self._dead_letters.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="FromBudgets",
+                principals=[service],
+                actions=["sqs:SendMessage"],
+                resources=[self._dead_letters.queue_arn],
+                conditions={"ArnLike": {"aws:SourceArn": topics}},
+            )
+        )
+
+    def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
+        """With a topic that hears of its end: by it the function knows whose it is."""
         topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
-        self._topics.append(topic)
+        sns.CfnSubscription(
+            self,
+            f"{name}Stops",
+            topic_arn=topic.topic_arn,
+            protocol="lambda",
+            endpoint=self._function.function_arn,
+            redrive_policy={"deadLetterTargetArn": self._dead_letters.queue_arn},
+        )
+        self._stack.publish(parameter, json.dumps({"limit_usd": limit_usd, "topic": topic.topic_arn}))
         MonthlyBudget(
             self,
             f"{name}Budget",
@@ -135,18 +142,20 @@ class BudgetStop(Construct):
             alerts=self._alerts.topic,
             used_up=topic,
         )
-        return topic.topic_arn
 
     def _allow(self, stack: cdk.Stack, path: str) -> None:
         function = self._function
         environments = stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
         waiting = stack.format_arn(service="batch", resource="job", resource_name="*")
-        parameters = [
-            stack.format_arn(service="ssm", resource="parameter", resource_name=f"{path.strip('/')}/{name}")
-            for name in (STAGE_BUDGET_STOP, budget_stop_parameter("*"))
-        ]
+        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        at, below, *stops = (
+            stack.format_arn(service="ssm", resource="parameter", resource_name=name.strip("/"))
+            for name in (path, f"{path}*", path + stop_parameter(None), path + stop_parameter("*"))
+        )
         function.execution_role.allow(
-            "Look", ["batch:DescribeComputeEnvironments", "batch:DescribeJobs", "batch:ListJobs"], "*"
+            "Look",
+            ["batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "batch:DescribeJobs", "batch:ListJobs"],
+            "*",
         )
         function.execution_role.allow(
             "StopAndStartEnvironments",
@@ -165,13 +174,12 @@ class BudgetStop(Construct):
                 }
             },
         )
-        function.execution_role.allow(
-            "RecordStops", ["ssm:GetParameter", "ssm:PutParameter", "ssm:DeleteParameter"], *parameters
-        )
+        function.execution_role.allow("ReadStage", ["ssm:GetParametersByPath"], at, below)
+        function.execution_role.allow("RecordStops", ["ssm:PutParameter", "ssm:DeleteParameter"], *stops)
         function.execution_role.explain(
             "Batch knows no resources for reading; environments and jobs come and go under names of Batch's own, and "
             "are told by their tags; of the parameters one is written for each team.",
-            *("*", environments, waiting, parameters[1]),
+            *("*", environments, waiting, below, stops[1]),
         )
 
     def _deny_policy(self, queue_arns: Sequence[str]) -> iam.ManagedPolicy:

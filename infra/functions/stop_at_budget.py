@@ -9,6 +9,8 @@ service-linked role, out of reach of IAM policies that a budget's own action cou
 
 On the first of a month a schedule calls it to undo all that. A deployment may enable a compute environment that was
 disabled; CloudFormation's own event of it brings the function to disable it again.
+
+Budgets, stops and the teams' roles are parameters of the stage, one each: however many teams there are, they fit.
 """
 
 import contextlib
@@ -18,18 +20,53 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
+TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"
+"""Parameters below the stage's path; of the latter three there is one for each team, by its name.
+
+A budget is deployed as {"limit_usd": …, "topic": …}; a stop is written here while its budget is used up.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Whose limit it is; the stack hands one over for each."""
+    """Whose limit it is."""
 
-    limit_usd: float
-    team: str | None = None
+    team: str | None
     """None: the whole stage's."""
-    parameter: str
-    """Written while the budget is used up."""
-    member_role: str | None = None
-    """Name of the role of the team's people."""
+    limit_usd: float
+    topic: str
+    """ARN of the topic that it publishes to at 100 %."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The stage's parameters, keyed by their names below its path."""
+
+    values: dict[str, str]
+
+    @property
+    def budgets(self) -> list[Budget]:
+        teams = [name.removeprefix(TEAM_BUDGETS) for name in self.values if name.startswith(TEAM_BUDGETS)]
+        named = [(None, STAGE_BUDGET)] if STAGE_BUDGET in self.values else []
+        return [
+            Budget(team=team, **json.loads(self.values[name]))
+            for team, name in (*named, *((team, TEAM_BUDGETS + team) for team in teams))
+        ]
+
+    def stop(self, team: str | None) -> dict[str, Any] | None:
+        """What was written when the budget was used up; None: it is not."""
+        value = self.values.get(stop_parameter(team))
+        return json.loads(value) if value else None
+
+    def member_role(self, team: str) -> str | None:
+        """Name of the role of the team's people; None where it has none."""
+        arn = self.values.get(MEMBER_ROLES + team)
+        return arn.rsplit("/", 1)[-1] if arn else None
+
+
+def stop_parameter(team: str | None) -> str:
+    return STAGE_STOP if team is None else TEAM_STOPS + team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +76,8 @@ class Rules:
     stage: str
     topic: str
     """Where people are told."""
-    budgets: dict[str, Budget]
-    """By the ARN of the topic that the budget publishes to at 100 %."""
-    queues: tuple[str, ...]
+    path: str
+    """Under which the stage's parameters lie."""
     deny_policy: str | None
     """ARN of the policy that denies SubmitJob; None where no team has a role."""
 
@@ -50,8 +86,7 @@ class Rules:
         return cls(
             stage=os.environ["STAGE"],
             topic=os.environ["TOPIC_ARN"],
-            budgets={values.pop("topic"): Budget(**values) for values in json.loads(os.environ["BUDGETS"])},
-            queues=tuple(json.loads(os.environ["QUEUES"])),
+            path=os.environ["PARAMETER_PATH"],
             deny_policy=os.environ.get("DENY_POLICY_ARN") or None,
         )
 
@@ -97,20 +132,18 @@ class Account:
     def say(self, text: str) -> None:
         self._sns.publish(TopicArn=self._rules.topic, Message=text)
 
-    def record(self, parameter: str) -> dict[str, Any] | None:
-        try:
-            value = self._ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
-        except self._ssm.exceptions.ParameterNotFound:
-            return None
-        found: dict[str, Any] = json.loads(value)
-        return found
+    def ledger(self) -> Ledger:
+        path = self._rules.path
+        pages = self._ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
+        return Ledger({item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]})
 
     def write(self, parameter: str, record: dict[str, Any]) -> None:
-        self._ssm.put_parameter(Name=parameter, Value=json.dumps(record), Type="String", Overwrite=True)
+        name = self._rules.path + parameter
+        self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
 
     def forget(self, parameter: str) -> None:
         with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
-            self._ssm.delete_parameter(Name=parameter)
+            self._ssm.delete_parameter(Name=self._rules.path + parameter)
 
     def set_environments(self, state: str) -> int:
         """Enables or disables the stage's compute environments; how many were not so already."""
@@ -125,10 +158,20 @@ class Account:
             self._batch.update_compute_environment(computeEnvironment=arn, state=state)
         return len(changed)
 
+    def _queues(self) -> list[str]:
+        """ARNs of the stage's, those of pools that retire included."""
+        pages = self._batch.get_paginator("describe_job_queues").paginate()
+        return [
+            queue["jobQueueArn"]
+            for page in pages
+            for queue in page["jobQueues"]
+            if queue.get("tags", {}).get("trainyard:stage") == self._rules.stage
+        ]
+
     def cancel_waiting(self, team: str, reason: str) -> int:
         """How many jobs of the team did not run yet, and now will not."""
         cancelled = 0
-        for queue in self._rules.queues:
+        for queue in self._queues():
             for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
                 pages = self._batch.get_paginator("list_jobs").paginate(jobQueue=queue, jobStatus=state)
                 ids = [summary["jobId"] for page in pages for summary in page["jobSummaryList"]]
@@ -150,10 +193,11 @@ class Account:
 
 def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     """At 100 %; done twice it changes nothing more."""
-    record = account.record(budget.parameter)
+    ledger = account.ledger()
+    record = ledger.stop(budget.team)
     if record is None or is_over(record, now):
         record = stop_record(budget, now)
-        account.write(budget.parameter, record)
+        account.write(stop_parameter(budget.team), record)
     until = record["until"][:10]
     if budget.team is None:
         disabled = account.set_environments("DISABLED")
@@ -164,8 +208,9 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
         )
         return
     cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
-    if budget.member_role:
-        account.deny(budget.member_role)
+    role = ledger.member_role(budget.team)
+    if role:
+        account.deny(role)
     account.say(
         f"Team {budget.team} (stage {rules.stage}) has used up its budget of {budget.limit_usd:g} USD: {cancelled} "
         f"waiting jobs were cancelled, new ones are refused until {until}, unless monthly_budget_usd is raised in "
@@ -175,21 +220,23 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
     """Ends stops whose month is over, or whose budget was raised; enforces the others anew."""
-    for budget in rules.budgets.values():
-        record = account.record(budget.parameter)
+    ledger = account.ledger()
+    for budget in ledger.budgets:
+        record = ledger.stop(budget.team)
         if record is None:
             continue
+        role = ledger.member_role(budget.team) if budget.team else None
         if not is_over(record, now) and budget.limit_usd <= record["budget_usd"]:
             if budget.team is None:
                 account.set_environments("DISABLED")
-            elif budget.member_role:
-                account.deny(budget.member_role)
+            elif role:
+                account.deny(role)
             continue
         if budget.team is None:
             account.set_environments("ENABLED")
-        elif budget.member_role:
-            account.allow(budget.member_role)
-        account.forget(budget.parameter)
+        elif role:
+            account.allow(role)
+        account.forget(stop_parameter(budget.team))
         who = f"Team {budget.team} (stage {rules.stage})" if budget.team else f"Stage {rules.stage}"
         account.say(f"{who} may start jobs again, with a budget of {budget.limit_usd:g} USD a month.")
 
@@ -201,5 +248,8 @@ def handler(event: dict[str, Any], _context: object) -> None:
     if "Records" not in event:
         review(account, rules, now)
         return
-    for record in event["Records"]:
-        stop(rules.budgets[record["Sns"]["TopicArn"]], account, rules, now)
+    topics = {record["Sns"]["TopicArn"] for record in event["Records"]}
+    # A budget may have been taken out of the settings since it said so.
+    for budget in account.ledger().budgets:
+        if budget.topic in topics:
+            stop(budget, account, rules, now)

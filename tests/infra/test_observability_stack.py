@@ -1,6 +1,7 @@
 """Who is told of what, what is measured, what moves and what stops: on the template, with ARNs worked out."""
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,9 @@ def test_budgets_count_what_carries_the_tags_and_warn_before_they_stop(everythin
     team_tag = {"Tags": {"Key": "trainyard:team", "MatchOptions": ["EQUALS"], "Values": ["research"]}}
     assert by_limit[1000]["Budget"]["FilterExpression"] == stage_tag
     assert by_limit[100]["Budget"]["FilterExpression"] == {"And": [stage_tag, team_tag]}
-    topics = {topic["topic"] for topic in json.loads(everything.environment("stop_at_budget")["BUDGETS"])}
+    told = [json.loads(everything.published(name)) for name in ("stage-budget", "budget/research")]
+    assert [budget["limit_usd"] for budget in told] == [1000, 100]
+    topics = {budget["topic"] for budget in told}
     alerts = everything.arn("observability", everything.only("observability", "AWS::SNS::Topic", "AlertsTopic"))
     stopping = set()
     for budget in budgets:
@@ -275,7 +278,10 @@ def test_a_budget_that_is_used_up_can_stop_its_stage_and_give_nobody_rights(ever
     assert not role.may("ssm:PutParameter", f"{parameter}/queue/gaudi-spot")
     [document] = [policy["PolicyDocument"] for policy in everything.all("AWS::IAM::ManagedPolicy").values()]
     assert {statement["Effect"] for statement in document["Statement"]} == {"Deny"}
-    assert json.loads(everything.environment("stop_at_budget")["BUDGETS"])[1]["member_role"] == member.split("/")[1]
+    assert everything.published("member-role/research") == member
+    assert everything.environment("stop_at_budget")["PARAMETER_PATH"] == "/trainyard/test/"
+    for path in ("", "/*"):
+        assert role.may("ssm:GetParametersByPath", f"{parameter}{path}")
 
 
 def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed) -> None:
@@ -283,6 +289,38 @@ def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed)
     pattern = everything.rule("BudgetsDeployed")["EventPattern"]
     prefixes = [item["prefix"].rsplit("/", 2)[1] for item in pattern["detail"]["stack-id"]]
     assert prefixes == ["trainyard-test-compute", "trainyard-test-observability"]
+
+
+def test_any_number_of_teams_fits(tmp_path: Path) -> None:
+    # GIVEN thirty teams with long names, each with a budget and a role for its people
+    names = [f"a-team-with-a-long-name-{number:03}" for number in range(30)]
+    teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=(MEMBER,)) for name in names)
+    many = observed(tmp_path, **{**EVERYTHING, "teams": teams})
+    # THEN what AWS limits stays below it: environments of functions,
+    for function in many.all("AWS::Lambda::Function").values():
+        assert len(json.dumps(function.get("Environment", {}).get("Variables", {}))) < 4096
+    # parameters of the kind that is free,
+    for parameter in many.all("AWS::SSM::Parameter").values():
+        assert parameter["Type"] == "String"
+        assert len(parameter["Value"]) < 4096
+    # statements of a queue's policy, and who may call a function
+    for policy in many.all("AWS::SQS::QueuePolicy").values():
+        assert len(policy["PolicyDocument"]["Statement"]) <= 20
+    callers = [p["FunctionName"] for p in many.all("AWS::Lambda::Permission").values()]
+    assert max(map(callers.count, callers)) <= 20
+    # inline policies of a role, patterns of rules, and resources of a stack
+    for policy in many.all("AWS::IAM::Policy").values():
+        assert len(json.dumps(policy["PolicyDocument"], separators=(",", ":"))) < 10_240
+    for rule in many.all("AWS::Events::Rule").values():
+        assert len(json.dumps(rule.get("EventPattern", ""))) < 2048
+    assert len(many.template["Resources"]) < 500
+    # AND each team's end is heard
+    heard = {s["TopicArn"] for s in many.all("AWS::SNS::Subscription").values() if s["Protocol"] == "lambda"}
+    for name in names:
+        assert json.loads(many.published(f"budget/{name}"))["topic"] in heard
+    sources = [p.get("SourceArn", "") for p in many.all("AWS::Lambda::Permission").values()]
+    [allowed] = [source for source in sources if source.startswith("arn:aws:sns:") and "*" in source]
+    assert all(fnmatchcase(topic, allowed) for topic in heard)
 
 
 def test_without_a_budget_there_is_none(plain: Observed) -> None:
@@ -298,7 +336,7 @@ def test_nothing_costs_by_the_hour(everything: Observed) -> None:
         *("AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"),
         *("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "AWS::Events::Rule", "AWS::Budgets::Budget"),
         *("AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter", "AWS::Logs::LogGroup"),
-        *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"),
+        *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy", "AWS::SSM::Parameter"),
     }
     schedules = [rule for rule in everything.all("AWS::Events::Rule").values() if "ScheduleExpression" in rule]
     assert len(schedules) == 1

@@ -169,6 +169,7 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
             priority=1,
             schedulingPolicyArn=policy,
             computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
+            tags=STAGE_TAGS,
         )["jobQueueArn"]
     bucket = f"runs-{unique}"
     embedded_aws.client("s3").create_bucket(Bucket=bucket)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from infra.functions import stop_at_budget
-from infra.functions.stop_at_budget import Budget, Rules, handler, next_month
+from infra.functions.stop_at_budget import Rules, handler, next_month
+from jobs.stage import budget_parameter, budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.functions.conftest import World
 from tests.infra.functions.messages import Inbox
 
@@ -36,6 +37,8 @@ def stage(world: World) -> str:
     name = f"s{uuid.uuid4().hex[:8]}"
     for environment in environments(world):
         world.batch.tag_resource(resourceArn=environment["computeEnvironmentArn"], tags={"trainyard:stage": name})
+    for queue in (world.spot, world.on_demand):
+        world.batch.tag_resource(resourceArn=queue, tags={"trainyard:stage": name})
     return name
 
 
@@ -59,23 +62,19 @@ def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: py
     )["Policy"]["Arn"]
 
     def set_environment(*, stage_usd: float = 1000, team_usd: float = 100) -> Rules:
-        path = f"/trainyard/{stage}"
+        path = f"/trainyard/{stage}/"
+        for name, deployed in {
+            "stage-budget": json.dumps({"limit_usd": stage_usd, "topic": STAGE_TOPIC}),
+            budget_parameter("research"): json.dumps({"limit_usd": team_usd, "topic": TEAM_TOPIC}),
+            member_role_parameter("research"): f"arn:aws:iam::123456789012:role/{role}",
+            # More than Systems Manager shows at once.
+            **{job_definition_parameter("research", f"kind-{number}"): "arn" for number in range(12)},
+        }.items():
+            world.aws.client("ssm").put_parameter(Name=path + name, Value=deployed, Type="String", Overwrite=True)
         for name, value in {
             "STAGE": stage,
             "TOPIC_ARN": inbox.topic,
-            "BUDGETS": json.dumps(
-                [
-                    {"topic": STAGE_TOPIC, "limit_usd": stage_usd, "parameter": f"{path}/stage-budget-stop"},
-                    {
-                        "topic": TEAM_TOPIC,
-                        "limit_usd": team_usd,
-                        "team": "research",
-                        "parameter": f"{path}/budget-stop/research",
-                        "member_role": role,
-                    },
-                ]
-            ),
-            "QUEUES": json.dumps([world.spot, world.on_demand]),
+            "PARAMETER_PATH": path,
             "DENY_POLICY_ARN": policy,
         }.items():
             monkeypatch.setenv(name, value)
@@ -235,5 +234,22 @@ def test_a_month_is_one_of_utc(now: str, then: str) -> None:
     assert next_month(datetime.fromisoformat(now)) == datetime.fromisoformat(then)
 
 
-def test_a_budget_of_a_team_without_a_role_needs_none() -> None:
-    assert Budget(limit_usd=1, team="product", parameter="p").member_role is None
+def test_a_team_without_a_role_is_stopped_all_the_same(
+    world: World, stage: str, role: str, configure: Configure
+) -> None:
+    world.aws.client("ssm").delete_parameter(Name=f"/trainyard/{stage}/{member_role_parameter('research')}")
+    handler(used_up(TEAM_TOPIC), None)
+    assert parameter(world, f"/trainyard/{stage}/budget-stop/research")
+    assert not policies(world, role)
+
+
+def test_what_a_budget_says_that_is_none_any_more_stops_nothing(world: World, stage: str, configure: Configure) -> None:
+    handler(used_up("arn:aws:sns:us-east-1:123456789012:gone"), None)
+    assert states(world) == {"ENABLED"}
+    assert parameter(world, f"/trainyard/{stage}/stage-budget-stop") is None
+
+
+def test_stops_and_roles_are_called_as_the_rest_of_the_stage_calls_them() -> None:
+    assert stop_at_budget.stop_parameter("research") == budget_stop_parameter("research")
+    assert member_role_parameter("research") == stop_at_budget.MEMBER_ROLES + "research"
+    assert budget_parameter("research") == stop_at_budget.TEAM_BUDGETS + "research"
