@@ -18,6 +18,7 @@ from infra.constructs.compute_environment import ComputeEnvironment, Instances, 
 from infra.constructs.machine_image_build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.constructs.user_data import FileSystem
+from infra.machine_image_stack import machine_image_parameter
 from infra.network_stack import NetworkStack
 from infra.settings import Pool, Stage
 from infra.storage_stack import FSX_DNS_NAME, FSX_MOUNT_NAME, StorageStack
@@ -26,7 +27,6 @@ from jobs.queues import QUEUES, Capacity, Queue
 from jobs.stage import (
     CPU_INSTANCE_TYPE,
     INSTANCE_TYPE,
-    machine_image_parameter,
     parameter_path,
     queue_parameter,
     share_identifier,
@@ -219,7 +219,7 @@ class ComputeStack(StageStack):
         if given is None:
             if self._machine_image is not None:
                 self.add_stack_dependency(self._machine_image, "the AMIs that it builds")
-            parameter = parameter_path(self.stage_row.name) + machine_image_parameter(pool.id)
+            parameter = machine_image_parameter(self.stage_row, pool)
         else:
             parameter = given.removeprefix("ssm:")
         # A parameter of the template: CloudFormation reads it anew at each deployment, so a new AMI needs no edit.

@@ -1,9 +1,25 @@
-"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
+r"""Machine image: an AMI for each pool of Gaudi instances, with the driver of the release that its job images have.
 
 AWS offers none that Batch could use: what Habana publishes lacks the ECS agent, what ECS publishes lacks the driver. So
 EC2 Image Builder makes one of Ubuntu 22.04, in about an hour at the first deployment, and again when its release or a
-document of infra/machine_image/ changes. Its id is published as `machine-image/<pool>`, which the compute stack reads.
-Between builds it costs the storage of its snapshots.
+document of infra/machine_image/ changes. Between builds it costs the storage of its snapshots.
+
+A parameter holds the newest one's id: CloudFormation writes that of an AMI which a deployment built, and touches it no
+more; the pipeline writes that of each AMI it builds later. The compute stack reads it at each deployment. The job image
+has to be built between these two, for the AMI to hold it:
+
+    cdk deploy 'dev/image'      the repositories, and the project that builds
+    cdk deploy 'dev/*'          the AMI, and all that boots it
+
+The same AMI on today's Ubuntu, with the job image if there was none:
+
+    aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …      takes about an hour
+    cdk deploy 'dev/compute'
+
+AMIs that others took the place of outlive the stack, and their snapshots cost. What deletes all of a stage's:
+
+    aws ec2 describe-images --owners self --filters Name=tag:trainyard:stage,Values=dev --query 'Images[].[ImageId]' \
+        --output text | xargs -rn1 aws ec2 deregister-image --delete-associated-snapshots --image-id
 
 Not proven, since no such instance could be had: that the AMI, which inherits `uefi-preferred` from Canonical's, boots
 on DL1 with its legacy BIOS; that jobs of several nodes run on it (AWS supports task networking in `awsvpc` mode on its
@@ -23,7 +39,15 @@ from infra.image_stack import ImageStack, PublishedImages
 from infra.network_plan import has_interface_endpoints
 from infra.network_stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.settings import Pool, Stage
-from jobs.stage import machine_image_parameter, parameter_path
+
+
+def machine_image_parameter(stage: Stage, pool: Pool) -> str:
+    """Name of the SSM parameter that holds the id of the newest AMI that a stage built for a pool.
+
+    Below /imagebuilder/, which is all that Image Builder's service-linked role may write (AWS's policy
+    AWSServiceRoleForImageBuilder).
+    """
+    return f"/imagebuilder/trainyard/{stage.name}/{pool.id}"
 
 
 def built_pools(stage: Stage) -> list[Pool]:
@@ -58,11 +82,12 @@ class MachineImageStack(StageStack):
                 components=components,
                 site=site,
                 tags=self.instance_tags,
+                parameter=machine_image_parameter(stage, pool),
             )
             ssm.CfnParameter(
                 self,
-                f"Parameter-{machine_image_parameter(pool.id).replace('/', '-')}",
-                name=parameter_path(stage.name) + machine_image_parameter(pool.id),
+                f"Parameter-{pool.id}",
+                name=machine_image_parameter(stage, pool),
                 type="String",
                 # SSM checks that it is the id of an AMI; with this type only may a template's parameter read it so.
                 data_type="aws:ec2:image",

@@ -58,11 +58,6 @@ def image_digest_parameter(image: str) -> str:
     return f"image-digest/{image}"
 
 
-def machine_image_parameter(pool_id: str) -> str:
-    """Holds the AMI that the stage built for a pool of accelerator instances."""
-    return f"machine-image/{pool_id}"
-
-
 def huggingface_secret_parameter(team: str) -> str:
     """Holds the ARN of the secret that the team's Hugging Face token is put into."""
     return f"huggingface-secret/{team}"

@@ -86,7 +86,9 @@ class MachineImageBuild(Construct):
         components: Mapping[str, Component],
         site: BuildSite,
         tags: Mapping[str, str],
+        parameter: str,
     ) -> None:
+        """`parameter`: name of the SSM parameter that the pipeline writes the ids of its AMIs into."""
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
@@ -118,19 +120,10 @@ class MachineImageBuild(Construct):
             terminate_instance_on_failure=True,
             resource_tags=tags,
         )
-        distribution = imagebuilder.CfnDistributionConfiguration(
-            self,
-            "Distribution",
-            name=self._name,
-            distributions=[
-                imagebuilder.CfnDistributionConfiguration.DistributionProperty(
-                    region=Stack.of(self).region,
-                    ami_distribution_configuration={
-                        "Name": f"{self._name} {{{{ imagebuilder:buildDate }}}}",
-                        "AmiTags": tags,
-                    },
-                )
-            ],
+        distribution = self._distribution("Distribution", self._name, tags)
+        # Of its own: CloudFormation writes the parameter for its own build, and could not make one that is there.
+        distribution_of_pipeline = self._distribution(
+            "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
         )
         self.image = imagebuilder.CfnImage(
             self,
@@ -160,7 +153,7 @@ class MachineImageBuild(Construct):
             description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
             image_recipe_arn=recipe.attr_arn,
             infrastructure_configuration_arn=infrastructure.attr_arn,
-            distribution_configuration_arn=distribution.attr_arn,
+            distribution_configuration_arn=distribution_of_pipeline.attr_arn,
             image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(
                 image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
             ),
@@ -168,6 +161,31 @@ class MachineImageBuild(Construct):
             image_tags=tags,
         )
         self._expire(site.lifecycle_role, {key: tags[key] for key in ("trainyard:stage", "trainyard:pool")})
+
+    def _distribution(
+        self, construct_id: str, name: str, tags: Mapping[str, str], *, parameter: str | None = None
+    ) -> imagebuilder.CfnDistributionConfiguration:
+        return imagebuilder.CfnDistributionConfiguration(
+            self,
+            construct_id,
+            name=name,
+            distributions=[
+                imagebuilder.CfnDistributionConfiguration.DistributionProperty(
+                    region=Stack.of(self).region,
+                    ami_distribution_configuration={
+                        "Name": f"{self._name} {{{{ imagebuilder:buildDate }}}}",
+                        "AmiTags": dict(tags),
+                    },
+                    ssm_parameter_configurations=[
+                        imagebuilder.CfnDistributionConfiguration.SsmParameterConfigurationProperty(
+                            parameter_name=parameter, data_type="aws:ec2:image"
+                        )
+                    ]
+                    if parameter
+                    else None,
+                )
+            ],
+        )
 
     def _recipe(
         self,

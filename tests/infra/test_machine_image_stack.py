@@ -12,7 +12,6 @@ import infra.constructs.machine_image_build as build_module
 from infra.constructs.machine_image_build import DOCUMENTS
 from infra.settings import ExistingVpc, Pool
 from jobs.releases import release
-from jobs.stage import machine_image_parameter
 from tests.infra.synthesis import Templates, flatten, only, resources
 
 DL1 = "dl1-24xlarge-1-21-0"
@@ -45,7 +44,7 @@ def recipes(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_the_compute_stack_reads_the_ami_that_is_built(templates: Templates, assembly: Path) -> None:
     for stage in ("dev", "prod"):
-        name = f"/trainyard/{stage}/{machine_image_parameter(DL1)}"
+        name = f"/imagebuilder/trainyard/{stage}/{DL1}"
         template = templates[f"{stage}/machine-image"]
         parameter = only(template, "AWS::SSM::Parameter")
         assert (parameter["Name"], parameter["DataType"], parameter["Type"]) == (name, "aws:ec2:image", "String")
@@ -62,6 +61,22 @@ def test_the_compute_stack_reads_the_ami_that_is_built(templates: Templates, ass
         }
         dependencies = by_name[f"trainyard-{stage}-compute"][1]["dependencies"]
         assert by_name[f"trainyard-{stage}-machine-image"][0] in dependencies
+
+
+def test_what_the_pipeline_builds_takes_the_place_of_what_the_deployment_built(stack: dict[str, Any]) -> None:
+    distributions = resources(stack, "AWS::ImageBuilder::DistributionConfiguration")
+    (pipelines,) = only(stack, "AWS::ImageBuilder::ImagePipeline")["DistributionConfigurationArn"].values()
+    (deployments,) = only(stack, "AWS::ImageBuilder::Image")["DistributionConfigurationArn"].values()
+    # GIVEN the parameter that the compute stack reads, made by CloudFormation with the id of its own build
+    name = only(stack, "AWS::SSM::Parameter")["Name"]
+    # THEN the pipeline writes it too, where Image Builder's service-linked role may
+    (written,) = distributions[pipelines[0]]["Distributions"]
+    assert written["SsmParameterConfigurations"] == [{"ParameterName": name, "DataType": "aws:ec2:image"}]
+    assert name.startswith("/imagebuilder/")
+    # AND the deployment's own build does not: CloudFormation could not make the parameter any more
+    (unwritten,) = distributions[deployments[0]]["Distributions"]
+    assert "SsmParameterConfigurations" not in unwritten
+    assert len({item["Name"] for item in distributions.values()}) == len(distributions) == 2
 
 
 @pytest.mark.parametrize(
@@ -81,7 +96,7 @@ def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> No
     template = synthesised(image_tag="1.21.0-fix1", retiring=retiring)["machine-image"]
     published = {item["Name"] for item in resources(template, "AWS::SSM::Parameter").values()}
     assert published == {
-        f"/trainyard/test/machine-image/{pool}" for pool in ("dl1-24xlarge-1-21-0", "dl1-24xlarge-1-20-0")
+        f"/imagebuilder/trainyard/test/{pool}" for pool in ("dl1-24xlarge-1-21-0", "dl1-24xlarge-1-20-0")
     }
     made = {name.removeprefix("trainyard-test-machine-image-"): item for name, item in recipes(template).items()}
     current, old = (ordered(template, made[f"dl1-24xlarge-{name}"]) for name in ("1-21-0", "1-20-0"))
@@ -259,6 +274,12 @@ def test_an_ami_that_is_replaced_stays_while_instances_may_boot_it(stack: dict[s
     assert rule["Action"] == {"Type": "DELETE", "IncludeResources": {"Amis": True, "Snapshots": True}}
     assert rule["Filter"] == {"Type": "COUNT", "Value": 3}
     assert rule["ExclusionRules"]["Amis"]["LastLaunched"] == {"Unit": "WEEKS", "Value": 4}
+
+
+def test_every_ami_is_found_by_its_stage_since_replaced_ones_outlive_the_stack(stack: dict[str, Any]) -> None:
+    for distribution in resources(stack, "AWS::ImageBuilder::DistributionConfiguration").values():
+        for region in distribution["Distributions"]:
+            assert region["AmiDistributionConfiguration"]["AmiTags"]["trainyard:stage"] == "dev"
 
 
 def test_an_edited_document_is_a_new_version_of_it_and_of_the_recipe(

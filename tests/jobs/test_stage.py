@@ -7,7 +7,6 @@ from jobs.stage import (
     budget_stop_parameter,
     image_repository_parameter,
     job_definition_parameter,
-    machine_image_parameter,
     parameter_path,
     queue_parameter,
     share_identifier,
@@ -40,7 +39,6 @@ def test_parameters_have_these_names() -> None:
     )
     assert queue_parameter("gaudi-spot", retiring="dl1-24xlarge-1-20-0") == "queue/gaudi-spot/dl1-24xlarge-1-20-0"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
-    assert machine_image_parameter("dl1-24xlarge-1-21-0") == "machine-image/dl1-24xlarge-1-21-0"
     assert budget_stop_parameter("research") == "budget-stop/research"
 
 
