@@ -74,7 +74,7 @@ class ObservabilityStack(StageStack):
         super().__init__(scope, "observability", stage=stage, description="alerts, metrics, dashboard and budgets")
         self.add_stack_dependency(compute, "the queues' ARNs")
         self.add_stack_dependency(jobs, "the log group's name and the members' roles")
-        self._compute = compute
+        self._others = (compute, jobs)
         self._key = self._own_key(storage)
         self._namespace = f"trainyard/{stage.name}"
         self._queues = list(self._stage_queues(queues))
@@ -366,10 +366,8 @@ class ObservabilityStack(StageStack):
             "Budgets",
             alerts=self._alerts,
             key=self._key,
-            queue_arns=self._queue_arns,
             dead_letters=self._dead_letters,
-            compute_stack_name=self._compute.stack_name,
-            published=self._published,
+            deployments=[stack.stack_name for stack in self._others],
         )
 
     @property

@@ -1,7 +1,7 @@
 """The budgets of a stage and its teams, and the function that stops what they pay for."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
@@ -15,10 +15,11 @@ from constructs import Construct
 from infra.constructs.alerts import Alerts, Topic
 from infra.constructs.budget import MonthlyBudget
 from infra.constructs.function import Function
+from infra.constructs.member_role import MEMBER_TAG
+from infra.constructs.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import StageStack
-from infra.functions.stop_at_budget import STAGE_BUDGET, TEAM_BUDGETS, stop_parameter
-from infra.settings import Team
-from jobs.stage import member_role_parameter, parameter_path
+from infra.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
+from jobs.stage import parameter_path
 
 
 class BudgetStop(Construct):
@@ -35,12 +36,10 @@ class BudgetStop(Construct):
         *,
         alerts: Alerts,
         key: kms.IKey | None,
-        queue_arns: Sequence[str],
         dead_letters: sqs.IQueue,
-        compute_stack_name: str,
-        published: Callable[[str], str],
+        deployments: Sequence[str],
     ) -> None:
-        """`published`: what another stack has published under a name."""
+        """`deployments`: names of the other stacks that may undo a stop when they are deployed."""
         super().__init__(stack, name)
         stage = self._stage = stack.stage_row
         self._stack = stack
@@ -48,9 +47,7 @@ class BudgetStop(Construct):
         self._key = key
         self._dead_letters = dead_letters
         teams = [team for team in stage.teams if team.monthly_budget_usd is not None]
-        roles = {team.name: _role_name(published, team) for team in teams if team.member_principals}
         path = parameter_path(stage.name)
-        deny = self._deny_policy(queue_arns) if roles else None
         self._function = Function(
             self,
             "Function",
@@ -60,15 +57,13 @@ class BudgetStop(Construct):
                 "STAGE": stage.name,
                 "TOPIC_ARN": alerts.topic.topic_arn,
                 "PARAMETER_PATH": path,
-                "DENY_POLICY_ARN": deny.managed_policy_arn if deny else "",
             },
             dead_letters=dead_letters,
             log_retention_days=stage.log_retention_days,
         )
         self._function.may_publish(alerts.topic, key)
         self._allow(stack, path)
-        if deny:
-            self._allow_denying(stack, deny, list(roles.values()))
+        self._allow_stopping_members()
         self._let_topics_call()
         if stage.monthly_budget_usd is not None:
             self._budget("Stage", STAGE_BUDGET, stage.monthly_budget_usd)
@@ -84,11 +79,12 @@ class BudgetStop(Construct):
             schedule=events.Schedule.cron(minute="5", hour="0", day="1"),
             targets=[target],
         )
-        # An update of a compute environment says ENABLED again; and a budget may have been raised.
+        # An update of a compute environment says ENABLED again, one of a role may take its tag, and another role may
+        # come in its place; and a budget may have been raised.
         events.Rule(
             self,
             "Deployed",
-            description="A deployment may have enabled what a budget has stopped, or raised the budget",
+            description="A deployment may have let go on what a budget has stopped, or raised the budget",
             event_pattern=events.EventPattern(
                 source=["aws.cloudformation"],
                 detail_type=["CloudFormation Stack Status Change"],
@@ -99,7 +95,7 @@ class BudgetStop(Construct):
                                 service="cloudformation", resource="stack", resource_name=f"{name}/"
                             )
                         }
-                        for name in (compute_stack_name, stack.stack_name)
+                        for name in (*deployments, stack.stack_name)
                     ],
                     "status-details": {"status": ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
                 },
@@ -182,30 +178,22 @@ class BudgetStop(Construct):
             *("*", environments, waiting, below, stops[1]),
         )
 
-    def _deny_policy(self, queue_arns: Sequence[str]) -> iam.ManagedPolicy:
-        return iam.ManagedPolicy(
-            self,
-            "NoNewJobs",
-            description="A team that has used up its budget submits no jobs",
-            statements=[
-                iam.PolicyStatement(
-                    sid="BudgetUsedUp",
-                    effect=iam.Effect.DENY,
-                    actions=["batch:SubmitJob"],
-                    resources=list(queue_arns),
-                )
-            ],
+    def _allow_stopping_members(self) -> None:
+        """One tag, on the roles of teams' people, and no other: it takes a right away, and can give none."""
+        stage = self._stage.name
+        roles = self._stack.format_arn(
+            service="iam", region="", resource="role", resource_name=f"{name_prefix(stage)}*"
         )
-
-    def _allow_denying(self, stack: cdk.Stack, deny: iam.ManagedPolicy, role_names: Sequence[str]) -> None:
-        """This one policy on these roles, and no other: it can take rights away, never give any."""
+        key, value = MEMBER_TAG
         self._function.execution_role.allow(
-            "DenyMembers",
-            ["iam:AttachRolePolicy", "iam:DetachRolePolicy"],
-            *(stack.format_arn(service="iam", region="", resource="role", resource_name=role) for role in role_names),
-            conditions={"ArnEquals": {"iam:PolicyARN": deny.managed_policy_arn}},
+            "StopMembers",
+            ["iam:TagRole", "iam:UntagRole"],
+            roles,
+            conditions={
+                "StringEquals": {"aws:ResourceTag/trainyard:stage": stage, f"aws:ResourceTag/{key}": value},
+                "ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]},
+            },
         )
-
-
-def _role_name(published: Callable[[str], str], team: Team) -> str:
-    return cdk.Fn.select(1, cdk.Fn.split("/", published(member_role_parameter(team.name))))
+        self._function.execution_role.explain(
+            "CloudFormation names roles; by their tags only those of the stage's teams' people are meant", roles
+        )

@@ -14,10 +14,14 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack
 from infra.constructs.team_files import TeamFiles
+from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Team
 from infra.storage_stack import StorageStack
 from jobs.runs import SPEC
 from jobs.stage import parameter_path, share_identifier
+
+MEMBER_TAG = ("trainyard:role", "member")
+"""Tag of these roles, by which the function that stops a team at its budget's end finds them."""
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"
@@ -44,10 +48,13 @@ class MemberRole(InlineRole):
             team=team.name,
             max_session_duration=cdk.Duration.hours(12),
         )
+        key, value = MEMBER_TAG
+        cdk.Tags.of(self).add(key, value)
         self._stage = stack.stage_row.name
         self._team = team.name
         self._read_stage()
         self._submit()
+        self._submit_nothing_beyond_the_budget()
         self._watch_and_stop()
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
@@ -91,6 +98,18 @@ class MemberRole(InlineRole):
             },
         )
         self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
+
+    def _submit_nothing_beyond_the_budget(self) -> None:
+        """Always there, so that a stop need not attach anything, which would keep the role from being deleted."""
+        self.add_to_policy(
+            iam.PolicyStatement(
+                sid="BudgetUsedUp",
+                effect=iam.Effect.DENY,
+                actions=["batch:SubmitJob"],
+                resources=[self._arn("batch", "job-queue")],
+                conditions={"Null": {f"aws:PrincipalTag/{STOP_TAG}": "false"}},
+            )
+        )
 
     def _watch_and_stop(self) -> None:
         self.allow(

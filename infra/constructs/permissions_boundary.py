@@ -12,6 +12,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 
 from infra.constructs.stage_stack import StageStack, acknowledge, finding
+from infra.functions.stop_at_budget import STOP_TAG
 from jobs.stage import parameter_path
 
 DEPLOYER_TAG = ("trainyard:role", "deployer")
@@ -115,7 +116,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("BuiltImages", _OF_BUILT_IMAGES, "*", conditions=built)
         self._admit_buckets(stack)
         self._admit_parameters(stack)
-        self._admit_own_policies(stack)
+        self._admit_budget_stops(stack)
         self._admit_deployer(stack)
         self.add_statements(
             iam.PolicyStatement(
@@ -149,14 +150,13 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("ImageBuilder", ["s3:GetObject"], bucket("ec2imagebuilder*"))
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
 
-    def _admit_own_policies(self, stack: StageStack) -> None:
-        """A budget that is used up attaches a policy of the stage to roles of the stage, and takes it away again."""
-        roles, policies = (
-            stack.format_arn(service="iam", region="", resource=kind, resource_name=f"{name_prefix(self._stage)}*")
-            for kind in ("role", "policy")
+    def _admit_budget_stops(self, stack: StageStack) -> None:
+        """A budget that is used up tags roles of the stage, with this one key only: others may let a role do more."""
+        roles = stack.format_arn(
+            service="iam", region="", resource="role", resource_name=f"{name_prefix(self._stage)}*"
         )
-        conditions = {"ArnLike": {"iam:PolicyARN": policies}}
-        self._admit("OwnPolicies", ["iam:AttachRolePolicy", "iam:DetachRolePolicy"], roles, conditions=conditions)
+        conditions = {"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}}
+        self._admit("BudgetStops", ["iam:TagRole", "iam:UntagRole"], roles, conditions=conditions)
 
     def _admit_deployer(self, stack: StageStack) -> None:
         key, value = DEPLOYER_TAG

@@ -5,7 +5,7 @@ service-linked role, out of reach of IAM policies that a budget's own action cou
 
 - the stage's budget: its compute environments are disabled. What runs goes on to its end, nothing new starts.
 - a team's: the parameter is written by which `trainyard submit` refuses, its waiting jobs are cancelled, and where the
-  team has a role for its members, that role is denied SubmitJob.
+  team has a role for its members, that role gets a tag with which its own policy denies it SubmitJob.
 
 On the first of a month a schedule calls it to undo all that. A deployment may enable a compute environment that was
 disabled; CloudFormation's own event of it brings the function to disable it again.
@@ -26,6 +26,10 @@ TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role
 
 A budget is deployed as {"limit_usd": …, "topic": …}; a stop is written here while its budget is used up.
 """
+
+
+STOP_TAG = "trainyard:budget-stop"
+"""Of a role of a team's people: while it is there, the role submits nothing. Its value says until when."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +82,6 @@ class Rules:
     """Where people are told."""
     path: str
     """Under which the stage's parameters lie."""
-    deny_policy: str | None
-    """ARN of the policy that denies SubmitJob; None where no team has a role."""
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -87,7 +89,6 @@ class Rules:
             stage=os.environ["STAGE"],
             topic=os.environ["TOPIC_ARN"],
             path=os.environ["PARAMETER_PATH"],
-            deny_policy=os.environ.get("DENY_POLICY_ARN") or None,
         )
 
 
@@ -183,12 +184,11 @@ class Account:
                             cancelled += 1
         return cancelled
 
-    def deny(self, role: str) -> None:
-        self._iam.attach_role_policy(RoleName=role, PolicyArn=self._rules.deny_policy)
+    def deny(self, role: str, until: str) -> None:
+        self._iam.tag_role(RoleName=role, Tags=[{"Key": STOP_TAG, "Value": until}])
 
     def allow(self, role: str) -> None:
-        with contextlib.suppress(self._iam.exceptions.NoSuchEntityException):
-            self._iam.detach_role_policy(RoleName=role, PolicyArn=self._rules.deny_policy)
+        self._iam.untag_role(RoleName=role, TagKeys=[STOP_TAG])
 
 
 def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
@@ -210,7 +210,7 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
     cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
     role = ledger.member_role(budget.team)
     if role:
-        account.deny(role)
+        account.deny(role, record["until"])
     account.say(
         f"Team {budget.team} (stage {rules.stage}) has used up its budget of {budget.limit_usd:g} USD: {cancelled} "
         f"waiting jobs were cancelled, new ones are refused until {until}, unless monthly_budget_usd is raised in "
@@ -230,7 +230,7 @@ def review(account: Account, rules: Rules, now: datetime) -> None:
             if budget.team is None:
                 account.set_environments("DISABLED")
             elif role:
-                account.deny(role)
+                account.deny(role, record["until"])
             continue
         if budget.team is None:
             account.set_environments("ENABLED")

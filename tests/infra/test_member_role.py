@@ -8,9 +8,11 @@ import pytest
 from botocore import xform_name
 from botocore.session import Session
 
+from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Stage, Team
 from jobs.catalog import CATALOG
 from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
+from tests.infra.policy_evaluation import as_list
 from tests.infra.synthesis import ROOT, Templates, resources, synthesise
 
 Context = dict[str, str | list[str]]
@@ -110,6 +112,27 @@ def test_people_submit_their_own_definitions_old_revisions_too(
     context = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", "Jobourteam")
     for revision in (definition, re.sub(r":\d+$", ":17", definition)):
         assert people.decide_in("batch:SubmitJob", revision, context) == "allowed"
+
+
+def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(
+    stage: DeployedStage, templates: Templates, people: Role
+) -> None:
+    # GIVEN the tag that the function puts on their role
+    stopped: Context = {f"aws:PrincipalTag/{STOP_TAG}": "2026-12-01T00:00:00+00:00"}
+    # THEN a submission that was allowed is denied, for the queue
+    queue, *others = submission(stage, templates, "our-team")
+    assert people.decide_in("batch:SubmitJob", queue[0], {**queue[1], **stopped}) == "explicitly denied"
+    for resource, context in others:
+        assert people.decide_in("batch:SubmitJob", resource, {**context, **stopped}) == "allowed"
+    # AND an empty value is a tag as well
+    assert people.decide_in("batch:SubmitJob", queue[0], {**queue[1], **dict.fromkeys(stopped, "")}) != "allowed"
+    # AND what runs can be looked at and stopped
+    own: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+    assert people.decide_in("batch:TerminateJob", JOB, {**own, **stopped}) == "allowed"
+    assert people.decide_in("batch:DescribeJobs", "*", stopped) == "allowed"
+    # AND nobody takes the tag off himself, or hides it behind one of his session
+    assert not people.may("iam:UntagRole", people.arn)
+    assert {action for s in people.trust["Statement"] for action in as_list(s["Action"])} == {"sts:AssumeRole"}
 
 
 def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Templates) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Alerts, Pool, Stage, Team
 from jobs.queues import QUEUES
 from tests.infra.deployed_roles import DeployedStage
@@ -264,21 +265,24 @@ def test_a_budget_that_is_used_up_can_stop_its_stage_and_give_nobody_rights(ever
     for stage, allowed in (("test", True), ("prod", False)):
         context = {"aws:ResourceTag/trainyard:stage": stage}
         assert (role.decide_in("batch:UpdateComputeEnvironment", environment, context) == "allowed") is allowed
-    deny = everything.arn("observability", everything.only("observability", "AWS::IAM::ManagedPolicy"))
-    member = everything.role("jobs", "Membersresearch").arn
-    for policy, target, allowed in (
-        (deny, member, True),
-        ("arn:aws:iam::aws:policy/AdministratorAccess", member, False),
-        (deny, role.arn, False),
+    member = everything.role("jobs", "Membersresearch")
+    tags = {f"aws:ResourceTag/{key}": value for key, value in member.tags.items()}
+    for target, of_target, keys, allowed in (
+        (member.arn, tags, [STOP_TAG], True),
+        (member.arn, tags, ["trainyard:role"], False),
+        (member.arn, tags, [STOP_TAG, "trainyard:team"], False),
+        (member.arn, {**tags, "aws:ResourceTag/trainyard:stage": "prod"}, [STOP_TAG], False),
+        (role.arn, {f"aws:ResourceTag/{key}": value for key, value in role.tags.items()}, [STOP_TAG], False),
+        ("arn:aws:iam::123456789012:role/admin", {}, [STOP_TAG], False),
     ):
-        for action in ("iam:AttachRolePolicy", "iam:DetachRolePolicy"):
-            assert (role.decide_in(action, target, {"iam:PolicyARN": policy}) == "allowed") is allowed
+        for action in ("iam:TagRole", "iam:UntagRole"):
+            decision = role.decide_in(action, target, {**of_target, "aws:TagKeys": keys})
+            assert (decision == "allowed") is allowed, (action, target, keys)
+    assert not role.may("iam:AttachRolePolicy", member.arn)
     parameter = "arn:aws:ssm:us-east-1:123456789012:parameter/trainyard/test"
     assert role.may("ssm:PutParameter", f"{parameter}/budget-stop/research")
     assert not role.may("ssm:PutParameter", f"{parameter}/queue/gaudi-spot")
-    [document] = [policy["PolicyDocument"] for policy in everything.all("AWS::IAM::ManagedPolicy").values()]
-    assert {statement["Effect"] for statement in document["Statement"]} == {"Deny"}
-    assert everything.published("member-role/research") == member
+    assert everything.published("member-role/research") == member.arn
     assert everything.environment("stop_at_budget")["PARAMETER_PATH"] == "/trainyard/test/"
     for path in ("", "/*"):
         assert role.may("ssm:GetParametersByPath", f"{parameter}{path}")
@@ -288,7 +292,7 @@ def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed)
     assert everything.rule("BudgetsNewMonth")["ScheduleExpression"] == "cron(5 0 1 * ? *)"
     pattern = everything.rule("BudgetsDeployed")["EventPattern"]
     prefixes = [item["prefix"].rsplit("/", 2)[1] for item in pattern["detail"]["stack-id"]]
-    assert prefixes == ["trainyard-test-compute", "trainyard-test-observability"]
+    assert prefixes == ["trainyard-test-compute", "trainyard-test-jobs", "trainyard-test-observability"]
 
 
 def test_any_number_of_teams_fits(tmp_path: Path) -> None:
@@ -324,8 +328,7 @@ def test_any_number_of_teams_fits(tmp_path: Path) -> None:
 
 
 def test_without_a_budget_there_is_none(plain: Observed) -> None:
-    for resource_type in ("AWS::Budgets::Budget", "AWS::IAM::ManagedPolicy"):
-        assert not plain.all(resource_type)
+    assert not plain.all("AWS::Budgets::Budget")
 
 
 def test_nothing_costs_by_the_hour(everything: Observed) -> None:
@@ -336,7 +339,7 @@ def test_nothing_costs_by_the_hour(everything: Observed) -> None:
         *("AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"),
         *("AWS::SQS::Queue", "AWS::SQS::QueuePolicy", "AWS::Events::Rule", "AWS::Budgets::Budget"),
         *("AWS::CloudWatch::Alarm", "AWS::CloudWatch::Dashboard", "AWS::Logs::MetricFilter", "AWS::Logs::LogGroup"),
-        *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::IAM::ManagedPolicy", "AWS::SSM::Parameter"),
+        *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::SSM::Parameter"),
     }
     schedules = [rule for rule in everything.all("AWS::Events::Rule").values() if "ScheduleExpression" in rule]
     assert len(schedules) == 1

@@ -143,7 +143,10 @@ OWN_STAGE = {"aws:ResourceTag/trainyard:stage": "test"}
         ("iam:DeleteRolePermissionsBoundary", f"arn:aws:iam::{ACCOUNT}:role/x", {}),
         ("iam:CreatePolicyVersion", f"arn:aws:iam::{ACCOUNT}:policy/x", {}),
         ("iam:AttachRolePolicy", OWN_ROLE, {"iam:PolicyARN": "arn:aws:iam::aws:policy/AdministratorAccess"}),
-        ("iam:AttachRolePolicy", f"arn:aws:iam::{ACCOUNT}:role/x", {"iam:PolicyARN": OWN_POLICY}),
+        ("iam:AttachRolePolicy", OWN_ROLE, {"iam:PolicyARN": OWN_POLICY}),
+        ("iam:TagRole", OWN_ROLE, {"aws:TagKeys": ["trainyard:role"]}),
+        ("iam:TagRole", OWN_ROLE, {"aws:TagKeys": ["trainyard:budget-stop", "trainyard:team"]}),
+        ("iam:UntagRole", f"arn:aws:iam::{ACCOUNT}:role/x", {"aws:TagKeys": ["trainyard:budget-stop"]}),
         ("sts:AssumeRole", OWN_ROLE, {}),
         ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/admin", {}),
         ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/cdk-hnb659fds-deploy-role-{ACCOUNT}-{REGION}", {}),
@@ -171,7 +174,7 @@ OWN_STAGE = {"aws:ResourceTag/trainyard:stage": "test"}
     ],
 )
 def test_it_bounds_a_role_that_was_given_everything(
-    boundary: Mapping[str, Any], action: str, resource: str, context: dict[str, str]
+    boundary: Mapping[str, Any], action: str, resource: str, context: dict[str, str | list[str]]
 ) -> None:
     request = Request(action=action, resource=resource, context={"aws:RequestedRegion": REGION, **context})
     assert evaluate(request, [FREE_HAND]) == "allowed"

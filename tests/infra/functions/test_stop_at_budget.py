@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.functions import stop_at_budget
-from infra.functions.stop_at_budget import Rules, handler, next_month
+from infra.functions.stop_at_budget import STOP_TAG, Rules, handler, next_month
 from jobs.stage import budget_parameter, budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.functions.conftest import World
 from tests.infra.functions.messages import Inbox
@@ -51,16 +51,6 @@ def role(world: World) -> str:
 
 @pytest.fixture
 def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    policy = world.aws.client("iam").create_policy(
-        PolicyName=f"no-new-jobs-{uuid.uuid4().hex[:8]}",
-        PolicyDocument=json.dumps(
-            {
-                "Version": "2012-10-17",
-                "Statement": [{"Effect": "Deny", "Action": "batch:SubmitJob", "Resource": world.spot}],
-            }
-        ),
-    )["Policy"]["Arn"]
-
     def set_environment(*, stage_usd: float = 1000, team_usd: float = 100) -> Rules:
         path = f"/trainyard/{stage}/"
         for name, deployed in {
@@ -75,7 +65,6 @@ def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: py
             "STAGE": stage,
             "TOPIC_ARN": inbox.topic,
             "PARAMETER_PATH": path,
-            "DENY_POLICY_ARN": policy,
         }.items():
             monkeypatch.setenv(name, value)
         return Rules.from_environment()
@@ -106,9 +95,9 @@ def parameter(world: World, name: str) -> dict[str, Any] | None:
     return json.loads(found[0]["Value"]) if found else None
 
 
-def policies(world: World, role: str) -> list[str]:
-    attached = world.aws.client("iam").list_attached_role_policies(RoleName=role)["AttachedPolicies"]
-    return [policy["PolicyName"] for policy in attached]
+def stop_tag(world: World, role: str) -> str | None:
+    tags = world.aws.client("iam").list_role_tags(RoleName=role)["Tags"]
+    return {tag["Key"]: tag["Value"] for tag in tags}.get(STOP_TAG)
 
 
 def test_a_stage_that_has_used_up_its_budget_starts_nothing_new_and_lets_run_what_runs(
@@ -180,9 +169,19 @@ def test_a_team_that_has_used_up_its_budget_waits_no_longer_and_submits_nothing(
     record = parameter(world, f"/trainyard/{stage}/budget-stop/research")
     assert record is not None
     assert set(record) == {"budget_usd", "since", "until"}
-    assert [name.startswith("no-new-jobs") for name in policies(world, role)] == [True]
+    assert stop_tag(world, role) == record["until"]
+    world.aws.client("iam").delete_role(RoleName=role)  # which what is attached to it would forbid
     [message] = inbox.read()
     assert message.startswith(f"Team research (stage {stage}) has used up its budget of 100 USD: 1 waiting jobs were")
+
+
+def test_a_role_that_comes_in_anothers_place_is_stopped_as_well(
+    world: World, stage: str, role: str, configure: Configure
+) -> None:
+    handler(used_up(TEAM_TOPIC), None)
+    world.aws.client("iam").untag_role(RoleName=role, TagKeys=[STOP_TAG])
+    handler(DEPLOYED, None)
+    assert stop_tag(world, role)
 
 
 def test_the_next_month_ends_all_stops(
@@ -192,7 +191,7 @@ def test_the_next_month_ends_all_stops(
     handler(used_up(TEAM_TOPIC), None)
     handler(MONTHLY, None)  # called on some other day it changes nothing
     assert states(world) == {"DISABLED"}
-    assert policies(world, role)
+    assert stop_tag(world, role)
 
     class NextMonth(datetime):
         @classmethod
@@ -204,7 +203,7 @@ def test_the_next_month_ends_all_stops(
     handler(MONTHLY, None)
 
     assert states(world) == {"ENABLED"}
-    assert policies(world, role) == []
+    assert stop_tag(world, role) is None
     assert parameter(world, f"/trainyard/{stage}/stage-budget-stop") is None
     assert parameter(world, f"/trainyard/{stage}/budget-stop/research") is None
     assert inbox.read()[-1] == f"Team research (stage {stage}) may start jobs again, with a budget of 100 USD a month."
@@ -240,7 +239,7 @@ def test_a_team_without_a_role_is_stopped_all_the_same(
     world.aws.client("ssm").delete_parameter(Name=f"/trainyard/{stage}/{member_role_parameter('research')}")
     handler(used_up(TEAM_TOPIC), None)
     assert parameter(world, f"/trainyard/{stage}/budget-stop/research")
-    assert not policies(world, role)
+    assert stop_tag(world, role) is None
 
 
 def test_what_a_budget_says_that_is_none_any_more_stops_nothing(world: World, stage: str, configure: Configure) -> None:
