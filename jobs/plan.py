@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from jobs.arguments import Arguments
@@ -9,7 +10,7 @@ from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.instance_types import InstanceType
 from jobs.locations import DATA
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
-from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix
+from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
 from jobs.spec import JobSpec
 from jobs.stage import SHARED_PREFIX, DeployedStage, share_identifier
 
@@ -80,7 +81,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
     nnodes = spec.resources.nnodes
     queue, queue_reason = _queue(spec, stage, row)
     definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
-    _check_budget(spec.team, stage)
+    _check_budget(spec.team, stage, at=submitted_at(run_id))
     nproc_per_node = _ranks(spec, row)
     world_sizes = [nnodes * nproc_per_node]
     notes = []
@@ -196,9 +197,9 @@ def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
     return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
 
 
-def _check_budget(team: str, stage: DeployedStage) -> None:
+def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
     stop = stage.budget_stop(team)
-    if stop is not None:
+    if stop is not None and not stop.is_over(at):
         raise UsageError(
             f"team '{team}' has used up its monthly budget of {stop.budget_usd:g} USD in stage '{stage.name}': no job "
             f"of it is taken from {stop.since} until {stop.until}",

@@ -50,6 +50,14 @@ def new_run_id(name: str, *, now: datetime, unique: int) -> str:
     return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{unique & 0xFFFF:04x}"
 
 
+def submitted_at(run_id: str) -> datetime:
+    """The moment that a run's id names. Raises ValueError where it is no run's id."""
+    match = _RUN_ID.fullmatch(run_id)
+    if match is None:
+        raise ValueError(f"{run_id!r} is not a run's id")
+    return datetime.strptime(f"{match['day']}{match['time']}+0000", "%Y%m%d%H%M%S%z")
+
+
 def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
 

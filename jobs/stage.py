@@ -7,6 +7,7 @@ them back, both through this one file.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.instance_types import InstanceType, instance_type
@@ -89,6 +90,11 @@ class BudgetStop:
     until: str
     """When the next month's begins, in ISO 8601."""
 
+    def is_over(self, now: datetime) -> bool:
+        """Whether the next month has begun: then the stop counts no more, though nobody has taken it back yet."""
+        until = datetime.fromisoformat(self.until)
+        return now >= (until if until.tzinfo else until.replace(tzinfo=timezone.utc))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedStage:
@@ -168,13 +174,15 @@ class DeployedStage:
             return None
         try:
             fields = json.loads(value)
-            return BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
+            stop = BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
+            datetime.fromisoformat(stop.until)
         except (ValueError, KeyError, TypeError):
             parameter = parameter_path(self.name) + budget_stop_parameter(team)
             raise ConfigurationError(
                 f"{parameter} stops the team's jobs, and should say budget_usd, since and until in JSON, not {value!r}",
                 next_step=f"aws ssm delete-parameter --name {parameter}, if the team's budget is not used up",
             ) from None
+        return stop
 
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
         """ARN of the definition of a kind for a team.

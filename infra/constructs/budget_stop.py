@@ -97,7 +97,8 @@ class BudgetStop(Construct):
                         }
                         for name in (*deployments, stack.stack_name)
                     ],
-                    "status-details": {"status": ["UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
+                    # What is made anew starts without the stop that was written before it was destroyed.
+                    "status-details": {"status": ["CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
                 },
             ),
             targets=[target],

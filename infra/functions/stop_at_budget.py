@@ -58,6 +58,12 @@ class Ledger:
             for team, name in (*named, *((team, TEAM_BUDGETS + team) for team in teams))
         ]
 
+    @property
+    def stopped(self) -> list[str | None]:
+        """Teams whose stop is written, whether or not they have a budget any more; None for the stage."""
+        teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
+        return [*([None] if STAGE_STOP in self.values else []), *teams]
+
     def stop(self, team: str | None) -> dict[str, Any] | None:
         """What was written when the budget was used up; None: it is not."""
         value = self.values.get(stop_parameter(team))
@@ -219,26 +225,25 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
 
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
-    """Ends stops whose month is over, or whose budget was raised; enforces the others anew."""
+    """Ends stops whose month is over, or whose budget was raised or is none any more; enforces the others anew."""
     ledger = account.ledger()
-    for budget in ledger.budgets:
-        record = ledger.stop(budget.team)
-        if record is None:
-            continue
-        role = ledger.member_role(budget.team) if budget.team else None
-        if not is_over(record, now) and budget.limit_usd <= record["budget_usd"]:
-            if budget.team is None:
+    limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
+    for team in ledger.stopped:
+        record, limit, role = ledger.stop(team), limits.get(team), ledger.member_role(team) if team else None
+        if record and limit is not None and not is_over(record, now) and limit <= record["budget_usd"]:
+            if team is None:
                 account.set_environments("DISABLED")
             elif role:
                 account.deny(role, record["until"])
             continue
-        if budget.team is None:
+        if team is None:
             account.set_environments("ENABLED")
         elif role:
             account.allow(role)
-        account.forget(stop_parameter(budget.team))
-        who = f"Team {budget.team} (stage {rules.stage})" if budget.team else f"Stage {rules.stage}"
-        account.say(f"{who} may start jobs again, with a budget of {budget.limit_usd:g} USD a month.")
+        account.forget(stop_parameter(team))
+        who = f"Team {team} (stage {rules.stage})" if team else f"Stage {rules.stage}"
+        budget = "without a budget of its own" if limit is None else f"with a budget of {limit:g} USD a month"
+        account.say(f"{who} may start jobs again, {budget}.")
 
 
 def handler(event: dict[str, Any], _context: object) -> None:

@@ -293,6 +293,7 @@ def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed)
     pattern = everything.rule("BudgetsDeployed")["EventPattern"]
     prefixes = [item["prefix"].rsplit("/", 2)[1] for item in pattern["detail"]["stack-id"]]
     assert prefixes == ["trainyard-test-compute", "trainyard-test-jobs", "trainyard-test-observability"]
+    assert {"CREATE_COMPLETE", "UPDATE_COMPLETE"} <= set(pattern["detail"]["status-details"]["status"])
 
 
 def test_any_number_of_teams_fits(tmp_path: Path) -> None:

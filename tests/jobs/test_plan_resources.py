@@ -140,7 +140,25 @@ def test_a_team_that_has_used_up_its_budget_is_refused() -> None:
     assert plan(spec(team="nlp-core"), stopped, run_id=RUN_ID)
 
 
-@pytest.mark.parametrize("value", ["", "{}", "[1]", '{"budget_usd": "much", "since": "a", "until": "b"}'])
+@pytest.mark.parametrize("until", ["2026-12-01", "2026-12-01T00:00:00+00:00"])
+def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
+    stop = {"budget_usd": 500.0, "since": "2026-11-20", "until": until}
+    stopped = replace(STAGE, budget_stops={"research": json.dumps(stop)})
+    with pytest.raises(UsageError, match="has used up its monthly budget"):
+        plan(spec(), stopped, run_id="reviews-20261130-235959-00ab")
+    assert plan(spec(), stopped, run_id="reviews-20261201-000000-00ab")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "{}",
+        "[1]",
+        '{"budget_usd": "much", "since": "a", "until": "b"}',
+        '{"budget_usd": 5, "since": "a", "until": "soon"}',
+    ],
+)
 def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> None:
     stopped = replace(STAGE, budget_stops={"research": value})
     with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research stops the team's jobs") as caught:

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.errors import UsageError
-from jobs.runs import Attempt, Progress, Receipt, S3Location, is_run_id, new_run_id, run_prefix
+from jobs.runs import Attempt, Progress, Receipt, S3Location, is_run_id, new_run_id, run_prefix, submitted_at
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
 
@@ -13,6 +13,12 @@ def test_a_run_id_tells_name_and_utc_time() -> None:
     assert new_run_id("reviews", now=NOON, unique=0xAB) == "reviews-20261121-120005-00ab"
     two_hours_east = NOON.astimezone(timezone(timedelta(hours=2)))
     assert new_run_id("reviews", now=two_hours_east, unique=0xAB) == "reviews-20261121-120005-00ab"
+
+
+def test_a_run_id_is_read_back_as_the_moment_that_it_names() -> None:
+    assert submitted_at(new_run_id("bert-base-2", now=NOON, unique=7)) == NOON
+    with pytest.raises(ValueError, match="is not a run's id"):
+        submitted_at("reviews")
 
 
 def test_of_the_unique_number_the_low_16_bits_count() -> None:

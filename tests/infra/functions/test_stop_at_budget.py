@@ -209,6 +209,29 @@ def test_the_next_month_ends_all_stops(
     assert inbox.read()[-1] == f"Team research (stage {stage}) may start jobs again, with a budget of 100 USD a month."
 
 
+def test_a_stop_does_not_outlive_its_budget(
+    world: World, stage: str, role: str, configure: Configure, inbox: Inbox
+) -> None:
+    # GIVEN a team and a stage that have used up their budgets
+    handler(used_up(TEAM_TOPIC), None)
+    handler(used_up(STAGE_TOPIC), None)
+    inbox.read()
+    # WHEN a deployment takes both budgets away
+    world.aws.client("ssm").delete_parameters(
+        Names=[f"/trainyard/{stage}/{name}" for name in ("stage-budget", budget_parameter("research"))]
+    )
+    handler(DEPLOYED, None)
+    # THEN nothing is stopped any more
+    assert states(world) == {"ENABLED"}
+    assert stop_tag(world, role) is None
+    for name in ("stage-budget-stop", "budget-stop/research"):
+        assert parameter(world, f"/trainyard/{stage}/{name}") is None
+    assert inbox.read() == [
+        f"Stage {stage} may start jobs again, without a budget of its own.",
+        f"Team research (stage {stage}) may start jobs again, without a budget of its own.",
+    ]
+
+
 def test_where_nothing_was_stopped_nothing_is_ended(world: World, configure: Configure, inbox: Inbox) -> None:
     for environment in environments(world):
         world.batch.update_compute_environment(
