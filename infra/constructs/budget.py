@@ -6,6 +6,8 @@ from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_sns as sns
 from constructs import Construct
 
+from infra.constructs.alerts import Topic
+
 WARN_PERCENT = 80
 
 
@@ -23,8 +25,8 @@ class MonthlyBudget(Construct):
         *,
         limit_usd: float,
         tags: Mapping[str, str],
-        alerts: sns.ITopic,
-        used_up: sns.ITopic,
+        alerts: Topic,
+        used_up: Topic,
     ) -> None:
         super().__init__(scope, name)
         by_tag = [
@@ -33,7 +35,7 @@ class MonthlyBudget(Construct):
             )
             for key, value in tags.items()
         ]
-        budgets.CfnBudget(
+        budget = budgets.CfnBudget(
             self,
             "Resource",
             # No name: CloudFormation replaces a budget whose notifications change, and two cannot have the same.
@@ -51,6 +53,9 @@ class MonthlyBudget(Construct):
                 _notification("ACTUAL", 100, used_up),
             ],
         )
+        # AWS Budgets looks, when it is made, whether it may publish: that is said by the topics' policies.
+        for topic in (alerts, used_up):
+            budget.node.add_dependency(topic.node.find_child("Policy"))
 
 
 def _notification(

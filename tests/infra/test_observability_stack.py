@@ -259,6 +259,19 @@ def test_budgets_count_what_carries_the_tags_and_warn_before_they_stop(everythin
     assert topics <= heard
 
 
+def test_a_budget_waits_until_it_may_publish(everything: Observed) -> None:
+    made = everything.template["Resources"]
+    policies = {
+        topic["Ref"]: name
+        for name, policy in resources(everything.template, "AWS::SNS::TopicPolicy").items()
+        for topic in policy["Topics"]
+    }
+    for name, budget in resources(everything.template, "AWS::Budgets::Budget").items():
+        addressed = {n["Subscribers"][0]["Address"]["Ref"] for n in budget["NotificationsWithSubscribers"]}
+        assert len(addressed) == 2
+        assert {policies[topic] for topic in addressed} <= set(made[name].get("DependsOn", []))
+
+
 def test_a_budget_that_is_used_up_can_stop_its_stage_and_give_nobody_rights(everything: Observed) -> None:
     role = everything.role("observability", "BudgetsFunctionRole")
     environment = "arn:aws:batch:us-east-1:123456789012:compute-environment/x"
