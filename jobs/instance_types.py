@@ -15,6 +15,9 @@ Accelerator = Literal["hpu", "cuda", "cpu"]
 ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA", "ECS_AL2_NVIDIA"]
 """Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
 
+SCRATCH = "/scratch"
+"""Where containers of jobs see the disks of their instance's own, if it has any."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:

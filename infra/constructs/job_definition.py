@@ -15,17 +15,26 @@ from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
 from jobs.catalog import JobKind
-from jobs.instance_types import InstanceType
+from jobs.instance_types import SCRATCH, InstanceType
 from jobs.plan import CONTAINER_NAME, RETRY_RULES
 from jobs.spec import JobSpec
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job that is submitted without a number; a plan always gives one."""
 
-_SHARED_DATA = "shared-data"
-"""What a definition calls the volume; nothing else sees the name."""
-
 _Batch = batch.CfnJobDefinition
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Volume:
+    """A folder outside the container that it sees."""
+
+    name: str
+    """Nothing but the definition sees it."""
+    container_path: str
+    host_path: str | None = None
+    """None: a new one for each job, below Docker's own folder, and deleted with the job's container."""
+    read_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,7 @@ class TeamJobs:
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image)],
-            volumes=self._volumes(kind),
+            volumes=self._volumes(kind, row),
         )
         return _Batch.EcsPropertiesProperty(task_properties=[task])
 
@@ -87,7 +96,7 @@ class TeamJobs:
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image, devices=_efa_devices(row))],
-            volumes=self._volumes(kind),
+            volumes=self._volumes(kind, row),
         )
         nodes = _Batch.NodeRangePropertyProperty(
             # Open at its end: a submission may name another number of nodes only where no range says where it ends.
@@ -134,15 +143,13 @@ class TeamJobs:
                 if self.huggingface_secret_arn
                 else None
             ),
-            mount_points=(
-                [
-                    _Batch.MountPointProperty(
-                        source_volume=_SHARED_DATA, container_path=self.shared_data_mount, read_only=True
-                    )
-                ]
-                if self._volumes(kind)
-                else None
-            ),
+            mount_points=[
+                _Batch.MountPointProperty(
+                    source_volume=volume.name, container_path=volume.container_path, read_only=volume.read_only
+                )
+                for volume in self._mounted(kind, row)
+            ]
+            or None,
             log_configuration=_Batch.LogConfigurationProperty(
                 log_driver="awslogs",
                 options={
@@ -154,11 +161,28 @@ class TeamJobs:
             ),
         )
 
-    def _volumes(self, kind: JobKind) -> list[batch.CfnJobDefinition.VolumesProperty] | None:
-        if self.shared_data_mount is None or not kind.accelerated:
-            return None
-        host = _Batch.VolumesHostProperty(source_path=self.shared_data_mount)
-        return [_Batch.VolumesProperty(name=_SHARED_DATA, host=host)]
+    def _volumes(self, kind: JobKind, row: InstanceType) -> list[batch.CfnJobDefinition.VolumesProperty] | None:
+        return [
+            _Batch.VolumesProperty(
+                name=volume.name,
+                host=_Batch.VolumesHostProperty(source_path=volume.host_path) if volume.host_path else None,
+            )
+            for volume in self._mounted(kind, row)
+        ] or None
+
+    def _mounted(self, kind: JobKind, row: InstanceType) -> list[_Volume]:
+        if not kind.accelerated:
+            return []
+        volumes = []
+        if self.shared_data_mount is not None:
+            path = self.shared_data_mount
+            volumes.append(_Volume(name="shared-data", container_path=path, host_path=path, read_only=True))
+        if row.nvme_disks:
+            # Docker's volumes are on the disks whoever made them ready (boot/instance_store.sh, scratch.yaml); what a
+            # container writes elsewhere may not be. The host's own /scratch is not shown: Docker's images are in it,
+            # which a container could change, and what other teams' jobs left behind.
+            volumes.append(_Volume(name="scratch", container_path=SCRATCH))
+        return volumes
 
 
 def _ipc_mode(kind: JobKind) -> str | None:

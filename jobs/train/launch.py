@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from jobs.arguments import Arguments, parse_flags
 from jobs.catalog import CATALOG, JobKind
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
-from jobs.instance_types import InstanceType, instance_type
+from jobs.instance_types import SCRATCH, InstanceType, instance_type
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
 from jobs.train import s3 as object_store
@@ -105,9 +105,14 @@ class Launch:
     def world_size(self) -> int:
         return self.node.nnodes * self.nproc_per_node
 
+    @property
+    def on_instance(self) -> bool:
+        """Whether it runs on the instance that it asks for; on a laptop it takes whatever is there."""
+        return self.accelerator_asked != AUTO
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code for Batch."""
+
+def main(argv: Sequence[str] | None = None, *, disks: Path = Path(SCRATCH)) -> int:
+    """The exit code for Batch. `disks`: where the container has its instance's own disks, if any."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     for number in INTERRUPTS:
@@ -119,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
         if launch.node.is_main:
             log.info("accelerator: %s", accelerator)
-        scratch = Path(tempfile.mkdtemp(prefix="trainyard-"))
+        scratch = _scratch(launch, disks)
         try:
             return _attempt(launch, accelerator, scratch)
         finally:
@@ -177,6 +182,16 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     return launch
 
 
+def _scratch(launch: Launch, disks: Path) -> Path:
+    """A new folder for what the attempt downloads and writes: on the instance's own disks where the container has
+    some, which are larger and faster than its root volume.
+    """
+    if launch.on_instance:
+        with contextlib.suppress(OSError):  # no such folder, or none of ours
+            return Path(tempfile.mkdtemp(prefix="trainyard-", dir=disks))
+    return Path(tempfile.mkdtemp(prefix="trainyard-"))
+
+
 def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
     """One attempt, from its record's first line to its last."""
     record = None
@@ -192,7 +207,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             number=number,
             job_id=job,
             accelerator=accelerator.name,
-            on_instance=launch.accelerator_asked != AUTO,
+            on_instance=launch.on_instance,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
             scratch=scratch,

@@ -331,7 +331,7 @@ def test_gpus_are_asked_for_by_their_number(synthesised: Any, instance_type: str
 
 
 def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synthesised: Any) -> None:
-    stacks = synthesised(fsx_gib=1_200)
+    stacks = synthesised(fsx_gib=1_200, instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0")
     (task,) = only(stacks["jobs"], "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
     (volume,) = task["Volumes"]
     (mount,) = task["Containers"][0]["MountPoints"]
@@ -339,9 +339,30 @@ def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synt
     assert volume["Host"] == {"SourcePath": "/fsx"}
     announced = {item["Name"]: item["Value"] for item in resources(stacks["storage"], "AWS::SSM::Parameter").values()}
     assert announced["/trainyard/test/shared-data-mount"] == mount["ContainerPath"]
-    (without,) = only(synthesised()["jobs"], "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
-    assert "Volumes" not in without
-    assert "MountPoints" not in without["Containers"][0]
+    without = synthesised(instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0")["jobs"]
+    (task,) = only(without, "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
+    assert "Volumes" not in task
+    assert "MountPoints" not in task["Containers"][0]
+
+
+def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(synthesised: Any) -> None:
+    # GIVEN a type with disks, for jobs of one node and of several
+    jobs = synthesised(max_multinode_nodes=2, fsx_gib=1_200)["jobs"]
+    definitions = resources(jobs, "AWS::Batch::JobDefinition")
+    tasks = [
+        task
+        for definition in definitions.values()
+        for place in (definition, *definition.get("NodeProperties", {}).get("NodeRangeProperties", []))
+        for task in place.get("EcsProperties", {}).get("TaskProperties", [])
+    ]
+    assert len(tasks) == len(definitions) == 2
+    for task in tasks:
+        (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["ContainerPath"] == "/scratch")
+        assert not mount["ReadOnly"]
+        (volume,) = (item for item in task["Volumes"] if item["Name"] == mount["SourceVolume"])
+        # Trap: the host's /scratch holds Docker's images, which a container with it could change, and what jobs of
+        # other teams left there. Without a path Docker makes a new volume for each job, on the same disks.
+        assert volume.keys() == {"Name"}
 
 
 def test_a_teams_token_reaches_its_own_jobs_and_stands_nowhere(synthesised: Any) -> None:

@@ -154,6 +154,10 @@ TRAPS = (
     # Security
     Trap("the instance's credentials in reach of a fetched URL", rules=("LaunchTemplate-Imdsv2",)),
     Trap("volumes as the AMI has them", rules=("LaunchTemplate-EncryptedVolumes",)),
+    Trap(
+        "a folder of the host with Docker's images in it, in every container",
+        tests=("test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them",),
+    ),
     Trap("SSH from the world", rules=("SecurityGroup-NothingFromOutside", "LaunchTemplate-NoKeyPair")),
     # CDK
     Trap(

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +93,16 @@ class Run:
     scratch: Path
 
     def start(
-        self, *flags: str, nproc: int = 1, attempt: int = 1, kind: str = "finetune-classification", **env: str
+        self,
+        *flags: str,
+        nproc: int = 1,
+        attempt: int = 1,
+        kind: str = "finetune-classification",
+        program: Sequence[str] = ("-m", "jobs.train.launch"),
+        **env: str,
     ) -> Launched:
         command = [
-            *(sys.executable, "-m", "jobs.train.launch"),
+            *(sys.executable, *program),
             *("--instance-type=dl1.24xlarge", f"--nproc-per-node={nproc}", kind, *flags),
         ]
         self.scratch.mkdir(exist_ok=True)
