@@ -24,7 +24,9 @@ _RANGES = {
 }
 
 _PATTERNS = {
-    "name": (r"[a-z][a-z0-9-]{0,15}", "1 to 16 lower-case letters, digits and hyphens"),
+    # CloudFormation cuts `trainyard-<stage>-` to 24 characters where it makes a name of it, by which the permissions
+    # boundary knows what is the stage's.
+    "name": (r"[a-z][a-z0-9-]{0,12}", "1 to 13 lower-case letters, digits and hyphens"),
     "machine_image": (r"ami-[0-9a-f]{8,17}|ssm:/[A-Za-z0-9._/-]+", "'ami-…' or 'ssm:/…'"),
     "root_device_name": (r"/dev/\w+", "a device such as '/dev/sda1'"),
     # ECR's own rule for a tag.
@@ -65,6 +67,12 @@ def _mistakes(stage: Stage) -> Iterator[str]:
         value = getattr(stage, field)
         if not low <= value <= high:
             yield f"{field}: must be from {low} to {high}, not {value}"
+    for other in STAGES:
+        if stage.name.startswith(f"{other}-"):
+            yield (
+                f"name: names of stage '{other}' begin like this one's, so in one account its roles would reach what "
+                "is this one's; choose another beginning"
+            )
     if stage.log_retention_days not in LOG_RETENTION_DAYS:
         yield f"log_retention_days: must be one of {', '.join(map(str, LOG_RETENTION_DAYS))}"
     zones = len(stage.availability_zone_ids) or 2
