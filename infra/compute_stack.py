@@ -35,7 +35,11 @@ from jobs.stage import (
 _AMAZON_LINUX_ROOT_DEVICE = "/dev/xvda"
 
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
-"""Reasons, of those that Batch acts on, for which waiting longer does not help."""
+"""Reasons, of those that Batch acts on, for which waiting longer does not help.
+
+One guide of Batch's, that of the European Sovereign Cloud, names a further one that it acts on there,
+MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED; the others do not, and Batch refuses what it does not know.
+"""
 _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 
 
