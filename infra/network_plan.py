@@ -33,6 +33,12 @@ def zone_ids(stage: Stage) -> tuple[str, ...]:
     return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
 
 
+def uses_default_security_group(stage: Stage) -> bool:
+    """Whether containers of its jobs are in the VPC's default group: see infra/constructs/task_network.py."""
+    pools = (stage.pool, *stage.retiring)
+    return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
+
+
 def has_interface_endpoints(stage: Stage) -> bool:
     """Whether the stage makes them: because it asks, or because nothing else leads out of its own VPC."""
     if stage.interface_endpoints is not None:

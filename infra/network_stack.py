@@ -10,9 +10,15 @@ from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.constructs.task_network import TaskNetwork
+from infra.constructs.task_network import TaskNetwork, admit_nodes
 from infra.constructs.zone import VPC_ADDRESSES, Zone
-from infra.network_plan import ENDPOINT_SERVICES, ZONES_WHERE_NONE_IS_KNOWN, has_interface_endpoints, zone_ids
+from infra.network_plan import (
+    ENDPOINT_SERVICES,
+    ZONES_WHERE_NONE_IS_KNOWN,
+    has_interface_endpoints,
+    uses_default_security_group,
+    zone_ids,
+)
 from infra.settings import ExistingVpc, Stage
 from jobs.instance_types import InstanceType
 
@@ -47,19 +53,8 @@ class NetworkStack(StageStack):
         if endpoint_group:
             # By name, not by reference: endpoints come and go.
             self.publish(ENDPOINT_SECURITY_GROUP, endpoint_group.security_group_id)
-        pools = (stage.pool, *stage.retiring)
-        # The default group of somebody else's VPC stays as its owner has it.
-        if (
-            isinstance(self.vpc, ec2.Vpc)
-            and stage.max_multinode_nodes
-            and any(pool.row.network_cards for pool in pools)
-        ):
-            TaskNetwork(
-                self,
-                "TaskNetwork",
-                default_group_id=self.vpc.vpc_default_security_group,
-                endpoint_group=endpoint_group,
-            )
+        if uses_default_security_group(stage):
+            self._let_nodes_through(endpoint_group)
         self._export_always()
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
@@ -79,6 +74,14 @@ class NetworkStack(StageStack):
     def multinode_subnet(self) -> ec2.ISubnet:
         """The one where jobs of several nodes run and FSx lives: EFA and a placement group do not span zones."""
         return self.subnets_offering(self.stage_row.row)[0]
+
+    def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
+        if isinstance(self.vpc, ec2.Vpc):
+            default_group_id = self.vpc.vpc_default_security_group
+            TaskNetwork(self, "TaskNetwork", default_group_id=default_group_id, endpoint_group=endpoint_group)
+        # The default group of somebody else's VPC stays as its owner has it.
+        elif endpoint_group and self.stage_row.vpc and self.stage_row.vpc.default_security_group_id:
+            admit_nodes(self, endpoint_group, default_group_id=self.stage_row.vpc.default_security_group_id)
 
     def _export_always(self) -> None:
         """Exports what other stacks may import even while none does.

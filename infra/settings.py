@@ -72,6 +72,10 @@ class ExistingVpc:
     several nodes and FSx live in the first."""
     private_route_table_ids: tuple[str, ...] = ()
     """Of those subnets: each gets a route to S3's gateway endpoint, which is free. None given: no such endpoint."""
+    default_security_group_id: str | None = None
+    """The VPC's default group, which Batch puts the containers of jobs of several nodes into where instances have EFA:
+    the endpoints that the stage makes admit it. It stays as its owner has it, and has to let its members reach each
+    other by TCP, and AWS by HTTPS. Needed with `max_multinode_nodes` and `interface_endpoints`."""
 
 
 @dataclass(frozen=True, kw_only=True)

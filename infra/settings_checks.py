@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from infra.network_plan import has_interface_endpoints, uses_default_security_group
 from infra.settings import STAGES, Alerts, GitHub, Pool, Stage
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
@@ -115,6 +116,7 @@ def _vpc_mistakes(stage: Stage) -> Iterator[str]:
         ("vpc_id", (vpc.vpc_id,), r"vpc-[0-9a-f]{8,17}"),
         ("private_subnet_ids", vpc.private_subnet_ids, r"subnet-[0-9a-f]{8,17}"),
         ("private_route_table_ids", vpc.private_route_table_ids, r"rtb-[0-9a-f]{8,17}"),
+        ("default_security_group_id", tuple(filter(None, [vpc.default_security_group_id])), r"sg-[0-9a-f]{8,17}"),
     ):
         for id_ in ids:
             if not re.fullmatch(pattern, id_):
@@ -222,6 +224,17 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield f"retiring: '{ids[0]}' is what new jobs run on; it cannot retire as well"
     if len(set(ids[1:])) < len(ids[1:]):
         yield "retiring: names a pool twice"
+    every_row_is_there = len(ids) == 1 + len(stage.retiring)
+    if every_row_is_there and stage.vpc is not None and stage.vpc.default_security_group_id is None:
+        yield from _default_group_mistakes(stage)
+
+
+def _default_group_mistakes(stage: Stage) -> Iterator[str]:
+    if has_interface_endpoints(stage) and uses_default_security_group(stage):
+        yield (
+            "vpc: default_security_group_id: is needed with max_multinode_nodes and interface_endpoints: containers of "
+            "such jobs are in the VPC's default group, and the endpoints have to admit it"
+        )
 
 
 def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:

@@ -58,13 +58,18 @@ class TaskNetwork(Construct):
             description="AWS, Hugging Face, package registries",
         )
         if endpoint_group:
-            ec2.CfnSecurityGroupIngress(
-                self,
-                "EndpointsFromNodes",
-                group_id=endpoint_group.security_group_id,
-                source_security_group_id=default_group_id,
-                ip_protocol="tcp",
-                from_port=443,
-                to_port=443,
-                description="Nodes of multi-node jobs",
-            )
+            admit_nodes(self, endpoint_group, default_group_id=default_group_id)
+
+
+def admit_nodes(scope: Construct, endpoint_group: ec2.ISecurityGroup, *, default_group_id: str) -> None:
+    """Lets the nodes of a job into the VPC's interface endpoints."""
+    ec2.CfnSecurityGroupIngress(
+        scope,
+        "EndpointsFromNodes",
+        group_id=endpoint_group.security_group_id,
+        source_security_group_id=default_group_id,
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        description="Nodes of multi-node jobs",
+    )

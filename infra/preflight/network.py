@@ -5,7 +5,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.network_plan import ENDPOINT_SERVICES, has_interface_endpoints
+from infra.network_plan import ENDPOINT_SERVICES, has_interface_endpoints, uses_default_security_group
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem
 from infra.settings import ExistingVpc, Stage
@@ -35,6 +35,8 @@ def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:
         yield from _clashes(vpc, endpoints)
     if vpc.private_route_table_ids:
         yield from _route_tables(account, vpc, endpoints)
+    if uses_default_security_group(stage):
+        yield from _default_group(account, vpc)
 
 
 def _subnets(
@@ -179,3 +181,67 @@ def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mappin
             )
         else:
             yield ok(VPC, f"{table_id} gets a route to S3's gateway endpoint")
+
+
+def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
+    """The VPC's default group, in which the nodes of a job are: they have to reach each other and AWS."""
+    filters = [{"Name": "vpc-id", "Values": [vpc.vpc_id]}, {"Name": "group-name", "Values": ["default"]}]
+    (group,) = account.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
+    group_id = group["GroupId"]
+    if vpc.default_security_group_id not in (None, group_id):
+        yield problem(
+            VPC,
+            f"the default group of {vpc.vpc_id} is {group_id}, not {vpc.default_security_group_id}",
+            "correct `default_security_group_id` in infra/settings.py",
+        )
+    incoming, outgoing = group["IpPermissions"], group["IpPermissionsEgress"]
+    all_ports = (0, 65535)
+    missing = [
+        (what, f"aws ec2 authorize-security-group-{command} --region {account.region} --group-id {group_id} {rule}")
+        for what, command, rule, there in (
+            (
+                "in from its own members",
+                "ingress",
+                f"--source-group {group_id} --protocol tcp --port 0-65535",
+                any(_covers(rule, all_ports) and _names_group(rule, group_id) for rule in incoming),
+            ),
+            (
+                "out to its own members",
+                "egress",
+                f"--ip-permissions IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]",
+                any(
+                    _covers(rule, all_ports) and (_names_group(rule, group_id) or _leads_anywhere(rule))
+                    for rule in outgoing
+                ),
+            ),
+            (
+                "out by HTTPS",
+                "egress",
+                "--protocol tcp --port 443 --cidr 0.0.0.0/0",
+                any(_covers(rule, (443, 443)) and _leads_anywhere(rule) for rule in outgoing),
+            ),
+        )
+        if not there
+    ]
+    for what, command in missing:
+        yield problem(
+            VPC, f"{group_id}, the default group of {vpc.vpc_id}, does not let nodes of a job {what}", command
+        )
+    if not missing:
+        yield ok(VPC, f"{group_id}, the VPC's default group, lets nodes of a job reach each other and AWS")
+
+
+def _covers(rule: Mapping[str, Any], ports: tuple[int, int]) -> bool:
+    """Whether it is for all these ports of TCP."""
+    low, high = ports
+    if rule["IpProtocol"] == "-1":
+        return True
+    return bool(rule["IpProtocol"] == "tcp" and rule["FromPort"] <= low and high <= rule["ToPort"])
+
+
+def _names_group(rule: Mapping[str, Any], group_id: str) -> bool:
+    return any(pair.get("GroupId") == group_id for pair in rule["UserIdGroupPairs"])
+
+
+def _leads_anywhere(rule: Mapping[str, Any]) -> bool:
+    return any(addresses["CidrIp"] == "0.0.0.0/0" for addresses in rule["IpRanges"])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,6 +84,15 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             "vpc",
             ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",) * 2),
             "private_subnet_ids: names one twice",
+        ),
+        (
+            "vpc",
+            ExistingVpc(
+                vpc_id="vpc-0123456789abcdef0",
+                private_subnet_ids=("subnet-0123456789abcdef0",),
+                default_security_group_id="default",
+            ),
+            "default_security_group_id: must be like 'sg-0123456789abcdef0', not 'default'",
         ),
         ("alerts", Alerts(emails=("someone",)), "emails: 'someone' is no e-mail address"),
         ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
@@ -295,6 +305,18 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
 def test_v100_instances_need_an_ami_of_somebodys() -> None:
     with pytest.raises(ConfigurationError, match=r"machine_image: Batch has no AMI for p3\.8xlarge any more; name one"):
         check(Stage(name="test", teams=TEAMS, instance_type="p3.8xlarge", machine_image=None))
+
+
+def test_endpoints_for_jobs_of_several_nodes_have_to_know_the_vpcs_default_group() -> None:
+    # On instances with EFA Batch puts containers of such jobs into the VPC's default group.
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
+    stage = Stage(name="test", teams=TEAMS, vpc=vpc, interface_endpoints=True, max_multinode_nodes=2)
+    with pytest.raises(ConfigurationError) as caught:
+        check(stage)
+    assert str(caught.value).startswith(f"{WHERE}vpc: default_security_group_id: is needed")
+    check(replace(stage, vpc=replace(vpc, default_security_group_id="sg-0123456789abcdef0")))
+    check(replace(stage, interface_endpoints=None))
+    check(replace(stage, max_multinode_nodes=0))
 
 
 def test_a_vpc_that_is_there_has_its_own_zones() -> None:

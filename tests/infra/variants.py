@@ -45,6 +45,7 @@ EXISTING_VPC = Stage(
         vpc_id="vpc-0123456789abcdef0",
         private_subnet_ids=("subnet-0123456789abcdef0", "subnet-0123456789abcdef1"),
         private_route_table_ids=("rtb-0123456789abcdef0",),
+        default_security_group_id="sg-0123456789abcdef0",
     ),
     interface_endpoints=True,
     max_on_demand_nodes=1,

@@ -57,6 +57,15 @@ def test_the_default_group_stays_empty_where_nobody_gets_it(synthesised: Synthes
         assert rules_of_the_default_group(synthesised(**settings)["network"]) == ([], [])
 
 
+def test_endpoints_in_someone_elses_vpc_admit_its_default_group(variants: dict[str, Any]) -> None:
+    network = variants["existing/network"]
+    (group,) = (name for name in resources(network, "AWS::EC2::SecurityGroup") if name.startswith("Endpoint"))
+    rules = resources(network, "AWS::EC2::SecurityGroupIngress").values()
+    (rule,) = (rule for rule in rules if rule["SourceSecurityGroupId"] == "sg-0123456789abcdef0")
+    assert rule["GroupId"] == {"Fn::GetAtt": [group, "GroupId"]}
+    assert (rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) == ("tcp", 443, 443)
+
+
 def test_the_default_group_of_someone_elses_vpc_is_left_alone(synthesised: Synthesised) -> None:
     vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
     made = synthesised(vpc=vpc, max_multinode_nodes=2, machine_image="ami-0123456789abcdef0")

@@ -187,3 +187,50 @@ def _problems(found: list[Finding]) -> list[str]:
     assert all(finding.next_step for finding in found if finding.verdict == "problem")
     # Subnets without any route are not what these tests are about.
     return [item.text for item in found if item.verdict == "problem" and "has no default route" not in item.text]
+
+
+def test_the_default_group_has_to_let_nodes_of_a_job_through(asked: Ask, vpc: Vpc) -> None:
+    # GIVEN a landing zone whose default group has been emptied, and a stage whose jobs are in it
+    private = vpc.subnet("10.20.32.0/20")
+    vpc.route_table(private, NatGatewayId=vpc.nat_gateway(vpc.subnet("10.20.0.0/24")))
+    (group,) = vpc.ec2.describe_security_groups(
+        Filters=[{"Name": "vpc-id", "Values": [vpc.id]}, {"Name": "group-name", "Values": ["default"]}]
+    )["SecurityGroups"]
+    group_id = group["GroupId"]
+    itself = {"UserIdGroupPairs": [{"GroupId": group_id}]}
+    vpc.ec2.revoke_security_group_egress(GroupId=group_id, IpPermissions=group["IpPermissionsEgress"])
+    if group["IpPermissions"]:
+        vpc.ec2.revoke_security_group_ingress(GroupId=group_id, IpPermissions=group["IpPermissions"])
+
+    def found(named: str | None = None) -> list[Finding]:
+        existing = ExistingVpc(vpc_id=vpc.id, private_subnet_ids=(private,), default_security_group_id=named)
+        findings = asked(existing_vpc, vpc=existing, max_multinode_nodes=2)
+        return [item for item in findings if "default group" in item.text]
+
+    def problems() -> list[str]:
+        return [item.text.partition("nodes of a job ")[2] for item in found() if item.verdict == "problem"]
+
+    # THEN each rule that lacks is named, with the command that adds it
+    assert problems() == ["in from its own members", "out to its own members", "out by HTTPS"]
+    assert all(group_id in item.next_step for item in found())
+    # WHEN they are added one by one, THEN no more than the others lack
+    every_port = {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535}
+    vpc.ec2.authorize_security_group_ingress(GroupId=group_id, IpPermissions=[{**every_port, **itself}])
+    assert problems() == ["out to its own members", "out by HTTPS"]
+    https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    vpc.ec2.authorize_security_group_egress(GroupId=group_id, IpPermissions=[https])
+    assert problems() == ["out to its own members"]
+    vpc.ec2.authorize_security_group_egress(GroupId=group_id, IpPermissions=[{**every_port, **itself}])
+    assert [item.verdict for item in found(group_id)] == ["ok"]
+    # AND another group is not taken for it
+    (wrong, _) = found("sg-00000000000000001")
+    assert (wrong.verdict, wrong.text) == (
+        "problem",
+        f"the default group of {vpc.id} is {group_id}, not sg-00000000000000001",
+    )
+
+
+def test_who_has_no_jobs_of_several_nodes_has_no_question_about_the_default_group(asked: Ask, vpc: Vpc) -> None:
+    private = vpc.subnet("10.20.32.0/20")
+    existing = ExistingVpc(vpc_id=vpc.id, private_subnet_ids=(private,))
+    assert not any("default group" in item.text for item in asked(existing_vpc, vpc=existing))
