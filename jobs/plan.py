@@ -85,6 +85,12 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
     nproc_per_node = _ranks(spec, row)
     world_sizes = [nnodes * nproc_per_node]
     notes = []
+    stop = stage.stage_budget_stop
+    if stop is not None and not stop.is_over(submitted_at(run_id)):
+        notes.append(
+            f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
+            f"{stop.until[:10]}, or until the budget is raised"
+        )
     if nproc_per_node < row.processes and row.accelerators:
         notes.append(
             f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "

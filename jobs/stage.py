@@ -79,6 +79,10 @@ def budget_stop_parameter(team: str) -> str:
     return f"budget-stop/{team}"
 
 
+STAGE_BUDGET_STOP = "stage-budget-stop"
+"""The same of the whole stage's budget."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetStop:
     """Why a team's jobs are refused."""
@@ -116,6 +120,8 @@ class DeployedStage:
     """Where containers on accelerator instances see `shared/` of the data bucket as a file system."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
     """Team that has used up its budget to what its parameter holds."""
+    stage_stop: str | None = None
+    """What the parameter of the whole stage's budget holds, once that is used up."""
     embedded_processes: int | None = None
     """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -157,6 +163,7 @@ class DeployedStage:
             },
             shared_data_mount=values.get(SHARED_DATA_MOUNT),
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
+            stage_stop=values.get(STAGE_BUDGET_STOP),
             embedded_processes=embedded_processes,
         )
 
@@ -170,17 +177,23 @@ class DeployedStage:
     def budget_stop(self, team: str) -> BudgetStop | None:
         """Why the team's jobs are refused; None where they are not. Raises ConfigurationError where nobody can tell."""
         value = self.budget_stops.get(team)
-        if value is None:
-            return None
+        return None if value is None else self._stop(value, budget_stop_parameter(team))
+
+    @property
+    def stage_budget_stop(self) -> BudgetStop | None:
+        """Why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
+        return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
+
+    def _stop(self, value: str, name: str) -> BudgetStop:
         try:
             fields = json.loads(value)
             stop = BudgetStop(budget_usd=float(fields["budget_usd"]), since=fields["since"], until=fields["until"])
             datetime.fromisoformat(stop.until)
         except (ValueError, KeyError, TypeError):
-            parameter = parameter_path(self.name) + budget_stop_parameter(team)
+            parameter = parameter_path(self.name) + name
             raise ConfigurationError(
-                f"{parameter} stops the team's jobs, and should say budget_usd, since and until in JSON, not {value!r}",
-                next_step=f"aws ssm delete-parameter --name {parameter}, if the team's budget is not used up",
+                f"{parameter} stops jobs, and should say budget_usd, since and until in JSON, not {value!r}",
+                next_step=f"aws ssm delete-parameter --name {parameter}, if the budget is not used up",
             ) from None
         return stop
 

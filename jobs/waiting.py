@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jobs.aws import Aws, error_code, explain
 from jobs.batch import Job
 from jobs.instance_types import InstanceType
-from jobs.stage import DeployedStage
+from jobs.stage import BudgetStop, DeployedStage, share_identifier
 
 Verdict = Literal["cause", "fine", "unknown"]
 
@@ -46,6 +46,8 @@ class Facts:
     nnodes: int
     teams: Mapping[str, str] = field(default_factory=dict)
     """Share identifier to team."""
+    stop: BudgetStop | None = None
+    """Where the stage has used up its budget."""
 
 
 def is_waiting(job: Job) -> bool:
@@ -103,7 +105,8 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         running=tuple(running),
         row=next((row for row in rows if row.name in types), stage.instance_type),
         nnodes=detail.get("nodeProperties", {}).get("numNodes", 1),
-        teams={team.replace("-", ""): team for team in stage.teams},
+        teams={share_identifier(team): team for team in stage.teams},
+        stop=stage.stage_budget_stop,
     )
 
 
@@ -161,10 +164,14 @@ def _environments(facts: Facts) -> Iterator[Finding]:
     for item in facts.environments:
         about = f"{_kind(item)} instances"
         verdict: Verdict = "fine" if able else "cause"
-        if item["state"] != "ENABLED":
-            name = item["computeEnvironmentName"]
-            text = "their compute environment is disabled: by hand, or since the stage's budget is used up"
-            yield Finding(verdict=verdict, about=about, text=text, next_step=_enable("compute-environment", name))
+        if item["state"] != "ENABLED" and facts.stop is not None:
+            text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"
+            next_step = f"wait until {facts.stop.until[:10]}, or have monthly_budget_usd of the stage raised"
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["state"] != "ENABLED":
+            text = "their compute environment was disabled by hand"
+            next_step = _enable("compute-environment", item["computeEnvironmentName"])
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         elif item["status"] != "VALID":
             text = f"their compute environment is {item['status']}: {item.get('statusReason', 'no reason given')}"
             next_step = "AWS Batch user guide, 'INVALID compute environment': most often a role or a launch template"

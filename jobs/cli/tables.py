@@ -35,12 +35,17 @@ _STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "STAR
 
 def stdout() -> Console:
     """For data."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    return _console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def stderr() -> Console:
     """For what is said about it."""
-    return Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL, highlight=False)
+    return _console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL)
+
+
+def _console(*, width: int | None, stderr: bool = False) -> Console:
+    """Prints what it is given as it is: `:secret:` in an ARN is no emoji, and brackets in a path are no style."""
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
 
 
 def show(table: Table, *, on: Console) -> None:

@@ -161,7 +161,7 @@ def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
 )
 def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> None:
     stopped = replace(STAGE, budget_stops={"research": value})
-    with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research stops the team's jobs") as caught:
+    with pytest.raises(ConfigurationError, match="/trainyard/dev/budget-stop/research stops jobs") as caught:
         plan(spec(), stopped, run_id=RUN_ID)
     assert "aws ssm delete-parameter --name /trainyard/dev/budget-stop/research" in str(caught.value)
 
@@ -193,3 +193,14 @@ def test_a_kind_without_accelerator_goes_to_the_cpu_queue(monkeypatch: pytest.Mo
         UsageError, match=r"no On-Demand queue for 'build-corpus'\nNext: set resources.capacity to 'spot'$"
     ):
         plan(spec(job="build-corpus", resources={"capacity": "on-demand"}), stage, run_id=RUN_ID)
+
+
+def test_a_stage_without_money_takes_jobs_and_says_that_they_wait() -> None:
+    record = json.dumps({"budget_usd": 500, "since": "2026-10-20T00:00:00+00:00", "until": "2999-12-01T00:00:00+00:00"})
+    planned = plan(spec(), replace(STAGE, stage_stop=record), run_id=RUN_ID)
+    assert planned.notes[0] == (
+        "stage 'dev' has used up its monthly budget of 500 USD: the job waits until 2999-12-01, or until the budget is "
+        "raised"
+    )
+    over = record.replace("2999-12-01", "2000-01-01")
+    assert not any("budget" in note for note in plan(spec(), replace(STAGE, stage_stop=over), run_id=RUN_ID).notes)

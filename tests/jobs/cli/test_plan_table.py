@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.tables import plan_json, plan_table, show
+from jobs.cli.tables import pairs, plan_json, plan_table, show
 from jobs.cli.tables import stdout as console
 from jobs.plan import plan
 from tests.jobs.planning import LARGE, RUN_ID, spec
@@ -31,3 +31,10 @@ def test_a_script_reads_the_capacity_and_what_it_is_expected_to_cost() -> None:
     assert (spot["queue"], spot["capacity"], spot["usd_per_hour"]) == ("gaudi-spot", "spot", 3.93)
     on_demand = plan_json(plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID))
     assert (on_demand["capacity"], on_demand["usd_per_hour"]) == ("on-demand", 13.10904)
+
+
+def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:token[0]"
+    show(pairs([("secret", arn)]), on=console())
+    console().print(arn)
+    assert capsys.readouterr().out.count(arn) == 2

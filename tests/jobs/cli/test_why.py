@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -82,7 +83,18 @@ def test_a_job_waits_where_instances_are_switched_off(
     found = findings(embedded, stage, submit("RUNNABLE"))
     [instances] = [finding for finding in found if finding.about == "Spot instances"]
     assert (instances.verdict, "--state ENABLED" in instances.next_step) == ("cause", True)
-    assert instances.text.startswith("their compute environment is disabled")
+    assert instances.text.startswith("their compute environment was disabled by hand")
+
+
+def test_a_job_waits_for_the_next_month_where_the_stages_budget_is_used_up(
+    embedded: Aws, stage: DeployedStage, disabled: None, submit: Submit
+) -> None:
+    record = json.dumps({"budget_usd": 500, "since": "2026-11-20T00:00:00+00:00", "until": "2026-12-01T00:00:00+00:00"})
+    stopped = replace(stage, stage_stop=record)
+    found = findings(embedded, stopped, submit("RUNNABLE"))
+    [instances] = [finding for finding in found if finding.about == "Spot instances"]
+    assert instances.text == "they are switched off: the stage has used up its budget of 500 USD a month"
+    assert instances.next_step == "wait until 2026-12-01, or have monthly_budget_usd of the stage raised"
 
 
 def test_a_job_waits_for_the_one_it_depends_on(embedded: Aws, stage: DeployedStage, submit: Submit) -> None:
