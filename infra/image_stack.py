@@ -22,7 +22,7 @@ class ImageStack(StageStack):
     """Repositories with generated names. Images are built from this repository, so they go when the stack goes."""
 
     def __init__(self, scope: Construct, *, stage: Stage, storage: StorageStack) -> None:
-        super().__init__(scope, "image", stage=stage, description="image repositories and builds", stateful=True)
+        super().__init__(scope, "image", stage=stage, description="image repositories and builds")
         key_arn = storage.key_arn(self)
         self._key = kms.Key.from_key_arn(self, "Key", key_arn) if key_arn else None
         rows = (stage.row, stage.cpu_row, *(pool.row for pool in stage.retiring))

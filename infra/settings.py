@@ -202,7 +202,7 @@ class Stage:
     permissions_boundary: str | None = None
     """Name of the account's managed policy that every role must carry. None: the stage makes one."""
     termination_protection: bool = False
-    """True: CloudFormation refuses to delete the stacks that hold data and images."""
+    """True: CloudFormation refuses to delete any of the stage's stacks."""
 
     @property
     def pool(self) -> Pool:

@@ -34,7 +34,7 @@ class StorageStack(StageStack):
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
         """`network` is where the file system is; without one nothing is taken from it."""
-        super().__init__(scope, "storage", stage=stage, description="data and run buckets", stateful=True)
+        super().__init__(scope, "storage", stage=stage, description="data and run buckets")
         self._key = self._own_key() if stage.own_kms_key else None
         if self._key:
             # By name, not by reference: a stage may come to have a key, and give it up.

@@ -13,14 +13,14 @@ from jobs.stage import parameter_path
 class StageStack(cdk.Stack):
     """One stack of one stage; everything in it carries the tags `trainyard:project` and `trainyard:stage`."""
 
-    def __init__(self, scope: Construct, name: str, *, stage: Stage, description: str, stateful: bool = False) -> None:
-        """`stateful`: holds what cannot be made again; deleting it is refused where the stage says so."""
+    def __init__(self, scope: Construct, name: str, *, stage: Stage, description: str) -> None:
         super().__init__(
             scope,
             name,
             stack_name=f"trainyard-{stage.name}-{name}",
             description=f"trainyard {stage.name}: {description}",
-            termination_protection=stateful and stage.termination_protection,
+            # All of them: `cdk destroy` begins with those that hold no data, and with them go the jobs that run.
+            termination_protection=stage.termination_protection,
         )
         self.stage_row = stage
         self.instance_tags = {"trainyard:project": "trainyard", "trainyard:stage": stage.name}
