@@ -47,7 +47,7 @@ def machine_image_parameter(stage: Stage, pool: Pool) -> str:
     Below /imagebuilder/, which is all that Image Builder's service-linked role may write (AWS's policy
     AWSServiceRoleForImageBuilder).
     """
-    return f"/imagebuilder/trainyard/{stage.name}/{pool.id}"
+    return f"/imagebuilder/trainyard-{stage.name}/machine-image/{pool.id}"
 
 
 def built_pools(stage: Stage) -> list[Pool]:

@@ -138,8 +138,17 @@ def _parameter_reads(stage: StageTemplates, path: str, template: Template) -> It
     for declared in template.get("Parameters", {}).values():
         parameter = stage.parameter(declared.get("Default"))
         if parameter is not None and parameter.stack != path and "SSM" in str(declared.get("Type")):
-            found[parameter.stack].add(stage.referred(parameter.stack, parameter.get("Value")) or parameter)
+            found[parameter.stack].add(_what_it_names(stage, parameter))
     yield from _edges(path, found, read_when_deployed=True)
+
+
+def _what_it_names(stage: StageTemplates, parameter: Resource) -> Resource:
+    """The resource whose name a parameter holds, which a repository's URI ends in; else the parameter itself."""
+    value = parameter.get("Value")
+    match value:
+        case {"Fn::Join": [_, [*_, last]]}:
+            value = last
+    return stage.referred(parameter.stack, value) or parameter
 
 
 def _edges(path: str, found: Mapping[str, set[Resource]], *, read_when_deployed: bool) -> Iterator[Edge]:

@@ -23,6 +23,7 @@ def test_the_picture_shows_every_stack_and_says_what_flows(templates: Templates)
     assert {path.split("/")[1] for path in stage} <= words
     assert "gaudi-multinode" in " ".join(words)
     assert any(re.fullmatch(r"network: .*subnet.*", text) for text in words)
+    assert "image: 2 repositories" in words
 
 
 def test_a_new_stack_and_what_it_takes_show_by_themselves() -> None:

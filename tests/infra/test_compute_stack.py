@@ -151,7 +151,7 @@ def test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it(synth
         # Trap: a release's image on another's driver.
         amis = [item["Ec2Configuration"][0]["ImageIdOverride"]["Ref"] for item in (old, new)]
         parameters = [compute["Parameters"][ami]["Default"] for ami in amis]
-        assert parameters == [f"/imagebuilder/trainyard/test/{pool}" for pool in (OLD_GAUDI, GAUDI)]
+        assert parameters == [f"/imagebuilder/trainyard-test/machine-image/{pool}" for pool in (OLD_GAUDI, GAUDI)]
     # New jobs find the current pool's queue; those submitted before are still found in theirs.
     assert queue_environments(compute, "gaudi-spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
     assert queue_environments(compute, f"gaudi-spot/{OLD_GAUDI}") == [f"{OLD_GAUDI}-spot", f"{OLD_GAUDI}-on-demand"]

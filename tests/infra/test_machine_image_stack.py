@@ -44,7 +44,7 @@ def recipes(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_the_compute_stack_reads_the_ami_that_is_built(templates: Templates, assembly: Path) -> None:
     for stage in ("dev", "prod"):
-        name = f"/imagebuilder/trainyard/{stage}/{DL1}"
+        name = f"/imagebuilder/trainyard-{stage}/machine-image/{DL1}"
         template = templates[f"{stage}/machine-image"]
         parameter = only(template, "AWS::SSM::Parameter")
         assert (parameter["Name"], parameter["DataType"], parameter["Type"]) == (name, "aws:ec2:image", "String")
@@ -96,7 +96,7 @@ def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> No
     template = synthesised(image_tag="1.21.0-fix1", retiring=retiring)["machine-image"]
     published = {item["Name"] for item in resources(template, "AWS::SSM::Parameter").values()}
     assert published == {
-        f"/imagebuilder/trainyard/test/{pool}" for pool in ("dl1-24xlarge-1-21-0", "dl1-24xlarge-1-20-0")
+        f"/imagebuilder/trainyard-test/machine-image/{pool}" for pool in ("dl1-24xlarge-1-21-0", "dl1-24xlarge-1-20-0")
     }
     made = {name.removeprefix("trainyard-test-machine-image-"): item for name, item in recipes(template).items()}
     current, old = (ordered(template, made[f"dl1-24xlarge-{name}"]) for name in ("1-21-0", "1-20-0"))

@@ -122,7 +122,7 @@ def test_gaudi_instances_boot_what_the_stage_built_for_their_release(synthesised
     (configuration,) = capacity(compute, "dl1-24xlarge-1-20-0-spot")["Ec2Configuration"]
     assert compute["Parameters"][configuration["ImageIdOverride"]["Ref"]] == {
         "Type": "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>",
-        "Default": "/imagebuilder/trainyard/test/dl1-24xlarge-1-20-0",
+        "Default": "/imagebuilder/trainyard-test/machine-image/dl1-24xlarge-1-20-0",
     }
 
 
