@@ -1,10 +1,11 @@
 # trainyard: the commands a newcomer and CI type.
-#   make demo   deploy the stacks to an embedded AWS, fine-tune a model there, show the result
-#   make test   lint, then the whole test suite
-#   make lint   ruff, mypy and the import rules
-#   make synth  the templates of all stages, into cdk.out
-#   make pins   requirements.txt anew, after pyproject.toml changed
-#   make clean  remove what these left behind, except .venv
+#   make install  .venv with all that the others need; they call it themselves
+#   make demo     deploy the stacks to an embedded AWS, fine-tune a model there, show the result
+#   make test     lint, then the whole test suite
+#   make lint     ruff, mypy and the import rules
+#   make synth    the templates of all stages, into cdk.out
+#   make pins     requirements.txt anew, after pyproject.toml changed
+#   make clean    remove what these left behind, except .venv
 
 PYTHON ?= python3
 VENV := .venv
