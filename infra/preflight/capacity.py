@@ -91,17 +91,22 @@ def _offer(
 
 
 def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
-    """Quota code and market to the vCPUs that the stage may use of it, and what for."""
+    """Quota code and market to the vCPUs that the stage may use of it, and what for.
+
+    A retiring pool counts like the one of new jobs: while both stand, each may have as many instances.
+    """
+    pools = [(stage.row, ""), *((pool.row, f" of retiring pool {pool.id}") for pool in stage.retiring)]
+    on_demand_nodes = stage.max_on_demand_nodes + stage.max_multinode_nodes
     needs: dict[tuple[str, str], tuple[int, list[str]]] = {}
-    for row, nodes, spot in (
-        (stage.row, stage.max_nodes, True),
-        (stage.row, stage.max_on_demand_nodes + stage.max_multinode_nodes, False),
-        (stage.cpu_row, stage.max_cpu_nodes, True),
+    for row, nodes, spot, whose in (
+        *((row, stage.max_nodes, True, whose) for row, whose in pools),
+        *((row, on_demand_nodes, False, whose) for row, whose in pools),
+        (stage.cpu_row, stage.max_cpu_nodes, True, ""),
     ):
         if nodes:
             key = (row.spot_quota_code, "Spot") if spot else (row.on_demand_quota_code, "On-Demand")
             vcpus, uses = needs.get(key, (0, []))
-            needs[key] = vcpus + nodes * row.vcpus, [*uses, f"{nodes} x {row.name}"]
+            needs[key] = vcpus + nodes * row.vcpus, [*uses, f"{nodes} x {row.name}{whose}"]
     return needs
 
 
@@ -111,7 +116,7 @@ def _quota(account: Account, code: str, market: str, vcpus: int, uses: str) -> F
         return unknown(
             QUOTA,
             f"Service Quotas knows no {code} ({market}) in {account.region}; {vcpus} vCPUs are needed for {uses}",
-            f"look for the instance family's quota under 'Amazon EC2' in the console of {account.region}",
+            f"aws service-quotas get-service-quota --region {account.region} --service-code ec2 --quota-code {code}",
         )
     name = quota.get("QuotaName", code)
     text = f"{quota['Value']:g} vCPUs of '{name}' ({code}, {market}); {vcpus} are needed for {uses}"

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from infra.preflight.capacity import offers, quotas
-from infra.settings import ExistingVpc
+from infra.settings import ExistingVpc, Pool
 from jobs.instance_types import INSTANCE_TYPES
 from tests.conftest import EmbeddedAws
 from tests.infra.preflight.conftest import Ask
@@ -94,6 +94,36 @@ def test_quotas_are_held_against_all_that_the_stage_may_use_at_once(asked: Ask, 
     assert cpu.next_step.endswith("--quota-code L-34B43A08 --desired-value 64")
 
 
+def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Play) -> None:
+    # GIVEN quotas that are enough for one pool
+    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-6E869C2A": 288.0, "L-34B43A08": 64.0}))
+    # WHEN a second one of the family stays for what was submitted to it
+    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)
+    limits = {"max_nodes": 2, "max_on_demand_nodes": 1, "max_multinode_nodes": 2, "max_cpu_nodes": 4}
+    spot, on_demand, cpu = asked(quotas, retiring=retiring, **limits)
+    # THEN both may run all that the limits allow, at once
+    assert spot.verdict == "problem"
+    assert spot.text.endswith(
+        "384 are needed for 2 x dl1.24xlarge + 2 x dl1.24xlarge of retiring pool dl1-24xlarge-1-20-0"
+    )
+    assert spot.next_step.endswith("--quota-code L-85EED4F7 --desired-value 384")
+    assert on_demand.next_step.endswith("--quota-code L-6E869C2A --desired-value 576")
+    assert cpu.verdict == "ok"
+
+
+def test_a_retiring_pool_of_another_family_has_a_quota_of_its_own(asked: Ask, play: Play) -> None:
+    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-34B43A08": 64.0}, default={"L-7212CCBC": 0.0}))
+    spot, other, cpu = asked(quotas, retiring=(Pool(instance_type="p4d.24xlarge"),), max_nodes=2, max_cpu_nodes=4)
+    assert (spot.verdict, other.verdict, cpu.verdict) == ("ok", "problem", "ok")
+    assert other.next_step.endswith("--quota-code L-7212CCBC --desired-value 192")
+
+
+def test_a_retiring_type_that_is_gone_is_no_problem(asked: Ask) -> None:
+    # Its queue stays for what was submitted; nobody has to change anything.
+    found = asked(offers, instance_type="p4d.24xlarge", retiring=(Pool(instance_type="dl1.24xlarge"),))
+    assert {finding.verdict for finding in found} == {"ok"}
+
+
 def test_one_vcpu_short_is_short(asked: Ask, play: Play) -> None:
     play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 191.0, "L-34B43A08": 64.0}))
     spot, cpu = asked(quotas, max_nodes=2, max_cpu_nodes=4)
@@ -105,6 +135,10 @@ def test_a_quota_that_nobody_knows_is_unknown(asked: Ask) -> None:
     found = asked(quotas, max_nodes=1)
     assert {finding.verdict for finding in found} == {"unknown"}
     assert "96 vCPUs are needed for 1 x dl1.24xlarge" in found[0].text
+    # What to do next can be run.
+    assert found[0].next_step == (
+        "aws service-quotas get-service-quota --region us-east-1 --service-code ec2 --quota-code L-85EED4F7"
+    )
 
 
 def test_a_permission_that_is_missing_is_named(asked: Ask, play: Play) -> None:
