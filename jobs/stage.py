@@ -147,7 +147,8 @@ class DeployedStage:
         if missing:
             raise ConfigurationError(
                 f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
-                next_step=f"cdk deploy '{name}/*' (or, without an account: trainyard local up)",
+                next_step=f"cdk deploy '{name}/*' -c stage={name} "
+                f"(or, without an account: trainyard --stage {name} local up)",
             )
         return cls(
             name=name,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 from urllib.error import URLError
 
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.errors import ConfigurationError, TrainyardError, UsageError
 
 START_TIMEOUT_SECONDS = 60.0
 ANSWER_TIMEOUT_SECONDS = 10.0
@@ -136,11 +136,16 @@ def _wait_until_up(process: Process, state_file: Path, log_file: Path) -> Server
 def deploy(server: Server, stage: str) -> None:
     """Deploy a stage's stacks to `server` with the CDK CLI, whose progress goes to stderr.
 
-    Raises ConfigurationError where it fails.
+    Raises UsageError for a stage that infra/settings.py does not have, ConfigurationError where it fails.
     """
     command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
     with started(command, stdout=sys.stderr.fileno()) as process:
         code = process.wait()
+    if code == UsageError.exit_code:
+        raise UsageError(
+            f"there is no stage '{stage}' to deploy, as said above; the embedded AWS runs without one",
+            next_step="trainyard --stage NAME local up",
+        )
     if code:
         raise ConfigurationError(
             f"the CDK CLI could not deploy stage '{stage}' to the embedded AWS (exit code {code}); its output is above",

@@ -60,7 +60,7 @@ def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
         DeployedStage.from_parameters("dev", values)
     assert str(caught.value) == (
         f"stage 'dev' is not deployed here: SSM has no /trainyard/dev/{missing}\n"
-        "Next: cdk deploy 'dev/*' (or, without an account: trainyard local up)"
+        "Next: cdk deploy 'dev/*' -c stage=dev (or, without an account: trainyard --stage dev local up)"
     )
     assert caught.value.exit_code == 3
 

@@ -76,6 +76,17 @@ def test_what_runs_is_shown_and_not_started_twice(
     assert "AWS_PROFILE=mine" not in shown
 
 
+def test_a_stage_that_no_settings_have_is_refused_with_the_closest_one(
+    trainyard: Trainyard, up: dict[str, object]
+) -> None:
+    refused = trainyard("--stage", "pord", "local", "up")
+    assert refused.returncode == 2
+    assert "infra/settings.py has no stage 'pord'; did you mean 'prod'?" in refused.stderr
+    assert "next: trainyard --stage NAME local up" in refused.stderr
+    # The CDK CLI, which knows nothing of the mistake, was not asked.
+    assert "cdk" not in refused.stderr.lower()
+
+
 def test_a_port_that_is_taken(trainyard: Trainyard, tmp_path: Path) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
