@@ -17,6 +17,7 @@ import aws_cdk as cdk
 from infra.app import build
 from infra.rules.stage_templates import Template
 from infra.settings_checks import selected_stages
+from infra.stdout import end_with_reader
 
 HOURS_A_MONTH = 730
 """AWS's own convention for a month."""
@@ -291,6 +292,7 @@ def main() -> None:
             )
             for row in rows
         }
+    end_with_reader()
     print("\n".join(table(stages)))
 
 

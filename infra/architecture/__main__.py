@@ -13,6 +13,7 @@ from infra.architecture.drawing import draw
 from infra.architecture.reading import read
 from infra.settings import Alerts, GitHub, Stage, Team
 from infra.settings_checks import selected_stages
+from infra.stdout import end_with_reader
 from jobs.errors import TrainyardError
 
 SVG = Path(__file__).parents[1] / "architecture.svg"
@@ -64,7 +65,9 @@ def main() -> None:
         print(SVG, file=sys.stderr)
     else:
         (row,) = selected_stages(chosen)
-        sys.stdout.write(picture_of(row, title=f"trainyard: stage {row.name}"))
+        picture = picture_of(row, title=f"trainyard: stage {row.name}")
+        end_with_reader()
+        sys.stdout.write(picture)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,11 @@
+"""What becomes of a program here when nobody reads its stdout any more: python -m infra.rules | head"""
+
+import signal
+
+
+def end_with_reader() -> None:
+    """From here on a reader that has seen enough ends this process, as it ends other programs: without a word.
+
+    To be called before the output, once all else is done: the process is gone at once, by SIGPIPE.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
