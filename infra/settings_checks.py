@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from infra.network_plan import has_interface_endpoints, uses_default_security_group
 from infra.settings import STAGES, Alerts, GitHub, Pool, Stage
+from infra.settings_types import type_mistakes
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
 
@@ -53,10 +54,15 @@ def selected_stages(only: str | None = None) -> tuple[Stage, ...]:
 
 
 def check(stage: Stage) -> None:
-    """Raises ConfigurationError with every mistake on a line of its own."""
-    mistakes = [f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in _mistakes(stage)]
+    """Raises ConfigurationError with every mistake on a line of its own.
+
+    Where a value is not of its field's type, only such mistakes are told: the other checks rely on the types.
+    """
+    mistakes = list(type_mistakes(stage)) or list(_mistakes(stage))
     if mistakes:
-        raise ConfigurationError("\n".join(mistakes))
+        raise ConfigurationError(
+            "\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes)
+        )
 
 
 def _mistakes(stage: Stage) -> Iterator[str]:
