@@ -10,6 +10,11 @@ from collections.abc import Iterable
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks, WriteNagSuppressionsToCloudFormationAspect
 
+from infra import settings_file
+
+if __name__ == "__main__":
+    settings_file.load_or_exit()  # before the imports below, which all need the settings
+
 from infra.access_stack import AccessStack
 from infra.compute_stack import ComputeStack
 from infra.image_stack import ImageStack

@@ -6,6 +6,7 @@ Prices are of us-east-1, in US dollars. Storage depends on what is in it, so it 
 """
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,16 @@ from typing import Any
 
 import aws_cdk as cdk
 
+from infra import settings_file
+
+if __name__ == "__main__":
+    settings_file.load_or_exit()  # before the imports below, which all need the settings
+
 from infra.app import build
 from infra.rules.stage_templates import Template
 from infra.settings_checks import selected_stages
 from infra.stdout import end_with_reader
+from jobs.errors import TrainyardError
 
 HOURS_A_MONTH = 730
 """AWS's own convention for a month."""
@@ -297,4 +304,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import aws_cdk as cdk
 
+from infra import settings_file
+
+if __name__ == "__main__":
+    settings_file.load_or_exit()  # before the imports below, which all need the settings
+
 from infra.app import build
 from infra.architecture.drawing import draw
 from infra.architecture.reading import read

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from infra import settings_file
 from jobs.errors import TrainyardError
 from jobs.stage import DEFAULT_STAGE
 
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
                 exit_with_pid=options.exit_with_pid,
             )
             return 0
+        settings_file.load()  # which the next import needs
         from infra.emulator.deploy import deploy
 
         # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.

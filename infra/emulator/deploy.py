@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
 from infra.settings import STAGES
+from infra.settings_checks import check
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 
 BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
@@ -30,11 +31,13 @@ FAILURE_LINES = 30
 def deploy(*, endpoint: str, stage: str) -> int:
     """Bootstrap where that is still to do, then deploy; the CLI's exit code. Progress goes to stderr.
 
-    Raises UsageError for a stage that settings.py does not have, ConfigurationError where no embedded AWS answers or
-    the CLI cannot be run.
+    Raises UsageError for a stage that settings.py does not have, ConfigurationError where its row has mistakes, no
+    embedded AWS answers, or the CLI cannot be run.
     """
     if stage not in STAGES:
         raise UsageError(f"infra/settings.py has no stage '{stage}'{did_you_mean(stage, STAGES)}")
+    # The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
+    check(STAGES[stage])
     errors_before = len(_health(endpoint)["server_errors"])
     ssm = client("ssm", endpoint)
     started = time.monotonic()
