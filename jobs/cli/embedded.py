@@ -148,7 +148,7 @@ def deploy(server: Server, stage: str) -> None:
         )
     if code:
         raise ConfigurationError(
-            f"the CDK CLI could not deploy stage '{stage}' to the embedded AWS (exit code {code}); its output is above",
+            f"stage '{stage}' could not be deployed to the embedded AWS (exit code {code}), for the reason above",
             next_step=f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
         )
 
