@@ -23,6 +23,8 @@ class BatchResource(ChangeableModel):
 
     attributes: tuple[str, ...] = ()
     """Names of Fn::GetAtt that give the ARN."""
+    makes_revisions = False
+    """Whether each change gives it another ARN."""
 
     def __init__(self, arn: str, properties: Properties, place: AccountRegion) -> None:
         self.arn = arn
@@ -159,6 +161,7 @@ class JobDefinitionResource(BatchResource):
     resource_type = "AWS::Batch::JobDefinition"
     name_property = "JobDefinitionName"
     attributes = ("JobDefinitionArn",)
+    makes_revisions = True
 
     @classmethod
     def register(cls, backend: BatchBackend, name: str, properties: Properties) -> str:

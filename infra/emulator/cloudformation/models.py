@@ -128,6 +128,24 @@ def must_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new:
     )
 
 
+def will_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a change makes another resource of it, here or in its own service: what a change set tells beforehand."""
+    model = find_model(resource_type)
+    if isinstance(resource, RecordedResource) or model is None:
+        return False
+    own = getattr(resource, "must_replace", None)  # of those that replace themselves
+    return (
+        must_replace(resource, resource_type, old, new)
+        or _given_name(model, old) != _given_name(model, new)
+        or bool(own is not None and own(new))
+    )
+
+
+def makes_revisions(resource: Any) -> bool:
+    """Whether each change of it gives it another id, although it is not replaced."""
+    return bool(getattr(resource, "makes_revisions", False))
+
+
 def update(
     resource: Any,
     resource_type: str,

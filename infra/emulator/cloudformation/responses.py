@@ -10,9 +10,11 @@ from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.responses import CloudFormationResponse, get_template_summary_response_from_template
 from moto.core.responses import ActionResult, EmptyResult
 
+from infra.emulator.cloudformation.changes import without_values
 from infra.emulator.cloudformation.records import StackResource
 from infra.emulator.cloudformation.service import ChangeSet, StackService, Submission
 from infra.emulator.cloudformation.stack import Stack
+from infra.emulator.cloudformation.template import no_echo_parameters
 
 _services: dict[tuple[str, str], StackService] = {}
 
@@ -173,13 +175,14 @@ class StackResponse(CloudFormationResponse):
 
     def describe_change_set(self) -> ActionResult:
         change_set = self._change_set
+        with_values = self._get_bool_param("IncludePropertyValues")
         return ActionResult(
             _summary(change_set)
             | {
                 "Parameters": [
                     {"ParameterKey": key, "ParameterValue": value} for key, value in change_set.parameters.items()
                 ],
-                "Changes": change_set.changes,
+                "Changes": change_set.changes if with_values else without_values(change_set.changes),
                 "Tags": [{"Key": key, "Value": value} for key, value in change_set.tags.items()],
             }
         )
@@ -234,9 +237,7 @@ class StackResponse(CloudFormationResponse):
 
 
 def _describe(stack: Stack) -> dict[str, Any]:
-    no_echo = {
-        name for name, item in (stack.template.get("Parameters") or {}).items() if str(item.get("NoEcho")) == "True"
-    }
+    no_echo = no_echo_parameters(stack.template)
     return {
         "StackId": stack.stack_id,
         "StackName": stack.name,

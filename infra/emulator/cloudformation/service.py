@@ -11,6 +11,7 @@ from moto.cloudformation.exceptions import AlreadyExistsException, ValidationErr
 from moto.cloudformation.utils import get_stack_from_s3_url
 from moto.core.exceptions import ServiceException
 
+from infra.emulator.cloudformation.changes import changes_of
 from infra.emulator.cloudformation.recorded import INERT_TYPES, RecordedResource
 from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack
 from infra.emulator.cloudformation.template import TemplateError, parse_template
@@ -168,7 +169,7 @@ class StackService:
         try:
             parameters = self._parameters(stack, submission, body)
             same = stack.status != "REVIEW_IN_PROGRESS" and stack.is_same(body, parameters, tags)
-            changes = _changes(stack, parse_template(body))
+            changes = changes_of(stack, parse_template(body), parameters)
         except TemplateError as error:
             if stack.status == "REVIEW_IN_PROGRESS" and not stack.change_set_id:
                 del self.stacks[stack.name]
@@ -274,34 +275,3 @@ class StackService:
         if stack.status == "DELETE_COMPLETE":
             del self.stacks[stack.name]
             self.deleted.append(stack)
-
-
-def _changes(stack: Stack, template: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a change set shows: which resources come, go or change, as far as the templates' texts tell."""
-    old, new = stack.template.get("Resources", {}), template["Resources"]
-    changes = []
-    for logical_id in {**old, **new}:
-        if logical_id not in old:
-            action = "Add"
-        elif logical_id not in new:
-            action = "Remove"
-        elif old[logical_id] != new[logical_id]:
-            action = "Modify"
-        else:
-            continue
-        resource = stack.resources.get(logical_id)
-        changes.append(
-            {
-                "Type": "Resource",
-                "ResourceChange": {
-                    "Action": action,
-                    "LogicalResourceId": logical_id,
-                    "PhysicalResourceId": resource.physical_id if resource else None,
-                    "ResourceType": (new.get(logical_id) or old[logical_id])["Type"],
-                    "Replacement": "False" if action == "Modify" else None,
-                    "Scope": ["Properties"] if action == "Modify" else None,
-                    "Details": [],
-                },
-            }
-        )
-    return changes

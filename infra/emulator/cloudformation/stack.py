@@ -70,7 +70,7 @@ class Stack:
         shows in `status` and `reason`.
         """
         template = parse_template(template_body)
-        scope = self._scope(template, parameters)
+        scope = self.scope(template, parameters)
         order = scope.active_resources()
         self._remember(template_body, template, parameters, scope)
         self._enter("CREATE_IN_PROGRESS", "User Initiated")
@@ -90,7 +90,7 @@ class Stack:
         Raises TemplateError, with nothing done, where the template or a parameter is wrong.
         """
         template = parse_template(template_body)
-        scope = self._scope(template, parameters)
+        scope = self.scope(template, parameters)
         order = scope.active_resources()
         before = (self.template_body, self.template, self.given_parameters, self.parameters, self.description)
         undo: list[Callable[[], None]] = []
@@ -137,7 +137,7 @@ class Stack:
     def is_same(self, template_body: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> bool:
         """Whether an update to these would change nothing."""
         template = parse_template(template_body)
-        resolved = self._scope(template, parameters).parameters
+        resolved = self.scope(template, parameters).parameters
         return template == self.template and resolved == self.parameters and dict(tags) == dict(self.tags)
 
     # Resources
@@ -326,7 +326,8 @@ class Stack:
             tags=self.tags,
         )
 
-    def _scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
+    def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
+        """What `template` can refer to. Raises TemplateError where it or a parameter is wrong."""
         self._importing = set()
         return Scope(
             template=template,

@@ -178,7 +178,7 @@ class Scope:
         depends_on = resource.get("DependsOn", [])
         yield from [depends_on] if isinstance(depends_on, str) else depends_on
         known = self.template["Resources"].keys() | (self.template.get("Parameters") or {}).keys()
-        for name in _references(resource.get("Properties", {})):
+        for name in references(resource.get("Properties", {})):
             if name not in known and not name.startswith("AWS::"):
                 raise TemplateError(
                     f"Template format error: Unresolved resource dependencies [{name}] in the Resources block of the "
@@ -295,11 +295,17 @@ _SUBSTITUTION = re.compile(r"\$\{(![^}]*|[A-Za-z0-9_:.]+)\}")
 _DYNAMIC_REFERENCE = re.compile(r"\{\{resolve:([a-z-]+):([^}]*)\}\}")
 
 
-def _references(value: Any) -> Iterator[str]:
+def no_echo_parameters(template: Mapping[str, Any]) -> set[str]:
+    """Names of the parameters whose values nobody may see."""
+    declared = template.get("Parameters") or {}
+    return {name for name, item in declared.items() if str(item.get("NoEcho")).lower() == "true"}
+
+
+def references(value: Any) -> Iterator[str]:
     """Names that `value` refers to: of resources, parameters and pseudo parameters."""
     if isinstance(value, list):
         for item in value:
-            yield from _references(item)
+            yield from references(item)
     elif isinstance(value, dict):
         for key, item in value.items():
             if key == "Ref" and isinstance(item, str) and len(value) == 1:
@@ -312,9 +318,9 @@ def _references(value: Any) -> Iterator[str]:
                     name = match[1].split(".", 1)[0]
                     if not name.startswith("!") and name not in variables:
                         yield name
-                yield from _references(variables)
+                yield from references(variables)
             else:
-                yield from _references(item)
+                yield from references(item)
 
 
 def _text(value: Any) -> str:
