@@ -1,0 +1,136 @@
+"""CloudFormation's events: each change of a stack's status, and the project's own rule on them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
+from jobs.stage import parameter_path
+from tests.conftest import EmbeddedAws
+from tests.infra.emulator.batch.batch_calls import until
+from tests.infra.emulator.event_calls import messages, queue_of, rule
+from tests.infra.emulator.stack_requests import parameter, stack_of, template
+
+APP = """
+import dataclasses
+import sys
+
+sys.path.insert(0, {root!r})
+
+import aws_cdk as cdk
+from infra.app import build
+from infra.settings import STAGES
+
+app = cdk.App()
+build(app, [dataclasses.replace(STAGES["dev"], monthly_budget_usd={budget})])
+app.synth()
+"""
+
+
+def watch(aws: EmbeddedAws, stack: str) -> str:
+    """URL of a queue that gets the events of a stack, by a rule like that of infra/constructs/budget_stop.py."""
+    url, arn = queue_of(aws)
+    prefix = f"arn:aws:cloudformation:{REGION}:{ACCOUNT_ID}:stack/{stack}/"
+    pattern = {
+        "source": ["aws.cloudformation"],
+        "detail-type": ["CloudFormation Stack Status Change"],
+        "detail": {
+            "stack-id": [{"prefix": prefix}],
+            "status-details": {"status": [{"suffix": "_COMPLETE"}, {"suffix": "_FAILED"}]},
+        },
+    }
+    rule(aws, pattern, {"Arn": arn})
+    return url
+
+
+def statuses(aws: EmbeddedAws, url: str, count: int) -> list[str]:
+    return [event["detail"]["status-details"]["status"] for event in messages(aws, url, count)]
+
+
+def test_an_event_tells_stack_status_and_request(embedded_aws: EmbeddedAws) -> None:
+    url = watch(embedded_aws, "eventful")
+    embedded_aws.client("cloudformation").create_stack(
+        StackName="eventful", TemplateBody=template({"One": parameter("1")}), ClientRequestToken="token-1"
+    )
+
+    (event,) = messages(embedded_aws, url, 1)
+    stack_id = stack_of(embedded_aws.client, "eventful")["StackId"]
+    assert event["resources"] == [stack_id]
+    assert event["detail"] == {
+        "stack-id": stack_id,
+        "status-details": {"status": "CREATE_COMPLETE", "status-reason": ""},
+        "client-request-token": "token-1",
+    }
+
+
+def test_changes_failures_and_ends_are_told_in_order(embedded_aws: EmbeddedAws) -> None:
+    cloudformation, s3 = embedded_aws.client("cloudformation"), embedded_aws.client("s3")
+    url = watch(embedded_aws, "told-all")
+    taken = parameter("1", Name="/told-all/taken")
+    embedded_aws.client("ssm").put_parameter(Name="/told-all/taken", Value="mine", Type="String")
+    holder = {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {"BucketName": "told-all"}}}
+
+    def names(body: dict[str, Any]) -> dict[str, str]:
+        return {"StackName": "told-all", "TemplateBody": template(body)}
+
+    cloudformation.create_stack(**names({"Taken": taken}))
+    cloudformation.delete_stack(StackName="told-all")
+    cloudformation.create_stack(**names({"Taken": taken}), DisableRollback=True)
+    cloudformation.delete_stack(StackName="told-all")
+    cloudformation.create_stack(**names(holder))
+    cloudformation.update_stack(**names({**holder, "One": parameter("1")}))
+    cloudformation.update_stack(**names({**holder, "One": parameter("1"), "Taken": taken}))
+    s3.put_object(Bucket="told-all", Key="held", Body=b"")
+    cloudformation.delete_stack(StackName="told-all")
+    s3.delete_object(Bucket="told-all", Key="held")
+    cloudformation.delete_stack(StackName="told-all")
+
+    assert statuses(embedded_aws, url, 9) == [
+        *("ROLLBACK_COMPLETE", "DELETE_COMPLETE"),
+        *("CREATE_FAILED", "DELETE_COMPLETE"),
+        "CREATE_COMPLETE",
+        "UPDATE_COMPLETE",
+        "UPDATE_ROLLBACK_COMPLETE",
+        *("DELETE_FAILED", "DELETE_COMPLETE"),
+    ]
+
+
+@pytest.mark.timeout(300)
+def test_deploying_a_raised_budget_lifts_the_stop_of_the_stage(fresh_aws: EmbeddedAws, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def cdk(*arguments: str) -> None:
+        code = cdk_cli.run(
+            [*arguments, "--no-notices"],
+            endpoint=fresh_aws.endpoint,
+            scratch=tmp_path,
+            cwd=cdk_cli.ROOT if arguments[0] == "deploy" else tmp_path,
+            on_line=said.append,
+        )
+        assert code == 0, "\n".join(said)
+
+    def deploy(*stacks: str, budget: int) -> None:
+        script = tmp_path / "budget_app.py"
+        script.write_text(APP.format(root=str(cdk_cli.ROOT), budget=budget))
+        app = f"{cdk_cli.APP.split(' -m ')[0]} {script}"
+        options = ["--method=direct", "--require-approval=never", "--output", str(tmp_path / "cdk.out")]
+        cdk("deploy", *stacks, "--app", app, *options)
+
+    def states() -> set[str]:
+        found = fresh_aws.client("batch").describe_compute_environments()["computeEnvironments"]
+        return {environment["state"] for environment in found}
+
+    cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}")
+    deploy("dev/*", budget=1000)
+    assert states() == {"ENABLED"}
+    budget = fresh_aws.client("ssm").get_parameter(Name=f"{parameter_path('dev')}stage-budget")["Parameter"]["Value"]
+    fresh_aws.client("sns").publish(TopicArn=json.loads(budget)["topic"], Message="AWS Budget Notification")
+    until(lambda: states() == {"DISABLED"} or None, "the stage is stopped")
+
+    deploy("dev/observability", "--exclusively", budget=2000)
+
+    until(lambda: states() == {"ENABLED"} or None, "the stage may start jobs again")
+    health = fresh_aws.health()
+    assert (health["server_errors"], health["undelivered"]) == ([], [])
