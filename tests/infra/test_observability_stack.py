@@ -1,6 +1,7 @@
 """Who is told of what, what is measured, what moves and what stops: on the template, with ARNs worked out."""
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,9 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         ({}, False),
     ):
         assert (role.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
+        # By its own policy too: an account may put a boundary of its own in place of the stage's.
+        unbounded = replace(role, boundary=None)
+        assert (unbounded.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
 
 
 def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
