@@ -14,6 +14,9 @@ from jobs.instance_types import InstanceType
 
 RELEASES_FILE = Path(__file__).parent.parent / "images" / "releases.toml"
 
+MINIMUM_PYTHON = "3.10"
+"""What the code that runs in the container needs (`requires-python` of pyproject.toml)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
@@ -28,13 +31,20 @@ class Release:
     pytorch: str
     optimum_habana: str
     transformers: str
+    accelerate: str | None = None
+    """None only in history: the first optimum-habana did without it."""
+    deepspeed: str | None = None
+    """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
+    base_digest: str | None = None
+    """`sha256:…` of the base image; None where nobody has read it."""
 
     @property
     def base_image(self) -> str:
-        """Habana's PyTorch image of this release."""
+        """Habana's PyTorch image of this release: by its digest where that is known."""
         return (
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
+            + (f"@{self.base_digest}" if self.base_digest else "")
         )
 
     @property
@@ -52,19 +62,39 @@ class Release:
             "PYTORCH": self.pytorch,
             "OPTIMUM_HABANA": self.optimum_habana,
             "TRANSFORMERS": self.transformers,
+            "ACCELERATE": self.accelerate or "",
+            "DEEPSPEED": self.deepspeed or "",
         }
 
 
 def releases() -> dict[str, Release]:
-    """All rows by name, in the file's order."""
-    rows = tomllib.loads(RELEASES_FILE.read_text())["releases"]
+    """All rows that can be chosen, by name, in the file's order."""
+    return _rows("releases")
+
+
+def history() -> dict[str, Release]:
+    """Rows of releases whose Python is too old for the code in the container, by name, in the file's order."""
+    return _rows("history")
+
+
+def _rows(table: str) -> dict[str, Release]:
+    rows = tomllib.loads(RELEASES_FILE.read_text())[table]
     return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
 
 
 def release(name: str | None = None) -> Release:
-    """The row called `name`, or the default one. Raises UsageError with the closest name if there is none."""
-    rows = releases()
+    """The row called `name`, or the default one.
+
+    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
+    """
+    rows, past = releases(), history()
     name = name or tomllib.loads(RELEASES_FILE.read_text())["default"]
+    if name in past:
+        raise ConfigurationError(
+            f"release '{name}' is history: its image carries Python {past[name].python}, and jobs/train needs "
+            f"{MINIMUM_PYTHON}",
+            next_step=f"choose one of {', '.join(rows)}",
+        )
     try:
         return rows[name]
     except KeyError:

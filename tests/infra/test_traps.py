@@ -53,7 +53,7 @@ TRAPS = (
     ),
     Trap(
         "the image's transformers is not the laptop's",
-        tests=("test_the_laptop_trains_with_the_default_releases_transformers",),
+        tests=("test_the_laptop_trains_with_the_default_releases_transformers_and_accelerate",),
     ),
     Trap(
         "optimum-habana cannot be imported off Gaudi, and refuses arguments of transformers",

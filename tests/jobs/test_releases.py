@@ -3,10 +3,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tomllib
 
 from jobs.errors import ConfigurationError, UsageError
 from jobs.instance_types import INSTANCE_TYPES
-from jobs.releases import Release, release, release_for, releases
+from jobs.releases import MINIMUM_PYTHON, Release, history, release, release_for, releases
 
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
 ROOT = Path(__file__).parents[2]
@@ -33,12 +34,41 @@ def test_a_row_is_complete(row: Release) -> None:
     assert row.os == "ubuntu22.04"
     # The code in the container needs 3.10.
     assert row.python == "3.10"
-    for version in (row.name, row.pytorch, row.optimum_habana, row.transformers):
-        assert re.fullmatch(r"\d+\.\d+\.\d+", version)
+    for version in (row.name, row.pytorch, row.optimum_habana, row.transformers, row.accelerate):
+        assert re.fullmatch(r"\d+\.\d+\.\d+", version or "")
+    # The fork has a tag for each minor release.
+    assert row.deepspeed in {row.name, f"{row.name.rpartition('.')[0]}.0"}
+    assert "" not in row.build_arguments.values()
+    assert not row.base_digest or re.fullmatch(r"sha256:[0-9a-f]{64}", row.base_digest)
 
 
-def test_the_laptop_trains_with_the_default_releases_transformers() -> None:
-    assert f"transformers=={release().transformers}" in (ROOT / "requirements.txt").read_text().splitlines()
+def test_the_laptop_trains_with_the_default_releases_transformers_and_accelerate() -> None:
+    laptop = (ROOT / "requirements.txt").read_text().splitlines()
+    assert {f"transformers=={release().transformers}", f"accelerate=={release().accelerate}"} <= set(laptop)
+
+
+def test_a_base_image_whose_digest_is_known_is_that_very_one() -> None:
+    digest = "sha256:" + "0a" * 32
+    assert replace(release(), base_digest=digest).build_arguments["HABANA_IMAGE"] == f"{release().base_image}@{digest}"
+
+
+@pytest.mark.parametrize("row", history().values(), ids=lambda row: row.name)
+def test_the_tutorials_releases_are_refused_with_the_reason(row: Release) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        release_for(DL1, row.name)
+    assert str(caught.value).startswith(
+        f"release '{row.name}' is history: its image carries Python 3.8, and jobs/train needs 3.10\n"
+        "Next: choose one of 1.23.0, "
+    )
+
+
+def test_history_holds_what_the_tutorials_ran() -> None:
+    assert list(history()) == ["1.5.0", "1.4.1"]
+    assert history()["1.4.1"].base_image == (
+        "vault.habana.ai/gaudi-docker/1.4.1/ubuntu20.04/habanalabs/pytorch-installer-1.10.2:1.4.1-11"
+    )
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert pyproject["project"]["requires-python"] == f">={MINIMUM_PYTHON}"
 
 
 @pytest.mark.parametrize("name", FIRST_GENERATION)
