@@ -1,0 +1,1 @@
+"""Container images: what is in them, and how they are built."""

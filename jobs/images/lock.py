@@ -1,0 +1,155 @@
+"""The Python packages of an image, pinned and hashed: images/<image>/requirements/<release>.txt.
+
+    python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
+
+Needs the development environment (uv) and a package index. A package has the version that the laptop has
+(requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
+is hashed: Gaudi and the other rows of jobs/instance_types.py are all of that architecture.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from jobs.errors import TrainyardError, UsageError, did_you_mean
+from jobs.releases import Release, release, releases
+
+ROOT = Path(__file__).parents[2]
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+_GLIBC_MINORS = range(28, 16, -1)
+"""Of glibc 2: what the oldest base has (Ubuntu 22.04 and Debian 12 have newer ones), and all that run on it too."""
+
+_PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS), "manylinux2014_x86_64")
+
+_RESOLUTION_SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What an image that brings Python packages adds to its base."""
+
+    python: str | None
+    """Of its base; None: that of the release's row."""
+    torch: str
+    """`base`: the base brings it, and it must stay; `cpu`: PyTorch's CPU build; `default`: what the package index has,
+    which for Linux is the CUDA build."""
+    extra: tuple[str, ...] = ()
+    """Requirements beyond those of a job; `{name}` stands for a field of the release's row."""
+
+
+IMAGES = {
+    "gaudi": Contents(
+        python=None,
+        torch="base",
+        # The base's own packages are compiled against NumPy 1.
+        extra=("optimum-habana=={optimum_habana}", "numpy<2"),
+    ),
+    "cpu": Contents(python="3.11", torch="cpu"),
+    "cuda": Contents(python="3.11", torch="default"),
+}
+
+
+def lock_file(image: str, row: Release) -> Path:
+    """Where the packages of `image` for a release are written down."""
+    return ROOT / "images" / image / "requirements" / f"{row.name}.txt"
+
+
+def requirements(image: str, row: Release) -> list[str]:
+    """What is asked for: the groups of pyproject.toml that a job needs, with the versions that the row decides."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    decided = {
+        "transformers": f"transformers=={row.transformers}",
+        "accelerate": f"accelerate=={row.accelerate}",
+    }
+    if IMAGES[image].torch == "base":
+        decided["torch"] = f"torch=={row.pytorch}"
+    names = [re.split(r"[=<>~\[ ]", requirement, maxsplit=1)[0] for requirement in wanted]
+    # Without their pins: requirements.txt says them again, as a preference, and an old release may need other ones.
+    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in IMAGES[image].extra]
+
+
+def lock(image: str, row: Release, *, torch_index: str) -> str:
+    """The text of the lock file. Raises TrainyardError where the requirements cannot be met."""
+    contents = IMAGES[image]
+    python = contents.python or row.python
+    indexes = ["--index", torch_index] if contents.torch == "cpu" else []
+    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
+        asked, pinned, report, config = (Path(folder) / name for name in ("in.txt", "out.txt", "report", "uv.toml"))
+        asked.write_text("\n".join(requirements(image, row)))
+        pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
+        # What the base's torch depends on is the base's affair.
+        own = f'dependency-metadata = [{{ name = "torch", version = "{row.pytorch}", requires-dist = [] }}]\n'
+        config.write_text(own if contents.torch == "base" else "")
+        _run(
+            *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
+            *("--python-version", python, "--python-platform", f"x86_64-{_PLATFORMS[0].removesuffix('_x86_64')}"),
+            *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet", *indexes),
+            *(("--no-emit-package", "torch") if contents.torch == "base" else ()),
+        )
+        if indexes:  # uv repeats the index in its output, for pip
+            pinned.write_text("".join(line for line in pinned.open() if not line.startswith("-")))
+            indexes[0] = "--extra-index-url"
+        _run(
+            *("pip", "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed", "--report", str(report)),
+            *("--only-binary", ":all:", "--python-version", python, "--target", folder, *indexes),
+            *(option for platform in _PLATFORMS for option in ("--platform", platform)),
+            *("--requirement", str(pinned)),
+        )
+        chosen = json.loads(report.read_text())["install"]
+    lines = sorted(
+        f"{package['metadata']['name'].lower().replace('_', '-')}=={package['metadata']['version']} "
+        f"--hash=sha256:{package['download_info']['archive_info']['hashes']['sha256']}"
+        for package in chosen
+    )
+    return "\n".join(
+        [
+            f"# What the image {image} adds to its base, for release {row.name} and Python {python}.",
+            f"# Made by `python -m jobs.images.lock {image} {row.name}`; do not edit.",
+            *lines,
+            "",
+        ]
+    )
+
+
+def _run(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=_RESOLUTION_SECONDS, check=False
+    )
+    if done.returncode:
+        raise TrainyardError(
+            f"{arguments[0]} cannot find the packages (exit code {done.returncode}):\n{done.stderr.strip()}",
+            next_step="see that the package index answers, or change the versions in images/releases.toml",
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
+    parser.add_argument("image", metavar="IMAGE", help=", ".join(IMAGES))
+    parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
+    parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
+    given = parser.parse_args()
+    if given.image not in IMAGES:
+        raise UsageError(f"image '{given.image}' has no packages of its own{did_you_mean(given.image, IMAGES)}")
+    for row in [release(name) for name in given.releases] or releases().values():
+        path = lock_file(given.image, row)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(lock(given.image, row, torch_index=given.torch_index))
+        print(path.relative_to(ROOT), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TrainyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,57 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.images.lock import IMAGES, lock_file, requirements
+from jobs.releases import Release, release, releases
+
+ROOT = Path(__file__).parents[3]
+
+
+def _pins(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    found = [re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(found), lines
+    return {match[1]: match[2] for match in found if match}
+
+
+@pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
+def test_the_gaudi_image_has_what_the_row_says_and_leaves_the_bases_torch_alone(row: Release) -> None:
+    pins = _pins(lock_file("gaudi", row))
+    assert pins["optimum-habana"] == row.optimum_habana
+    assert pins["transformers"] == row.transformers
+    assert pins["accelerate"] == row.accelerate
+    assert pins["numpy"].startswith("1.")
+    assert not [name for name in pins if name == "torch" or name.startswith(("nvidia", "triton", "habana"))]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_default_release_has_its_lock(image: str) -> None:
+    pins = _pins(lock_file(image, release()))
+    assert {"boto3", "datasets", "pydantic", "tensorboard", "transformers"} <= set(pins)
+
+
+def test_the_cpu_image_has_the_laptops_packages() -> None:
+    laptop = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
+    pins = _pins(lock_file("cpu", release()))
+    assert {name: version.removesuffix("+cpu") for name, version in pins.items()} == {
+        name: laptop[name] for name in pins
+    }
+    assert pins["torch"].endswith("+cpu")
+
+
+def test_an_older_release_asks_for_its_own_versions() -> None:
+    asked = requirements("gaudi", release("1.16.2"))
+    assert {"optimum-habana==1.12.1", "transformers==4.40.2", "accelerate==0.27.2", "torch==2.2.2"} <= set(asked)
+    assert "datasets" in asked  # unpinned: that optimum-habana ends before the laptop's
+
+
+def test_an_image_without_packages_of_its_own_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.images.lock", "gaudy"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: image 'gaudy' has no packages of its own; did you mean 'gaudi'?\n"
