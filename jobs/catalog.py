@@ -94,6 +94,8 @@ class JobKind:
     """True: runs on the stage's accelerator instances. False: on its CPU instances."""
     timeout_hours: float
     """Wall-clock limit of one attempt where the spec gives none."""
+    image: str | None = None
+    """Child under images/ of the instance type's image that it runs in; None: that image itself."""
 
 
 _ROWS = (
