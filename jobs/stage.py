@@ -54,6 +54,18 @@ def image_repository_parameter(image: str) -> str:
     return f"image-repository/{image}"
 
 
+NOT_BUILT_TAG = "not-built-yet"
+"""Tag of no image: what an image's parameter names until the first push."""
+
+
+def image_parameter(image: str, release: str) -> str:
+    """Holds the URI of an image as it was pushed last for a release: `<repository>@sha256:…`.
+
+    A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
+    """
+    return f"image/{image}/{release}"
+
+
 def image_digest_parameter(image: str) -> str:
     """Holds the repository and digest of the image that was pushed last; written by the build, not by a deployment."""
     return f"image-digest/{image}"
