@@ -19,6 +19,8 @@ from botocore.config import Config
 
 from infra.emulator import CREDENTIALS, client
 
+pytest_plugins = ["tests.docker_engine"]
+
 START_SECONDS = 60
 DEPLOY_SECONDS = 240
 

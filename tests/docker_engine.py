@@ -1,0 +1,182 @@
+"""What tests of images share: a Docker engine, an image to build on, and an index that has torch's CPU build.
+
+Tests that need the engine carry the marker `docker`. Where none answers they are left out of a run of the whole suite,
+which says so at its end; they fail where they are asked for by name, or in CI (CI=true). To run them with an engine of
+their own:
+
+    .ci/docker-engine .venv/bin/pytest -m docker
+"""
+
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from docker.errors import DockerException, ImageNotFound
+
+ROOT = Path(__file__).parents[1]
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Debian's: on the host where the stand-in is made, and in it."""
+
+BOOTSTRAP = (
+    "mmdebstrap",
+    "--quiet",
+    "--variant=minbase",
+    "--include=ca-certificates,python3,python3-pip,python3-venv",
+    f"--customize-hook=copy-in {CA_BUNDLE} {CA_BUNDLE.parent}",
+    '--customize-hook=ln --symbolic python3 "$1/usr/bin/python"',
+    '--customize-hook=rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
+    "bookworm",
+)
+"""Debian 12 with its Python 3.11, laid out as Docker's official Python image: `python` and pip work as root."""
+
+NEXT_STEP = "run `.ci/docker-engine .venv/bin/pytest -m docker` as root, or point DOCKER_HOST at an engine"
+
+
+@functools.cache
+def _missing_engine() -> str | None:
+    """Why no engine answers."""
+    try:
+        client = docker.from_env()
+        try:
+            client.ping()
+        finally:
+            client.close()
+    except DockerException as error:
+        return str(error)
+    return None
+
+
+def _leaves_docker_out(config: pytest.Config) -> bool:
+    asked_for = config.args != config.getini("testpaths") or "docker" in config.option.markexpr
+    return not asked_for and os.environ.get("CI") != "true" and _missing_engine() is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # One worker of pytest-xdist runs them all: images are built once, and one after the other.
+    config.addinivalue_line("markers", "docker: needs a Docker engine (tests/docker_engine.py)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    of_docker = [item for item in items if item.get_closest_marker("docker")]
+    if _leaves_docker_out(config):
+        items[:] = [item for item in items if item not in of_docker]
+        config.hook.pytest_deselected(items=of_docker)
+    for item in of_docker:
+        item.add_marker(pytest.mark.xdist_group("docker"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _leaves_docker_out(config):
+        terminalreporter.write_line(f"No Docker engine answers: tests of images were left out. Next: {NEXT_STEP}")
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Any]:
+    """A docker.DockerClient of the engine that DOCKER_HOST or Docker's default names."""
+    if reason := _missing_engine():
+        pytest.fail(f"no Docker engine answers ({reason}). Next: {NEXT_STEP}")
+    client = docker.from_env(timeout=300)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def base_image(docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What images/cpu is built on: its own default where that can be pulled, else a stand-in made of Debian packages.
+
+    The stand-in trusts who the host trusts, and its pip asks the indexes that the host's asks.
+    """
+    default = _default_argument("BASE_IMAGE")
+    try:
+        docker_engine.images.pull(default)
+    except DockerException as error:
+        print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
+    else:
+        return default
+    changes = [f"ENV {name}={value}" for name, value in _pip_environment().items()]
+    content = hashlib.sha256(json.dumps([BOOTSTRAP, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
+    tag = f"python-3.11-{content[:12]}"
+    image = f"stand-in:{tag}"
+    try:
+        docker_engine.images.get(image)
+    except ImageNotFound:
+        archive = tmp_path_factory.mktemp("base-image") / "base.tar"
+        made = subprocess.run([*BOOTSTRAP, str(archive)], capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        docker_engine.api.import_image_from_file(str(archive), repository="stand-in", tag=tag, changes=changes)
+        archive.unlink()
+    return image
+
+
+@pytest.fixture(scope="session")
+def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has at hand."""
+    if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
+        yield _default_argument("TORCH_INDEX")
+        return
+    folder = tmp_path_factory.mktemp("torch-index")
+    pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+    assert pinned
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "torch")]
+    subprocess.run([*download, pinned[0]], check=True)
+    # The address is part of what the engine caches layers by: the last run's port, if it is free, keeps them.
+    known = request.config.cache
+    assert known
+    handler = functools.partial(_QuietHandler, directory=str(folder))
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", known.get("trainyard/torch-index-port", 0)), handler)
+    except OSError:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    known.set("trainyard/torch-index-port", server.server_port)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's own name
+        pass
+
+
+def _default_argument(name: str) -> str:
+    """What images/cpu/Dockerfile takes where a build does not say."""
+    default = re.search(rf"^ARG {name}=(\S+)$", (ROOT / "images/cpu/Dockerfile").read_text(), flags=re.MULTILINE)
+    assert default
+    return default[1]
+
+
+def _pip_settings() -> list[tuple[str, str]]:
+    """pip's settings on this machine, wherever they are made: [('global.index-url', …), (':env:.cert', …)]."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    return re.findall(r"^(\S+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
+
+
+def _pip_environment() -> dict[str, str]:
+    """What a build needs to reach the indexes that pip asks here, as far as they lie on the network."""
+    environment = {"PIP_CERT": str(CA_BUNDLE)}
+    for name, value in _pip_settings():
+        option = name.rpartition(".")[2]
+        if option in {"index-url", "extra-index-url"}:
+            reachable = [url for url in value.split() if url.startswith(("http://", "https://"))]
+        elif option == "trusted-host":
+            reachable = value.split()
+        else:
+            continue
+        if reachable:
+            environment["PIP_" + option.replace("-", "_").upper()] = f'"{" ".join(reachable)}"'
+    return environment
