@@ -2,6 +2,9 @@
 
     python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
 
+A child asks for the group of pyproject.toml that is called like it, and has a file for each image that it is built on:
+images/<child>/requirements/<parent>/<release>.txt, which leaves all that its parent has as it is.
+
 Needs the development environment (uv) and a package index. A package has the version that the laptop has
 (requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
 is hashed: Gaudi and the other rows of jobs/instance_types.py are all of that architecture.
@@ -18,7 +21,8 @@ from pathlib import Path
 
 import tomllib
 
-from jobs.errors import TrainyardError, UsageError, did_you_mean
+from jobs.errors import ConfigurationError, TrainyardError
+from jobs.images.hierarchy import Image, image, images
 from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +39,7 @@ _RESOLUTION_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image that brings Python packages adds to its base."""
+    """What an image that is built on a base from elsewhere adds to it."""
 
     python: str | None
     """Of its base; None: that of the release's row."""
@@ -58,43 +62,56 @@ IMAGES = {
 }
 
 
-def lock_file(image: str, row: Release) -> Path:
-    """Where the packages of `image` for a release are written down."""
-    return ROOT / "images" / image / "requirements" / f"{row.name}.txt"
+def lock_file(of: Image, row: Release) -> Path:
+    """Where the packages of an image for a release are written down."""
+    folder = of.dockerfile.parent / "requirements"
+    return folder / (of.parent or "") / f"{row.name}.txt"
 
 
-def requirements(image: str, row: Release) -> list[str]:
-    """What is asked for: the groups of pyproject.toml that a job needs, with the versions that the row decides."""
+def requirements(of: Image, row: Release) -> list[str]:
+    """What is asked for. Of a child: its own group of pyproject.toml. Of the others: the groups that a job needs, with
+    the versions that the row decides.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    groups = project["optional-dependencies"]
+    if of.parent:
+        return list(groups[of.folder])
+    contents = IMAGES[of.name]
+    wanted = [*project["dependencies"], *groups["train"]]
     decided = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
     }
-    if IMAGES[image].torch == "base":
+    if contents.torch == "base":
         decided["torch"] = f"torch=={row.pytorch}"
     names = [re.split(r"[=<>~\[ ]", requirement, maxsplit=1)[0] for requirement in wanted]
     # Without their pins: requirements.txt says them again, as a preference, and an old release may need other ones.
-    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in IMAGES[image].extra]
+    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in contents.extra]
 
 
-def lock(image: str, row: Release, *, torch_index: str) -> str:
+def lock(of: Image, row: Release, *, torch_index: str) -> str:
     """The text of the lock file. Raises TrainyardError where the requirements cannot be met."""
-    contents = IMAGES[image]
+    contents = IMAGES[of.root]
     python = contents.python or row.python
     indexes = ["--index", torch_index] if contents.torch == "cpu" else []
+    inherited = locked(image(of.parent), row) if of.parent else {}
+    left_out = [*inherited, *(["torch"] if contents.torch == "base" else [])]
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
-        asked, pinned, report, config = (Path(folder) / name for name in ("in.txt", "out.txt", "report", "uv.toml"))
-        asked.write_text("\n".join(requirements(image, row)))
+        asked, fixed, pinned, report, config = (
+            Path(folder) / name for name in ("in.txt", "fixed.txt", "out.txt", "report", "uv.toml")
+        )
+        asked.write_text("\n".join(requirements(of, row)))
+        fixed.write_text("\n".join(f"{name}=={version}" for name, version in inherited.items()))
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
         # What the base's torch depends on is the base's affair.
         own = f'dependency-metadata = [{{ name = "torch", version = "{row.pytorch}", requires-dist = [] }}]\n'
         config.write_text(own if contents.torch == "base" else "")
         _run(
             *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
+            *("--constraint", str(fixed)),
             *("--python-version", python, "--python-platform", f"x86_64-{_PLATFORMS[0].removesuffix('_x86_64')}"),
             *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet", *indexes),
-            *(("--no-emit-package", "torch") if contents.torch == "base" else ()),
+            *(option for name in left_out for option in ("--no-emit-package", name)),
         )
         if indexes:  # uv repeats the index in its output, for pip
             pinned.write_text("".join(line for line in pinned.open() if not line.startswith("-")))
@@ -111,14 +128,26 @@ def lock(image: str, row: Release, *, torch_index: str) -> str:
         f"--hash=sha256:{package['download_info']['archive_info']['hashes']['sha256']}"
         for package in chosen
     )
+    below = of.parent or "its base"
     return "\n".join(
         [
-            f"# What the image {image} adds to its base, for release {row.name} and Python {python}.",
-            f"# Made by `python -m jobs.images.lock {image} {row.name}`; do not edit.",
+            f"# What the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
+            f"# Made by `python -m jobs.images.lock {of.name} {row.name}`; do not edit.",
             *lines,
             "",
         ]
     )
+
+
+def locked(of: Image, row: Release) -> dict[str, str]:
+    """Version of each package in the image's lock file. Raises ConfigurationError where there is no such file."""
+    path = lock_file(of, row)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"image {of.name} has no lock file for release {row.name}: {path.relative_to(ROOT)}",
+            next_step=f"python -m jobs.images.lock {of.name} {row.name}",
+        )
+    return dict(re.findall(r"^([^#=\s]+)==(\S+)", path.read_text(), re.MULTILINE))
 
 
 def _run(*arguments: str) -> None:
@@ -134,16 +163,16 @@ def _run(*arguments: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
-    parser.add_argument("image", metavar="IMAGE", help=", ".join(IMAGES))
+    parser.add_argument("image", metavar="IMAGE", help=", ".join(images()))
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
     parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
     given = parser.parse_args()
-    if given.image not in IMAGES:
-        raise UsageError(f"image '{given.image}' has no packages of its own{did_you_mean(given.image, IMAGES)}")
+    chosen = image(given.image)
     for row in [release(name) for name in given.releases] or releases().values():
-        path = lock_file(given.image, row)
+        path = lock_file(chosen, row)
+        text = lock(chosen, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(lock(given.image, row, torch_index=given.torch_index))
+        path.write_text(text)
         print(path.relative_to(ROOT), file=sys.stderr)
 
 
