@@ -7,7 +7,8 @@
     ├── ConfigurationError  3    credentials, settings, a stage that is not deployed, no emulator
     ├── NotFoundError       4    a run, a file, a prefix that does not exist
     ├── TimedOutError     124    a wait or a job ran out of its time
-    └── Detached          130    the user pressed Ctrl-C; the job goes on
+    ├── Detached          130    the user pressed Ctrl-C; the job goes on
+    └── StoppedError      130    the user pressed Ctrl-C; what ran here was stopped
 
 A container has exit codes of its own, since AWS Batch decides by them whether to start it again:
 0 done, 1 the job's own fault (never retried), `INTERRUPTED_EXIT_CODE` "interrupted, resume me" (retried).
@@ -69,6 +70,12 @@ class TimedOutError(TrainyardError):
 
 class Detached(TrainyardError):  # noqa: N818 - not an error: the job goes on
     """The user stopped watching; the job goes on."""
+
+    exit_code = 130
+
+
+class StoppedError(TrainyardError):
+    """The user stopped what ran on this machine."""
 
     exit_code = 130
 

@@ -43,6 +43,8 @@ app = typer.Typer(
 )
 local = typer.Typer(help="The embedded AWS on this machine: no account, no Docker needed.")
 app.add_typer(local, name="local")
+images = typer.Typer(help="The images that jobs run in: build them here, test them, push them to a stage.")
+app.add_typer(images, name="images")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ Run = Annotated[
         help="A run id, the beginning of one, a spec's name (its newest run), or 'latest'.",
         autocompletion=complete_run,
     ),
+]
+Images = Annotated[
+    list[str], typer.Argument(metavar="IMAGE…", help="gaudi, cpu, cuda, or one that is built on it: cpu-ray, …")
+]
+ReleaseName = Annotated[
+    str | None, typer.Option("--release", help="A row of images/releases.toml; default: the one it names.")
 ]
 StateFile = Annotated[Path, typer.Option(help="Where the embedded AWS says how it is reached.")]
 STATE_FILE = Path(".trainyard/emulator.json")
@@ -260,3 +268,47 @@ def local_env(state_file: StateFile = STATE_FILE) -> None:
     from jobs.cli import local as command
 
     command.env(state_file)
+
+
+@images.command("build")
+def images_build(
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    instance_type: Annotated[
+        str | None, typer.Option(help="Refuse a release whose software does not run on it: dl1.24xlarge, …")
+    ] = None,
+    all_descendants: Annotated[
+        bool, typer.Option("--all-descendants", help="Also what is built on each IMAGE: ray, notebook.")
+    ] = False,
+    build_arguments: Annotated[
+        list[str] | None,
+        typer.Option("--build-arg", metavar="NAME=VALUE", help="An ARG of the Dockerfile that no release decides."),
+    ] = None,
+    network: Annotated[str | None, typer.Option(metavar="MODE", help="Docker's network mode for RUN: host, …")] = None,
+    output: Output = "table",
+) -> None:
+    """Build images with the Docker engine, each after the one it is built on, as trainyard/IMAGE:<release>-<revision>.
+
+    The revision is that of the last commit which touched images/ or jobs/; what differs from it is part of the tag. An
+    image gets its name when all its steps have passed.
+    """
+    from jobs.cli import images as command
+
+    command.build(
+        names,
+        release_name=release,
+        instance_type_name=instance_type,
+        all_descendants=all_descendants,
+        build_arguments=build_arguments or [],
+        network=network,
+        output=output,
+    )
+
+
+@images.command("list")
+def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output = "table") -> None:
+    """List the images of a release: what this machine's Docker engine has, and what was pushed to the stage."""
+    from jobs.cli import images as command
+
+    command.list_images(ctx.obj.aws(), ctx.obj.stage, release_name=release, output=output)

@@ -1,0 +1,191 @@
+"""`trainyard images build | list`: the images on this machine, and what a stage has of them."""
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.table import Table
+
+from jobs.aws import Aws, explain
+from jobs.cli import tables
+from jobs.cli.build_view import BuildView
+from jobs.errors import ConfigurationError, TrainyardError
+from jobs.images import engine, hierarchy
+from jobs.images.build import Build, BuiltImage, parse_build_arguments
+from jobs.images.inventory import LocalImage, local_images, pushed_images
+from jobs.images.revision import image_tag, source_revision
+from jobs.instance_types import instance_type
+from jobs.releases import Release, release, release_for
+
+_STATE_STYLES = {"current": "green", "outdated": "yellow", "not built": "dim"}
+
+
+def build(
+    names: Sequence[str],
+    *,
+    release_name: str | None,
+    instance_type_name: str | None,
+    all_descendants: bool,
+    build_arguments: Sequence[str],
+    network: str | None,
+    output: str,
+) -> None:
+    """`trainyard images build`."""
+    row = chosen_release(release_name, instance_type_name)
+    arguments = parse_build_arguments(build_arguments)
+    for name in names:
+        hierarchy.image(name)
+    client = engine.connect()
+    engine.build_command()
+    console = tables.stderr()
+    if note := engine.emulation_note(client):
+        console.print(f"note: {note}")
+    job = Build(client=client, release=row, revision=source_revision(), build_arguments=arguments, network=network)
+    planned = job.plan(names, all_descendants=all_descendants)
+    console.print(f"release {row.name}, revision {job.revision}: {', '.join(image.name for image in planned)}")
+    with BuildView(planned) as view:
+        built = job.run(planned, view)
+    if output == "json":
+        tables.print_json([_built_json(image) for image in built])
+    else:
+        tables.show(_built_table(built), on=tables.stdout())
+
+
+def chosen_release(name: str | None, instance_type_name: str | None = None) -> Release:
+    """The release called `name`, or the default one; it must fit the instance type, where one is given.
+
+    Raises UsageError and ConfigurationError as `jobs.releases` does.
+    """
+    return release_for(instance_type(instance_type_name), name) if instance_type_name else release(name)
+
+
+def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) -> None:
+    """`trainyard images list`. What cannot be asked is said, and the rest shown."""
+    row = release(release_name)
+    unknown: dict[str, str] = {}
+    revision: str | None = None
+    local: dict[str, LocalImage] = {}
+    pushed: dict[str, str] = {}
+    try:
+        revision = source_revision()
+    except ConfigurationError as error:
+        unknown["sources"] = str(error.args[0])
+    try:
+        local = dict(local_images(engine.connect(), row.name, revision=revision))
+    except TrainyardError as error:
+        unknown["engine"] = str(error.args[0])
+    try:
+        pushed = dict(pushed_images(aws, stage, row.name))
+    except TrainyardError as error:
+        unknown["stage"] = str(error.args[0])
+    except Exception as error:
+        explained = explain(error)
+        if explained is None:
+            raise
+        unknown["stage"] = str(explained.args[0])
+    rows = [
+        _list_json(name, local.get(name), pushed.get(name), revision=revision, unknown=unknown)
+        for name in hierarchy.images()
+    ]
+    if output == "json":
+        tag = image_tag(row.name, revision) if revision else None
+        tables.print_json({"release": row.name, "tag": tag, "stage": stage, "unknown": unknown, "images": rows})
+        return
+    console = tables.stderr()
+    console.print(f"release {row.name}, revision of the sources {revision or 'not known'}")
+    for about, reason in unknown.items():
+        console.print(f"{about} not asked: {reason}")
+    tables.show(_list_table(rows, unknown), on=tables.stdout())
+
+
+def _built_json(built: BuiltImage) -> dict[str, Any]:
+    return {
+        "image": built.image.name,
+        "release": built.release,
+        "revision": built.revision,
+        "tag": built.tag,
+        "name": built.name,
+        "id": built.id,
+        "size_bytes": built.size_bytes,
+        "added_bytes": built.added_bytes,
+        "seconds": round(built.seconds, 1),
+        "layers": built.layers,
+        "rebuilt_layers": built.rebuilt_layers,
+    }
+
+
+def _built_table(built: Sequence[BuiltImage]) -> Table:
+    table = _table("IMAGE", "TAG", "SIZE", "OVER BASE", "TOOK", "LAYERS")
+    for one in built:
+        table.add_row(
+            one.image.name,
+            one.tag,
+            _megabytes(one.size_bytes),
+            _megabytes(one.added_bytes),
+            f"{one.seconds:.1f} s",
+            f"{one.rebuilt_layers} of {one.layers} rebuilt" if one.rebuilt_layers else f"{one.layers} cached",
+        )
+    return table
+
+
+def _list_json(
+    name: str, local: LocalImage | None, pushed: str | None, *, revision: str | None, unknown: dict[str, str]
+) -> dict[str, Any]:
+    """None is what could not be asked."""
+    return {
+        "image": name,
+        "tag": local.tag if local else None,
+        "revision": local.revision if local else None,
+        "id": local.id if local else None,
+        "size_bytes": local.size_bytes if local else None,
+        "created_at": local.created_at.isoformat() if local else None,
+        "is_built": None if "engine" in unknown else local is not None,
+        "is_current": local.revision == revision if local and revision else None,
+        "pushed": pushed,
+        "is_pushed": None if "stage" in unknown else pushed is not None,
+        "pushed_is_local": pushed in local.digests if local and pushed else None,
+    }
+
+
+def _list_table(rows: Sequence[dict[str, Any]], unknown: dict[str, str]) -> Table:
+    table = _table("IMAGE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
+    now = datetime.now(timezone.utc)
+    for row in rows:
+        age = (now - datetime.fromisoformat(row["created_at"])).total_seconds() if row["created_at"] else None
+        table.add_row(
+            row["image"],
+            _state(row, unknown),
+            row["tag"] or "",
+            _megabytes(row["size_bytes"]) if row["size_bytes"] else "",
+            "" if age is None else tables.duration(age),
+            _pushed(row, unknown),
+        )
+    return table
+
+
+def _state(row: dict[str, Any], unknown: dict[str, str]) -> str:
+    if "engine" in unknown:
+        return "?"
+    if not row["is_built"]:
+        return "no"
+    return {True: "current", False: "outdated", None: "yes"}[row["is_current"]]
+
+
+def _pushed(row: dict[str, Any], unknown: dict[str, str]) -> str:
+    if "stage" in unknown:
+        return "?"
+    if row["pushed"] is None:
+        return "no"
+    digest = str(row["pushed"]).rpartition("@")[2]
+    return f"{digest[:19]}{' (this one)' if row['pushed_is_local'] else ''}"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"

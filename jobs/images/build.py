@@ -1,0 +1,283 @@
+"""Builds images with BuildKit, in the order of the hierarchy, each under `trainyard/<image>:<release>-<revision>`.
+
+What decides an image, its release and its revision, is decided here alone; build arguments of a user's own say where
+things are fetched (BASE_IMAGE, TORCH_INDEX) and can change no version.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import docker
+
+from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
+from jobs.images import engine
+from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
+from jobs.images.hierarchy import Image, image, with_descendants
+from jobs.images.revision import ROOT, image_tag, local_name, source_revision
+from jobs.releases import Release
+
+_PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
+"""Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""
+
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+"""In a URL."""
+
+_STOP_SECONDS = 20
+"""How long the docker command may take to stop a build."""
+
+_LAYER_INSTRUCTIONS = ("RUN ", "COPY ", "ADD ", "WORKDIR ")
+"""What adds a layer, as an image's history begins its lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image that was built, or found unchanged in BuildKit's cache."""
+
+    image: Image
+    release: str
+    revision: str
+    id: str
+    """`sha256:…` of its configuration: the same for the same content."""
+    size_bytes: int
+    added_bytes: int
+    """What its own Dockerfile adds to what it is built on."""
+    seconds: float
+    layers: int
+    """That its own Dockerfile makes."""
+    rebuilt_layers: int
+    """Of these, the ones that were not taken from the cache."""
+
+    @property
+    def tag(self) -> str:
+        return image_tag(self.release, self.revision)
+
+    @property
+    def name(self) -> str:
+        return local_name(self.image.name, self.tag)
+
+
+class Watcher(Protocol):
+    """Is told of a build as it goes on."""
+
+    def begins(self, image: Image) -> None: ...
+
+    def goes_on(self, image: Image, vertex: Vertex, output: BuildOutput) -> None:
+        """`vertex` has begun or ended."""
+
+    def ends(self, built: BuiltImage) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """Images of one release, to be built from the sources as they are."""
+
+    client: docker.DockerClient
+    release: Release
+    revision: str
+    build_arguments: Mapping[str, str]
+    """The user's own."""
+    network: str | None = None
+    """Docker's network mode for RUN; None: the engine's default."""
+
+    def plan(self, names: Iterable[str], *, all_descendants: bool) -> list[Image]:
+        """Which images to build for `names`, in order: parents that are not there at this revision come first.
+
+        Raises UsageError for an image or a build argument that there is not, ConfigurationError where the release has
+        no lock of an image's packages.
+        """
+        wanted: dict[str, Image] = {}
+        for name in names:
+            for one in with_descendants(name) if all_descendants else (image(name),):
+                if one.parent and one.parent not in wanted and not self._exists(one.parent):
+                    wanted[one.parent] = image(one.parent)
+                wanted[one.name] = one
+        ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
+        self._check_build_arguments(ordered)
+        for one in ordered:
+            self._check_lock(one)
+        return ordered
+
+    def run(self, planned: Sequence[Image], watcher: Watcher) -> list[BuiltImage]:
+        """Build the images of a plan one after the other.
+
+        Raises TrainyardError with the end of the failing step's output, ConfigurationError for a base that cannot be
+        pulled or a full disk, StoppedError after Ctrl-C. Images that were complete by then stay.
+        """
+        return [self._build(one, watcher) for one in planned]
+
+    def _build(self, one: Image, watcher: Watcher) -> BuiltImage:
+        watcher.begins(one)
+        began = time.monotonic()
+        output = BuildOutput()
+        process = subprocess.Popen(
+            self._command(one),
+            env={**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        try:
+            self._watch(process, one, output, watcher)
+            exit_code = process.wait()
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped: '{one.name}' was not built, and no image got its name") from None
+        finally:
+            _stop(process)
+        if exit_code:
+            raise self._failure(one, output, exit_code)
+        built = self._built(one, output, time.monotonic() - began)
+        watcher.ends(built)
+        return built
+
+    def _watch(self, process: "subprocess.Popen[str]", one: Image, output: BuildOutput, watcher: Watcher) -> None:
+        for line in process.stderr or ():
+            vertex = output.feed(line)
+            if vertex is None:
+                continue
+            watcher.goes_on(one, vertex, output)
+            if vertex.name == CONTEXT and vertex.is_done and (now := source_revision()) != self.revision:
+                raise TrainyardError(
+                    f"the sources changed from {self.revision} to {now} while '{one.name}' was built from them; it "
+                    "got no name",
+                    next_step="the same command again",
+                )
+
+    def _command(self, one: Image) -> list[str]:
+        return [
+            *(str(engine.build_command()), "build", "--progress", "plain", "--platform", engine.PLATFORM),
+            *("--file", str(one.dockerfile), "--tag", self._name(one.name)),
+            *(("--network", self.network) if self.network else ()),
+            *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
+            str(ROOT),
+        ]
+
+    def _arguments(self, one: Image) -> dict[str, str]:
+        """Those that the Dockerfile declares."""
+        parent = {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent} if one.parent else {}
+        given = {**self.build_arguments, **self._decided, **parent}
+        declared = declared_arguments(one)
+        return {name: value for name, value in given.items() if name in declared or _is_proxy(name)}
+
+    @cached_property
+    def _decided(self) -> dict[str, str]:
+        return {**self.release.build_arguments, "REVISION": self.revision}
+
+    def _name(self, name: str) -> str:
+        return local_name(name, image_tag(self.release.name, self.revision))
+
+    def _exists(self, name: str) -> bool:
+        return bool(self.client.images.list(name=self._name(name)))
+
+    def _check_build_arguments(self, planned: Sequence[Image]) -> None:
+        known = {name for one in planned for name in declared_arguments(one)}
+        decided = {*self._decided, "PARENT_IMAGE", "PARENT"}
+        for name, value in self.build_arguments.items():
+            if name in decided:
+                raise UsageError(
+                    f"build argument {name} is decided by the release and the sources",
+                    next_step="choose a release with --release: its row in images/releases.toml says what must match",
+                )
+            if name not in known and not _is_proxy(name):
+                raise UsageError(
+                    f"build argument {name} is in no Dockerfile of {', '.join(one.name for one in planned)}"
+                    f"{did_you_mean(name, known - decided)}"
+                )
+            if _PASSWORD.search(value):
+                raise UsageError(
+                    f"build argument {name} holds a password, which the image's history would show to all who have it",
+                    next_step="a proxy's belongs into ~/.docker/config.json (proxies); else use a mirror without one",
+                )
+
+    def _check_lock(self, one: Image) -> None:
+        """A Dockerfile copies its lock by a path that holds the release."""
+        text = one.dockerfile.read_text()
+        for source in re.findall(r"^COPY (images/\S*\$\{RELEASE\}\S*) ", text, re.MULTILINE):
+            path = source.replace("${RELEASE}", self.release.name).replace("${PARENT}", one.parent or "")
+            if not (ROOT / path).exists():
+                raise ConfigurationError(
+                    f"image '{one.name}' has no lock file for release {self.release.name}: {path} is missing",
+                    next_step=f"python -m jobs.images.lock {one.name} {self.release.name}",
+                )
+
+    def _failure(self, one: Image, output: BuildOutput, exit_code: int) -> TrainyardError:
+        failed = output.failed
+        said = [*(failed.tail if failed else ()), *([failed.error or ""] if failed else output.rest)]
+        text = "\n".join(said)
+        if engine.is_disk_full("\n".join([text, *output.rest])):
+            full = engine.disk_full("\n".join([text, *output.rest]), self.client)
+            full.args = (f"'{one.name}' was not built: {full.args[0]}",)
+            return full
+        if failed and failed.base:
+            return ConfigurationError(
+                f"the base of '{one.name}' cannot be had: {failed.base}: {failed.error}",
+                next_step="see that 'docker pull' gets it (network, docker login), or name another with "
+                "--build-arg BASE_IMAGE=…",
+            )
+        if failed is None:
+            said = [f"docker build ended with exit code {exit_code}", *said]
+            return TrainyardError("\n".join([f"'{one.name}' was not built, and no image got its name:", *said]))
+        place = f"step {failed.number} of {failed.total}, {failed.summary}" if failed.number else failed.name
+        return TrainyardError("\n".join([f"'{one.name}' was not built, and no image got its name; {place}:", *said]))
+
+    def _built(self, one: Image, output: BuildOutput, seconds: float) -> BuiltImage:
+        found = self.client.images.get(self._name(one.name))
+        layers = [step for step in output.steps if not step.instruction.startswith("FROM ")]
+        return BuiltImage(
+            image=one,
+            release=self.release.name,
+            revision=self.revision,
+            id=found.id,
+            size_bytes=found.attrs["Size"],
+            added_bytes=_added_bytes(found.history(), len(layers)),
+            seconds=seconds,
+            layers=len(layers),
+            rebuilt_layers=sum(not step.is_cached for step in layers),
+        )
+
+
+def declared_arguments(one: Image) -> frozenset[str]:
+    """The names of an image's build arguments."""
+    return frozenset(re.findall(r"^ARG (\w+)", one.dockerfile.read_text(), re.MULTILINE))
+
+
+def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
+    """From `NAME=VALUE`. Raises UsageError for anything else."""
+    parsed = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign or not name.isidentifier():
+            raise UsageError(f"--build-arg '{pair}' is not NAME=VALUE", next_step="--build-arg BASE_IMAGE=…")
+        parsed[name] = value
+    return parsed
+
+
+def _is_proxy(name: str) -> bool:
+    return name.upper() in _PROXY_ARGUMENTS
+
+
+def _added_bytes(history: Sequence[Mapping[str, Any]], layers: int) -> int:
+    """Of the newest `layers` layers. `history` is the engine's: the newest entry first, some of no layer."""
+    sizes = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_LAYER_INSTRUCTIONS)]
+    return sum(sizes[:layers])
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    """Have the docker command cancel its build, if it still runs; the engine cancels it when the command is gone."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stderr:
+        process.stderr.close()

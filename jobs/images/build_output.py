@@ -1,0 +1,107 @@
+"""What `docker build --progress=plain` prints, read while it prints it: the steps of the Dockerfile and how they end.
+
+BuildKit numbers whatever it does, from reading the Dockerfile (`#1`) to the last step (`#12`), and the lines of several
+numbers may alternate. A step of the Dockerfile has its place in brackets: `#8 [3/7] RUN …`, with the name of the stage
+before it where there are several.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+_NEW = re.compile(r"#(?P<id>\d+) (?P<name>\[.+)")
+_STEP = re.compile(r"\[(?:(?P<stage>\S+) +)?(?P<number>\d+)/(?P<total>\d+)\] (?P<instruction>.+)")
+_END = re.compile(r"#(?P<id>\d+) (?:DONE (?P<seconds>[\d.]+)s|(?P<how>CACHED|CANCELED|ERROR: (?P<error>.*)))")
+_OUTPUT = re.compile(r"#(?P<id>\d+) [\d.]+ (?P<text>.*)")
+_FLAG = re.compile(r" --\S+")
+
+_TAIL_LINES = 15
+
+CONTEXT = "[internal] load build context"
+"""What BuildKit calls the reading of the source files."""
+
+_BASE = re.compile(r"\[internal\] load metadata for (?P<base>\S+)|\[.*\] FROM (?P<pulled>\S+)")
+
+
+@dataclass
+class Vertex:
+    """One thing that BuildKit does; a step of the Dockerfile has a number."""
+
+    name: str
+    number: int = 0
+    total: int = 0
+    """Steps of its stage."""
+    stage: str = ""
+    instruction: str = ""
+    seconds: float = 0.0
+    is_cached: bool = False
+    is_done: bool = False
+    error: str | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    """The last lines it printed."""
+
+    @property
+    def summary(self) -> str:
+        """The instruction without its flags, on one line."""
+        return " ".join(_FLAG.sub("", self.instruction).split())
+
+    @property
+    def base(self) -> str | None:
+        """The base image that it asks a registry for, if that is what it does."""
+        found = _BASE.match(self.name)
+        return (found["base"] or found["pulled"]) if found else None
+
+
+class BuildOutput:
+    """Takes the lines one by one, and knows how far the build is."""
+
+    def __init__(self) -> None:
+        self._vertices: dict[str, Vertex] = {}
+        self.rest: deque[str] = deque(maxlen=_TAIL_LINES)
+        """The last lines that belong to no vertex: how the command itself says what went wrong."""
+
+    @property
+    def steps(self) -> list[Vertex]:
+        """Of the Dockerfile, as far as they have begun."""
+        return [vertex for vertex in self._vertices.values() if vertex.number]
+
+    @property
+    def total(self) -> int:
+        """Steps of the Dockerfile; 0 as long as nothing is known."""
+        return sum({step.stage: step.total for step in self.steps}.values())
+
+    @property
+    def failed(self) -> Vertex | None:
+        return next((vertex for vertex in self._vertices.values() if vertex.error is not None), None)
+
+    def feed(self, line: str) -> Vertex | None:
+        """Takes one line, and returns what began or ended with it."""
+        line = line.rstrip("\r\n")
+        if (end := _END.fullmatch(line)) and end["id"] in self._vertices:
+            return self._end(self._vertices[end["id"]], end)
+        if new := _NEW.fullmatch(line):
+            return self._begin(new["id"], new["name"])
+        if (output := _OUTPUT.fullmatch(line)) and output["id"] in self._vertices:
+            self._vertices[output["id"]].tail.append(output["text"])
+        elif line and not line.startswith("#"):
+            self.rest.append(line)
+        return None
+
+    def _begin(self, key: str, name: str) -> Vertex | None:
+        if key in self._vertices:  # its lines go on after those of another one
+            return None
+        step = _STEP.fullmatch(name)
+        vertex = Vertex(name)
+        if step:
+            vertex.number, vertex.total = int(step["number"]), int(step["total"])
+            vertex.stage, vertex.instruction = step["stage"] or "", step["instruction"]
+        self._vertices[key] = vertex
+        return vertex
+
+    @staticmethod
+    def _end(vertex: Vertex, end: re.Match[str]) -> Vertex:
+        vertex.is_done = True
+        vertex.seconds = float(end["seconds"] or 0)
+        vertex.is_cached = end["how"] == "CACHED"
+        vertex.error = end["error"]
+        return vertex
