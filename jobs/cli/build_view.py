@@ -1,6 +1,5 @@
 """What a user sees of images that are built: a bar for each on a terminal, a line for each step elsewhere."""
 
-import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -24,7 +23,6 @@ class BuildView:
         self._console = stderr()
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._began: dict[int, float] = {}
         if self._console.is_terminal:
             self._bars = Progress(
                 TextColumn("{task.description}"),
@@ -66,17 +64,18 @@ class BuildView:
                 note=vertex.summary or vertex.name,
             )
         elif vertex.number and not vertex.is_done:
-            self._began[id(vertex)] = time.monotonic()
-            self._print(f"{image.name}: {vertex.number}/{vertex.total} {vertex.summary}")
+            self._print(f"{image.name}: {vertex.place} {vertex.summary}")
         elif vertex.number and vertex.error is None:
             took = f"{vertex.seconds:.1f} s" if vertex.seconds >= _SLOW_SECONDS else ""
             if note := "cached" if vertex.is_cached else took:
-                self._print(f"{image.name}: {vertex.number}/{vertex.total} {note}")
+                self._print(f"{image.name}: {vertex.place} {note}")
 
     def ends(self, built: BuiltImage) -> None:
         if self._bars:
-            self._bars.update(self._tasks[built.image.name], completed=built.layers + 1, note=built.name)
-            self._bars.stop_task(self._tasks[built.image.name])
+            task = self._tasks[built.image.name]
+            total = self._bars.tasks[task].total  # less may have begun: BuildKit runs only the stages that it needs
+            self._bars.update(task, completed=total, note=built.name)
+            self._bars.stop_task(task)
         else:
             self._print(f"{built.image.name}: {built.name} in {duration(built.seconds)}")
 

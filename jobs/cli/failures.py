@@ -64,6 +64,14 @@ def _explain(error: Exception) -> TrainyardError | None:
 
         if explained := explain(error):
             return explained
+    if "docker" in sys.modules:
+        from docker.errors import DockerException
+        from requests import RequestException
+
+        if isinstance(error, (DockerException, RequestException)):
+            from jobs.images import engine
+
+            return engine.explain(error)
     if isinstance(error, OSError) and error.filename:
         full = error.errno == errno.ENOSPC
         return TrainyardError(

@@ -20,6 +20,7 @@ from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageE
 from jobs.images import engine
 from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
 from jobs.images.hierarchy import Image, image, with_descendants
+from jobs.images.lock import lock_file
 from jobs.images.revision import ROOT, image_tag, local_name, source_revision
 from jobs.releases import Release
 
@@ -115,7 +116,7 @@ class Build:
     def _build(self, one: Image, watcher: Watcher) -> BuiltImage:
         watcher.begins(one)
         began = time.monotonic()
-        output = BuildOutput()
+        output = BuildOutput(one.dockerfile.read_text())
         process = subprocess.Popen(
             self._command(one),
             env={**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
@@ -198,15 +199,13 @@ class Build:
                 )
 
     def _check_lock(self, one: Image) -> None:
-        """A Dockerfile copies its lock by a path that holds the release."""
-        text = one.dockerfile.read_text()
-        for source in re.findall(r"^COPY (images/\S*\$\{RELEASE\}\S*) ", text, re.MULTILINE):
-            path = source.replace("${RELEASE}", self.release.name).replace("${PARENT}", one.parent or "")
-            if not (ROOT / path).exists():
-                raise ConfigurationError(
-                    f"image '{one.name}' has no lock file for release {self.release.name}: {path} is missing",
-                    next_step=f"python -m jobs.images.lock {one.name} {self.release.name}",
-                )
+        path = lock_file(one, self.release)
+        if not path.exists():
+            raise ConfigurationError(
+                f"image '{one.name}' has no lock file for release {self.release.name}: "
+                f"{path.relative_to(ROOT)} is missing",
+                next_step=f"python -m jobs.images.lock {one.name} {self.release.name}",
+            )
 
     def _failure(self, one: Image, output: BuildOutput, exit_code: int) -> TrainyardError:
         failed = output.failed
@@ -225,12 +224,12 @@ class Build:
         if failed is None:
             said = [f"docker build ended with exit code {exit_code}", *said]
             return TrainyardError("\n".join([f"'{one.name}' was not built, and no image got its name:", *said]))
-        place = f"step {failed.number} of {failed.total}, {failed.summary}" if failed.number else failed.name
+        place = f"step {failed.place}, {failed.summary}" if failed.number else failed.name
         return TrainyardError("\n".join([f"'{one.name}' was not built, and no image got its name; {place}:", *said]))
 
     def _built(self, one: Image, output: BuildOutput, seconds: float) -> BuiltImage:
         found = self.client.images.get(self._name(one.name))
-        layers = [step for step in output.steps if not step.instruction.startswith("FROM ")]
+        layers = output.layers
         return BuiltImage(
             image=one,
             release=self.release.name,

@@ -10,16 +10,17 @@ from collections import deque
 from dataclasses import dataclass, field
 
 _NEW = re.compile(r"#(?P<id>\d+) (?P<name>\[.+)")
-_STEP = re.compile(r"\[(?:(?P<stage>\S+) +)?(?P<number>\d+)/(?P<total>\d+)\] (?P<instruction>.+)")
+_STEP = re.compile(r"\[(?P<stage>[^]]*?) *(?P<number>\d+)/(?P<total>\d+)\] (?P<instruction>.+)")
 _END = re.compile(r"#(?P<id>\d+) (?:DONE (?P<seconds>[\d.]+)s|(?P<how>CACHED|CANCELED|ERROR: (?P<error>.*)))")
 _OUTPUT = re.compile(r"#(?P<id>\d+) [\d.]+ (?P<text>.*)")
-_FLAG = re.compile(r" --\S+")
+_FLAGS = re.compile(r"^(\w+)(?: --\S+)+")
 
 _TAIL_LINES = 15
 
 CONTEXT = "[internal] load build context"
 """What BuildKit calls the reading of the source files."""
 
+_FROM = re.compile(r"^FROM \S+(?: AS (?P<name>\S+))?", re.MULTILINE | re.IGNORECASE)
 _BASE = re.compile(r"\[internal\] load metadata for (?P<base>\S+)|\[.*\] FROM (?P<pulled>\S+)")
 
 
@@ -43,7 +44,12 @@ class Vertex:
     @property
     def summary(self) -> str:
         """The instruction without its flags, on one line."""
-        return " ".join(_FLAG.sub("", self.instruction).split())
+        return " ".join(_FLAGS.sub(r"\1", self.instruction).split())
+
+    @property
+    def place(self) -> str:
+        """`3/7`, after the name of its stage where there are several."""
+        return f"{self.stage} {self.number}/{self.total}".lstrip()
 
     @property
     def base(self) -> str | None:
@@ -55,7 +61,10 @@ class Vertex:
 class BuildOutput:
     """Takes the lines one by one, and knows how far the build is."""
 
-    def __init__(self) -> None:
+    def __init__(self, dockerfile: str) -> None:
+        """`dockerfile`: the text that is built."""
+        names = [stage["name"] for stage in _FROM.finditer(dockerfile)]
+        self._last_stage = (names[-1] or (f"stage-{len(names) - 1}" if len(names) > 1 else "")) if names else ""
         self._vertices: dict[str, Vertex] = {}
         self.rest: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines that belong to no vertex: how the command itself says what went wrong."""
@@ -64,6 +73,11 @@ class BuildOutput:
     def steps(self) -> list[Vertex]:
         """Of the Dockerfile, as far as they have begun."""
         return [vertex for vertex in self._vertices.values() if vertex.number]
+
+    @property
+    def layers(self) -> list[Vertex]:
+        """The steps that the image's own layers come from: those of the last stage, after its FROM."""
+        return [step for step in self.steps if step.stage == self._last_stage and step.number > 1]
 
     @property
     def total(self) -> int:
@@ -94,7 +108,7 @@ class BuildOutput:
         vertex = Vertex(name)
         if step:
             vertex.number, vertex.total = int(step["number"]), int(step["total"])
-            vertex.stage, vertex.instruction = step["stage"] or "", step["instruction"]
+            vertex.stage, vertex.instruction = step["stage"], step["instruction"]
         self._vertices[key] = vertex
         return vertex
 
