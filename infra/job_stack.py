@@ -12,11 +12,17 @@ from infra.constructs.member_role import MemberRole
 from infra.constructs.shared_file_system import CONTAINER_PATH
 from infra.constructs.stage_stack import StageStack
 from infra.constructs.team_role import TeamRole
-from infra.image_stack import ImageStack, PublishedImages
+from infra.image_stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
 from infra.settings import Stage, Team
 from infra.storage_stack import StorageStack
 from jobs.catalog import CATALOG, JobKind
-from jobs.stage import LOG_GROUP, job_definition_parameter, member_role_parameter
+from jobs.stage import (
+    IMAGE_TAG,
+    LOG_GROUP,
+    job_definition_parameter,
+    job_image_parameter,
+    member_role_parameter,
+)
 
 
 class JobStack(StageStack):
@@ -34,23 +40,27 @@ class JobStack(StageStack):
         super().__init__(scope, "jobs", stage=stage, description="job definitions and their roles")
         self._stage = stage
         self._storage = storage
-        self._images = PublishedImages(self, image=image, names=image.repositories)
+        self._images = PublishedImages(self, image=image, names=images_of_all_jobs(stage, catalog.values()))
         self._logs = RetainedLogGroup(self, "JobLogs", retention_days=stage.log_retention_days)
         self.publish(LOG_GROUP, self._logs.log_group_name)
+        if stage.image_tag:
+            self.publish(IMAGE_TAG, stage.image_tag)
+        images = {kind.name: self._images.job_image(kind) for kind in catalog.values()}
+        for kind_name, uri in images.items():
+            self.publish(job_image_parameter(kind_name), uri)
         for team in stage.teams:
             jobs = self._team_jobs(team)
             for kind in catalog.values():
-                self._definitions(jobs, kind)
+                self._definitions(jobs, kind, images[kind.name])
             if team.member_principals:
                 role = MemberRole(self, f"Members-{team.name}", team=team, storage=storage, logs=self._logs)
                 self.publish(member_role_parameter(team.name), role.role_arn)
 
-    def _definitions(self, jobs: TeamJobs, kind: JobKind) -> None:
-        row = self._stage.row if kind.accelerated else self._stage.cpu_row
-        image = self._images.job_image(row)
+    def _definitions(self, jobs: TeamJobs, kind: JobKind, image: str) -> None:
+        row = row_of(self._stage, kind)
         one = jobs.definition(self, kind, row=row, image=image)
         self.publish(job_definition_parameter(jobs.team, kind.name), one.ref)
-        if kind.accelerated and self._stage.max_multinode_nodes:
+        if kind.accelerated and not kind.one_process and self._stage.max_multinode_nodes:
             several = jobs.definition(self, kind, row=row, image=image, several_nodes=True)
             self.publish(job_definition_parameter(jobs.team, kind.name, several_nodes=True), several.ref)
 

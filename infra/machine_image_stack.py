@@ -8,7 +8,7 @@ A parameter holds the newest one's id: CloudFormation writes that of an AMI whic
 more; the pipeline writes that of each AMI it builds later. The compute stack reads it at each deployment. The job image
 has to be built between these two, for the AMI to hold it:
 
-    cdk deploy 'dev/image'      the repositories, and the project that builds
+    cdk deploy 'dev/image'      the repositories, which `trainyard images push` then fills
     cdk deploy 'dev/*'          the AMI, and all that boots it
 
 The same AMI on today's Ubuntu, with the job image if there was none:
@@ -27,6 +27,8 @@ own Linux only, and Batch's multi-node jobs use it); that a release's driver com
 day. The first and the last end the build or keep the instance out of the cluster, with a log; nothing else is harmed.
 """
 
+from collections.abc import Sequence
+
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
@@ -35,7 +37,7 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.machine_image_build import BuildSite, Component, MachineImageBuild, documents
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.image_stack import ImageStack, PublishedImages
+from infra.image_stack import ImageStack, PublishedImages, pool_image_parameter
 from infra.network_plan import has_interface_endpoints
 from infra.network_stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.settings import Pool, Stage
@@ -62,7 +64,7 @@ class MachineImageStack(StageStack):
         super().__init__(scope, "machine-image", stage=stage, description="AMIs of the Gaudi instances")
         pools = built_pools(stage)
         images = PublishedImages(self, image=image, names=dict.fromkeys(pool.row.image for pool in pools))
-        role = self._build_role(images)
+        role = self._build_role(images, [pool_image_parameter(stage, pool) for pool in pools])
         site = BuildSite(
             subnet=network.job_subnets[0],
             security_group=self._security_group(network),
@@ -118,7 +120,8 @@ class MachineImageStack(StageStack):
             )
         return group
 
-    def _build_role(self, images: PublishedImages) -> iam.Role:
+    def _build_role(self, images: PublishedImages, parameters: Sequence[str]) -> iam.Role:
+        """`parameters`: names of those that say which job image to pull."""
         role = InlineRole(
             self,
             "BuildRole",
@@ -129,6 +132,14 @@ class MachineImageStack(StageStack):
             role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))
         for repository in images.repositories.values():
             repository.grant_pull(role)
+        role.allow(
+            "FindJobImage",
+            ["ssm:GetParameter"],
+            *(
+                self.format_arn(service="ssm", resource="parameter", resource_name=name.removeprefix("/"))
+                for name in parameters
+            ),
+        )
         acknowledge(
             role,
             "Image Builder documents these two for the instance that it runs components on, and adds to them what its "

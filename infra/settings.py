@@ -127,7 +127,8 @@ class Stage:
     """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
     there."""
     image_tag: str | None = None
-    """Tag of the images that jobs run, in the stage's repositories. None: the release's name."""
+    """Tag of the images that jobs run, in the stage's repositories: one that `trainyard images push` made, to stay with
+    it or to go back to it. None: what was pushed last for the release."""
     retiring: tuple[Pool, ...] = ()
     """Pools that the stage used before: they and their queues stay for what was submitted to them."""
     machine_image: str | None = None
@@ -223,10 +224,6 @@ class Stage:
     def gaudi_release(self) -> Release:
         """Raises ConfigurationError where the release does not support the accelerators, UsageError where none is."""
         return release_for(self.row, self.release)
-
-    @property
-    def job_image_tag(self) -> str:
-        return self.image_tag or self.gaudi_release.name
 
 
 TEAMS = (Team(name="research"), Team(name="product"))

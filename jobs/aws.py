@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from botocore.config import Config
     from mypy_boto3_batch.client import BatchClient
     from mypy_boto3_ec2.client import EC2Client
+    from mypy_boto3_ecr.client import ECRClient
+    from mypy_boto3_ecs.client import ECSClient
     from mypy_boto3_logs.client import CloudWatchLogsClient
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_service_quotas.client import ServiceQuotasClient
     from mypy_boto3_ssm.client import SSMClient
+
+_HEALTH_SECONDS = 10.0
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -88,6 +92,14 @@ class Aws:
         return self._session.client("ec2", config=self._config(), region_name=self._region)
 
     @cached_property
+    def ecs(self) -> "ECSClient":
+        return self._session.client("ecs", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ecr(self) -> "ECRClient":
+        return self._session.client("ecr", config=self._config(), region_name=self._region)
+
+    @cached_property
     def quotas(self) -> "ServiceQuotasClient":
         return self._session.client("service-quotas", config=self._config(), region_name=self._region)
 
@@ -100,6 +112,20 @@ class Aws:
     def embedded(self) -> bool:
         """Whether the endpoint is the embedded AWS: it lies on loopback."""
         return is_loopback(self.endpoint)
+
+    @cached_property
+    def runs_containers(self) -> bool:
+        """Whether jobs run in containers of their image: on AWS, and on an embedded AWS with a Docker engine."""
+        if not self.embedded:
+            return True
+        import json
+        from urllib.request import urlopen
+
+        try:
+            with urlopen(f"{self.endpoint}/trainyard/health", timeout=_HEALTH_SECONDS) as answer:  # noqa: S310 - loopback
+                return bool(json.load(answer)["executor"] == "docker")
+        except (OSError, ValueError, KeyError):
+            return False
 
     @cached_property
     def _session(self) -> "Session":

@@ -102,7 +102,9 @@ def read_stage(aws: Aws, name: str) -> DeployedStage:
     pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
     values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
     embedded_processes = min(2, os.cpu_count() or 1) if aws.embedded else None
-    return DeployedStage.from_parameters(name, values, embedded_processes=embedded_processes)
+    return DeployedStage.from_parameters(
+        name, values, embedded_processes=embedded_processes, runs_containers=aws.runs_containers
+    )
 
 
 def submit(aws: Aws, plan: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS) -> str:

@@ -6,13 +6,15 @@ from datetime import datetime
 from typing import Any
 
 from jobs.arguments import Arguments
-from jobs.errors import INTERRUPTED_EXIT_CODE, UsageError
+from jobs.catalog import JobKind
+from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.images.hierarchy import child_name
 from jobs.instance_types import InstanceType
 from jobs.locations import DATA
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
 from jobs.spec import JobSpec
-from jobs.stage import SHARED_PREFIX, DeployedStage, share_identifier
+from jobs.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
@@ -84,7 +86,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
     _check_budget(spec.team, stage, at=submitted_at(run_id))
     nproc_per_node = _ranks(spec, row)
     world_sizes = [nnodes * nproc_per_node]
-    notes = []
+    notes = _image_notes(kind, row, stage)
     stop = stage.stage_budget_stop
     if stop is not None and not stop.is_over(submitted_at(run_id)):
         notes.append(
@@ -201,6 +203,28 @@ def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
     if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
         return {}
     return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
+
+
+def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list[str]:
+    """What to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
+    deployed = stage.job_images.get(kind.name)
+    if deployed is None:
+        return []
+    name = child_name(row.image, kind.image)
+    pushed = stage.images.get((name, stage.release or ""), deployed)
+    deploy = f"cdk deploy '{stage.name}/jobs' -c stage={stage.name}"
+    if stage.embedded:
+        name, deploy = child_name("cpu", kind.image), f"trainyard --stage {stage.name} local up"
+    if deployed.endswith(f":{NOT_BUILT_TAG}"):
+        push = f"trainyard --stage {stage.name} images push {name}, then " if pushed == deployed else ""
+        raise ConfigurationError(
+            f"the image of '{kind.name}' jobs had not been pushed when stage '{stage.name}' was deployed: its job "
+            f"definitions name {deployed}",
+            next_step=push + deploy,
+        )
+    if pushed != deployed and stage.image_tag is None:
+        return [f"runs in {deployed}; a newer image was pushed, which '{deploy}' rolls out"]
+    return []
 
 
 def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:

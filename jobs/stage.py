@@ -19,6 +19,12 @@ RUN_BUCKET = "bucket/run"
 LOG_GROUP = "log-group"
 INSTANCE_TYPE = "instance-type"
 CPU_INSTANCE_TYPE = "cpu-instance-type"
+RELEASE = "release"
+"""The Gaudi software release that new jobs run on."""
+IMAGES = "images"
+"""Names of the images that new jobs run in, with a blank between them."""
+IMAGE_TAG = "image-tag"
+"""There only where the settings name the tag that job definitions run, whatever was pushed."""
 IMAGE_BUILD_PROJECT = "image-build/project"
 """The CodeBuild project that builds the stage's images."""
 SHARED_DATA_MOUNT = "shared-data-mount"
@@ -49,8 +55,13 @@ def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = Fals
     return f"job-definition{'-multinode' if several_nodes else ''}/{team}/{kind}"
 
 
+def job_image_parameter(kind: str) -> str:
+    """Holds the URI of the image that job definitions of a kind name, as they were deployed."""
+    return f"job-image/{kind}"
+
+
 def image_repository_parameter(image: str) -> str:
-    """`image` is a folder under images/."""
+    """`image` is a name of `jobs.images.hierarchy`."""
     return f"image-repository/{image}"
 
 
@@ -64,11 +75,6 @@ def image_parameter(image: str, release: str) -> str:
     A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
     """
     return f"image/{image}/{release}"
-
-
-def image_digest_parameter(image: str) -> str:
-    """Holds the repository and digest of the image that was pushed last; written by the build, not by a deployment."""
-    return f"image-digest/{image}"
 
 
 def huggingface_secret_parameter(team: str) -> str:
@@ -134,6 +140,14 @@ class DeployedStage:
     """Team that has used up its budget to what its parameter holds."""
     stage_stop: str | None = None
     """What the parameter of the whole stage's budget holds, once that is used up."""
+    release: str | None = None
+    """The Gaudi software release that new jobs run on; None: deployed before it was published."""
+    image_tag: str | None = None
+    """The tag that all jobs' images have, where the settings name one."""
+    images: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(image, release) to the URI that was pushed last."""
+    job_images: Mapping[str, str] = field(default_factory=dict)
+    """Job kind to the URI that its job definitions name; empty where images do not matter, since jobs are processes."""
     embedded_processes: int | None = None
     """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -147,10 +161,16 @@ class DeployedStage:
 
     @classmethod
     def from_parameters(
-        cls, name: str, values: Mapping[str, str], *, embedded_processes: int | None = None
+        cls,
+        name: str,
+        values: Mapping[str, str],
+        *,
+        embedded_processes: int | None = None,
+        runs_containers: bool = True,
     ) -> "DeployedStage":
         """From the parameters below `parameter_path(name)`, keyed by the rest of their names.
 
+        `runs_containers`: False on an embedded AWS whose jobs are processes, so that images do not matter.
         Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.
         """
         missing = [
@@ -177,6 +197,10 @@ class DeployedStage:
             shared_data_mount=values.get(SHARED_DATA_MOUNT),
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
             stage_stop=values.get(STAGE_BUDGET_STOP),
+            release=values.get(RELEASE),
+            image_tag=values.get(IMAGE_TAG),
+            images={(image, release): value for (image, release), value in _below("image", values)},
+            job_images=({kind: value for (kind,), value in _below("job-image", values)} if runs_containers else {}),
             embedded_processes=embedded_processes,
         )
 

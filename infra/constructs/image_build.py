@@ -1,16 +1,17 @@
-"""The CodeBuild project that builds an image of images/ and pushes it, at a person's or a pipeline's call.
+"""The CodeBuild project that builds the stage's images and pushes them, at a person's or a pipeline's call.
 
     aws codebuild start-build --project-name "$(aws ssm get-parameter --query Parameter.Value --output text \
         --name /trainyard/dev/image-build/project)" \
-        --environment-variables-override name=IMAGE,value=gaudi name=RELEASE,value=1.21.0
+        --environment-variables-override 'name=ARGUMENTS,value=gaudi --release 1.21.0'
 
-What a Dockerfile may count on: its build context is the root of this repository, reduced to `SOURCES`; the build
-arguments are those of `python -m jobs.releases` (`HABANA_IMAGE` is Habana's base image of the release) and `REVISION`,
-the hash of that source. What it costs: minutes of a build, nothing between builds.
+It runs `trainyard images push` on the source as it was deployed: what a person's machine does, where a Docker engine, a
+fast line to ECR or the room for Habana's image is missing. ARGUMENTS are that command's; without any, it pushes all
+that the stage's jobs run in. It works in AWS's network, so it needs no NAT, and Habana's registry wants no account.
+What it costs: minutes of a build, nothing between builds.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import aws_cdk as cdk
@@ -25,12 +26,18 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.settings import Stage
-from jobs.stage import image_digest_parameter, parameter_path
+from jobs.errors import ConfigurationError
+from jobs.images.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
+from jobs.stage import (
+    IMAGES,
+    RELEASE,
+    image_parameter,
+    image_repository_parameter,
+    parameter_path,
+)
 
-ROOT = Path(__file__).parents[2]
-
-SOURCES = ("images", "jobs", "pyproject.toml", "requirements.txt", "README.md", "LICENSE")
-"""What of this repository an image is built from; the last two are named by pyproject.toml, which installs `jobs`."""
+PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
+"""What `pip install` needs besides the sources, to make `trainyard` of them."""
 
 _BUILD_SPEC = {
     "version": 0.2,
@@ -42,14 +49,11 @@ _BUILD_SPEC = {
 }
 
 _BUILD_TIMEOUT_MINUTES = 120
+"""For several images, Habana's of tens of GiB among them."""
 
 
 class ImageBuild(Construct):
-    """Builds `images/<IMAGE>/Dockerfile` for RELEASE, tagged IMAGE_TAG or else like the release.
-
-    The three are variables that `start-build` may override. The pushed digest goes into the SSM parameter
-    `image-digest/<IMAGE>`. It runs in AWS's network, so it needs no NAT, and Habana's registry wants no account.
-    """
+    """Runs `trainyard images push ARGUMENTS`; ARGUMENTS is a variable that `start-build` may override."""
 
     def __init__(
         self,
@@ -57,33 +61,25 @@ class ImageBuild(Construct):
         name: str,
         *,
         stage: Stage,
+        images: Iterable[tuple[str, str]],
         repositories: Mapping[str, ecr.IRepository],
         key: kms.IKey | None,
     ) -> None:
+        """`images`: (image, release) of all that it may push."""
         super().__init__(scope, name)
         source = self._source()
         logs = RetainedLogGroup(self, "Logs", retention_days=stage.log_retention_days)
-        digests = [
-            cdk.Stack.of(self).format_arn(
-                service="ssm",
-                resource="parameter",
-                resource_name=(parameter_path(stage.name) + image_digest_parameter(image)).removeprefix("/"),
-            )
-            for image in repositories
-        ]
-        role = self._role(repositories, source, logs, digests, key)
+        parameters = [image_parameter(image, release) for image, release in images]
+        role = self._role(stage=stage, repositories=repositories, source=source, logs=logs, written=parameters, key=key)
         variables = {
-            "IMAGE": stage.row.image,
-            "RELEASE": stage.gaudi_release.name,
-            "IMAGE_TAG": stage.image_tag or "",
-            "REPOSITORIES": " ".join(f"{image}={item.repository_uri}" for image, item in repositories.items()),
-            "DIGEST_PARAMETERS": parameter_path(stage.name) + image_digest_parameter(""),
-            "SOURCE_REVISION": source.asset_hash,
+            "ARGUMENTS": "",
+            "TRAINYARD_STAGE": stage.name,
+            REVISION_VARIABLE: _revision(source),
         }
         self.project = codebuild.CfnProject(
             self,
             "Project",
-            description=f"Builds an image of stage {stage.name} and pushes it",
+            description=f"Builds images of stage {stage.name} and pushes them",
             service_role=role.role_arn,
             source=codebuild.CfnProject.SourceProperty(
                 type="S3",
@@ -132,21 +128,23 @@ class ImageBuild(Construct):
             "Source",
             path=str(ROOT),
             ignore_mode=cdk.IgnoreMode.DOCKER,
-            exclude=["*", *(f"!{name}" for name in SOURCES), "**/__pycache__", "**/*.pyc", "**/.*"],
+            exclude=["*", *(f"!{name}" for name in (*SOURCES, *PROGRAM)), *NOT_SOURCES],
         )
 
     def _role(
         self,
+        *,
+        stage: Stage,
         repositories: Mapping[str, ecr.IRepository],
         source: s3_assets.Asset,
         logs: RetainedLogGroup,
-        digests: list[str],
+        written: Iterable[str],
         key: kms.IKey | None,
     ) -> iam.Role:
         role = InlineRole(
             self,
             "Role",
-            description="Image builds: read the source, push to the stage's repositories, note the digest",
+            description="Image builds: read the source, push to the stage's repositories, record what was pushed",
             assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"),
         )
         role.allow(
@@ -158,9 +156,8 @@ class ImageBuild(Construct):
             "PushImages",
             [
                 "ecr:BatchCheckLayerAvailability",
-                "ecr:BatchGetImage",
+                "ecr:BatchGetImage",  # which digest a tag has
                 "ecr:CompleteLayerUpload",
-                "ecr:GetDownloadUrlForLayer",  # an image may be the base of another
                 "ecr:InitiateLayerUpload",
                 "ecr:PutImage",
                 "ecr:UploadLayerPart",
@@ -169,8 +166,25 @@ class ImageBuild(Construct):
         )
         role.allow("SignIn", ["ecr:GetAuthorizationToken"], "*")
         role.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
-        role.allow("NoteDigests", ["ssm:PutParameter"], *digests)
+
+        def parameter(name: str) -> str:
+            path = (parameter_path(stage.name) + name).removeprefix("/")
+            return cdk.Stack.of(self).format_arn(service="ssm", resource="parameter", resource_name=path)
+
+        # It looks for every image of images/, and says which of them the stage lacks.
+        all_of_them = [parameter(image_repository_parameter("*")), parameter(image_parameter("*", "*"))]
+        role.allow("ReadImages", ["ssm:GetParameters"], parameter(IMAGES), parameter(RELEASE), *all_of_them)
+        role.explain("The names of the stage's own images, some of which other settings may have made", *all_of_them)
+        role.allow("RecordImages", ["ssm:PutParameter"], *(parameter(name) for name in written))
         if key:
             # CodeBuild itself encrypts what it keeps of a build; ECR uses the key under a grant of its own.
             role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
         return role
+
+
+def _revision(source: s3_assets.Asset) -> str:
+    """What the images are tagged by: git's revision; of sources without git, a hash of all that is sent."""
+    try:
+        return source_revision()
+    except ConfigurationError:
+        return source.asset_hash[:12]

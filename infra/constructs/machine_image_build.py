@@ -22,6 +22,7 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
 from infra.settings import Pool, Stage
+from jobs.stage import parameter_path
 
 DOCUMENTS = Path(__file__).parent.parent / "machine_image"
 
@@ -88,17 +89,20 @@ class MachineImageBuild(Construct):
         tags: Mapping[str, str],
         parameter: str,
     ) -> None:
-        """`parameter`: name of the SSM parameter that the pipeline writes the ids of its AMIs into."""
+        """`job_image`: a URI, or `ssm:` and the parameter that holds one.
+
+        `parameter`: name of the SSM parameter that the pipeline writes the ids of its AMIs into.
+        """
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
-        # The repository has a name that is known at deployment only: another one for another encryption.
-        image_tag = job_image.rpartition(":")[2]
+        # A repository has a name that is known at deployment only: another one for another encryption.
+        known_of_job_image = job_image.rpartition(":")[2].removeprefix(parameter_path(stage.name))
         version = _version(
             pool.software.name.rpartition(".")[0],
             {
                 "documents": [components[document].data for document in documents(stage, pool)],
-                "parameters": _steps(stage, pool, image_tag),
+                "parameters": _steps(stage, pool, known_of_job_image),
                 "own_kms_key": stage.own_kms_key,
                 "parent_image": _parent_image(pool.software.os),
                 "root_volume_gib": _ROOT_VOLUME_GIB,

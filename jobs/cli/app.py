@@ -76,6 +76,11 @@ Images = Annotated[
 ReleaseName = Annotated[
     str | None, typer.Option("--release", help="A row of images/releases.toml; default: the one it names.")
 ]
+BuildArguments = Annotated[
+    list[str] | None,
+    typer.Option("--build-arg", metavar="NAME=VALUE", help="An ARG of the Dockerfile that no release decides."),
+]
+Network = Annotated[str | None, typer.Option(metavar="MODE", help="Docker's network mode for RUN: host, …")]
 StateFile = Annotated[Path, typer.Option(help="Where the embedded AWS says how it is reached.")]
 STATE_FILE = Path(".trainyard/emulator.json")
 
@@ -281,11 +286,8 @@ def images_build(
     all_descendants: Annotated[
         bool, typer.Option("--all-descendants", help="Also what is built on each IMAGE: ray, notebook.")
     ] = False,
-    build_arguments: Annotated[
-        list[str] | None,
-        typer.Option("--build-arg", metavar="NAME=VALUE", help="An ARG of the Dockerfile that no release decides."),
-    ] = None,
-    network: Annotated[str | None, typer.Option(metavar="MODE", help="Docker's network mode for RUN: host, …")] = None,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
     output: Output = "table",
 ) -> None:
     """Build images with the Docker engine, each after the one it is built on, as trainyard/IMAGE:<release>-<revision>.
@@ -300,6 +302,42 @@ def images_build(
         release_name=release,
         instance_type_name=instance_type,
         all_descendants=all_descendants,
+        build_arguments=build_arguments or [],
+        network=network,
+        output=output,
+    )
+
+
+@images.command("push")
+def images_push(
+    ctx: typer.Context,
+    *,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGE…", help="As for build; default: those that the stage's jobs run in."),
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option("--release", help="A row of images/releases.toml; default: the stage's own.")
+    ] = None,
+    allow_dirty: Annotated[
+        bool, typer.Option("--allow-dirty", help="Also where images/ or jobs/ differ from the last commit.")
+    ] = False,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+    output: Output = "table",
+) -> None:
+    """Push images to the stage's repositories, and record their digests for its next deployment.
+
+    Builds what this machine does not have at the sources' revision. A tag that is there already is never replaced.
+    """
+    from jobs.cli import images_push as command
+
+    command.push(
+        ctx.obj.aws(),
+        ctx.obj.stage,
+        names or [],
+        release_name=release,
+        allow_dirty=allow_dirty,
         build_arguments=build_arguments or [],
         network=network,
         output=output,

@@ -1,0 +1,80 @@
+"""`trainyard images push`: build what is missing, push, record, and say what rolls it out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from jobs.aws import Aws
+from jobs.cli import tables
+from jobs.cli.build_view import BuildView
+from jobs.cli.push_view import PushView
+from jobs.images import engine
+from jobs.images.build import Build, parse_build_arguments
+from jobs.images.push import Push, Pushed, Registry, StageImages, check_clean
+from jobs.images.revision import image_tag, source_revision
+from jobs.releases import release
+
+
+def push(
+    aws: Aws,
+    stage: str,
+    names: Sequence[str],
+    *,
+    release_name: str | None,
+    allow_dirty: bool,
+    build_arguments: Sequence[str],
+    network: str | None,
+    output: str,
+) -> None:
+    """`trainyard images push`."""
+    arguments = parse_build_arguments(build_arguments)
+    if release_name:
+        release(release_name)
+    there = StageImages.read(aws, stage, release_name)
+    row = release(there.release)
+    chosen = there.chosen(names, embedded=aws.embedded)
+    revision = source_revision()
+    check_clean(revision, embedded=aws.embedded, allow_dirty=allow_dirty)
+    client = engine.connect()
+    job = Push(client=client, aws=aws, stage=there, registry=Registry.sign_in(aws), tag=image_tag(row.name, revision))
+    console = tables.stderr()
+    console.print(f"stage '{stage}', release {row.name}, revision {revision}: {', '.join(one.name for one in chosen)}")
+    if missing := job.missing(chosen):
+        engine.build_command()
+        build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+        planned = build.plan(missing, all_descendants=False)
+        with BuildView(planned) as view:
+            build.run(planned, view)
+    with PushView(chosen) as push_view:
+        pushed = job.run(chosen, push_view)
+    recorded = job.record(pushed)
+    for one in pushed:
+        if stand_ins := [name for name in there.stand_ins(one.image) if aws.embedded]:
+            console.print(f"the embedded AWS has no accelerator: {one.image.name} is {', '.join(stand_ins)} there too")
+    if output == "json":
+        tables.print_json([_pushed_json(one, row.name, recorded) for one in pushed])
+    else:
+        tables.show(_pushed_table(pushed), on=tables.stdout())
+    rolls_out = f"trainyard --stage {stage} local up" if aws.embedded else f"cdk deploy '{stage}/jobs' -c stage={stage}"
+    console.print(f"next: {rolls_out}, which has jobs run in what was pushed")
+
+
+def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "image": one.image.name,
+        "release": release_name,
+        "tag": one.tag,
+        "uri": one.uri,
+        "was_there": one.was_there,
+        "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
+    }
+
+
+def _pushed_table(pushed: Sequence[Pushed]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("IMAGE", "TAG", "URI", ""):
+        table.add_column(heading, no_wrap=True)
+    for one in pushed:
+        table.add_row(one.image.name, one.tag, one.uri, "was there" if one.was_there else "")
+    return table
