@@ -23,6 +23,9 @@ from jobs.stage import parameter_path, share_identifier
 MEMBER_TAG = ("trainyard:role", "member")
 """Tag of these roles, by which the function that stops a team at its budget's end finds them."""
 
+PORT_DOCUMENT = "AWS-StartPortForwardingSession"
+"""AWS's session document that forwards a port of the instance itself: what `jobs.port_forwarding` names."""
+
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"
 _STAGE_ASKED_FOR = "aws:RequestTag/trainyard:stage"
@@ -56,6 +59,7 @@ class MemberRole(InlineRole):
         self._submit()
         self._submit_nothing_beyond_the_budget()
         self._watch_and_stop()
+        self._connect()
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
         self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
@@ -126,7 +130,11 @@ class MemberRole(InlineRole):
             ],
             "*",
         )
-        self.explain("These look something up and know no resources: they can only be allowed on all of them", "*")
+        self.explain(
+            "These look something up, or open the channel of a session with the token that its start answered: they "
+            "know no resources",
+            "*",
+        )
         self.allow(
             "SeeQueues",
             ["batch:GetJobQueueSnapshot"],
@@ -139,6 +147,36 @@ class MemberRole(InlineRole):
             self._jobs,
             conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
         )
+
+    def _connect(self) -> None:
+        """`trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
+
+        The tag of an instance names the team whose job came last, some seconds after that has begun
+        (infra/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps teams
+        off each other's instances but for such moments; off each other's notebooks, always, it is the token that keeps
+        them, which lies with the run's files. Which of the instance's ports is forwarded, IAM cannot limit.
+        """
+        instances = self._arn("ec2", "instance")
+        stack = cdk.Stack.of(self)
+        document = stack.format_arn(service="ssm", account="", resource="document", resource_name=PORT_DOCUMENT)
+        # With it, a document that is not allowed here is refused, the default one included, which gives a shell.
+        checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+        start = ["ssm:StartSession"]
+        self.allow("ForwardPorts", start, document, conditions=checked)
+        self.allow(
+            "ForwardPortsOfOwnInstances",
+            start,
+            instances,
+            conditions={**checked, "StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+        )
+        sessions, members = self._arn("ssm", "session"), self._arn("ecs", "container-instance")
+        # Its tag says whose a session is; its id begins with the name of the role's session, not with `aws:userid`.
+        own_sessions = {"StringLike": {"ssm:resourceTag/aws:ssmmessages:session-id": "${aws:userid}*"}}
+        self.allow("EndOwnSessions", ["ssm:ResumeSession", "ssm:TerminateSession"], sessions, conditions=own_sessions)
+        self.allow("OpenChannels", ["ssmmessages:OpenDataChannel"], "*")
+        self.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
+        self.explain("A condition admits the team's instances and one's own sessions only", instances, sessions)
+        self.explain("Batch's clusters have names of their own, and no tag of the stage's; this only looks up", members)
 
     @property
     def _jobs(self) -> str:

@@ -87,6 +87,10 @@ _IN_THE_REGION = (
     "ssm:PutConfigurePackageResult",
     "ssm:PutInventory",
     "ssm:Update*",
+    # People's, who reach a notebook through Session Manager.
+    "ssm:ResumeSession",
+    "ssm:StartSession",
+    "ssm:TerminateSession",
     "ssmmessages:*",
     "tag:GetResources",
 )

@@ -55,6 +55,11 @@ def _memlock_is_free(container: Mapping[str, Any]) -> bool:
     )
 
 
+def _one_process(kind: str) -> bool:
+    """Whether jobs of the kind are on one node always."""
+    return kind in CATALOG and CATALOG[kind].one_process
+
+
 def _accelerated(stage: StageTemplates, definition: Resource) -> bool:
     """By the catalog, where it is the published definition of a kind; else by what its containers ask for."""
     kinds = [name.split("/")[-1] for name in stage.published_names(definition) if name.startswith("job-definition")]
@@ -337,6 +342,6 @@ def both_ways(stage: StageTemplates) -> Iterable[Finding]:
     for definition in stage.of_type(JOB_DEFINITION):
         for name in stage.published_names(definition):
             match name.split("/"):
-                case ["job-definition", team, kind] if _accelerated(stage, definition):
+                case ["job-definition", team, kind] if _accelerated(stage, definition) and not _one_process(kind):
                     if job_definition_parameter(team, kind, several_nodes=True) not in published:
                         yield found(definition, "NodeProperties")

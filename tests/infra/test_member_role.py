@@ -11,7 +11,8 @@ from botocore.session import Session
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Stage, Team
 from jobs.catalog import CATALOG
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
+from jobs.port_forwarding import DOCUMENT
+from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
 from tests.infra.policy_evaluation import as_list
 from tests.infra.synthesis import ROOT, Templates, resources, synthesise
 
@@ -70,6 +71,7 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
         "batch:TerminateJob": [(JOB, own_job)],
         "ec2:DescribeInstanceTypeOfferings": [("*", {})],
         "ec2:DescribeSubnets": [("*", {})],
+        "ecs:DescribeContainerInstances": [(f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f", {})],
         "logs:GetLogEvents": [(f"{group}:log-stream:our-team/finetune-classification/main/0f0f", {})],
         "s3:DeleteObject": [(f"{run}/spec.yaml", {})],
         "s3:GetObject": [
@@ -112,6 +114,55 @@ def test_people_submit_their_own_definitions_old_revisions_too(
     context = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", "Jobourteam")
     for revision in (definition, re.sub(r":\d+$", ":17", definition)):
         assert people.decide_in("batch:SubmitJob", revision, context) == "allowed"
+
+
+INSTANCE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/i-0"
+OWN_INSTANCE: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+CHECKED: Context = {"ssm:SessionDocumentAccessCheck": "true"}
+
+
+def test_people_forward_ports_of_instances_that_run_their_jobs(people: Role) -> None:
+    # GIVEN what `trainyard connect` starts, and the two resources that Session Manager wants a permission on
+    document = f"arn:aws:ssm:{REGION}::document/{DOCUMENT}"
+    assert people.decide_in("ssm:StartSession", INSTANCE, {**OWN_INSTANCE, **CHECKED}) == "allowed"
+    assert people.decide_in("ssm:StartSession", document, CHECKED) == "allowed"
+    assert people.decide_in("ssmmessages:OpenDataChannel", "*", {}) == "allowed"
+    # AND the end of a session of their own
+    own = {"aws:userid": "AROA:ada", "ssm:resourceTag/aws:ssmmessages:session-id": "AROA:ada"}
+    session = f"arn:aws:ssm:{REGION}:{ACCOUNT}:session/ada-0f0f"
+    for action in ("ssm:TerminateSession", "ssm:ResumeSession"):
+        assert people.decide_in(action, session, own) == "allowed"
+        assert people.decide_in(action, session, {**own, "aws:userid": "AROA:bob"}) == "implicitly denied"
+
+
+@pytest.mark.parametrize(
+    "document", ["SSM-SessionManagerRunShell", "AWS-StartSSHSession", "AWS-StartPortForwardingSessionToRemoteHost"]
+)
+@pytest.mark.parametrize("account", ["", ACCOUNT])
+def test_people_get_no_shell_and_no_way_to_other_hosts(people: Role, document: str, account: str) -> None:
+    assert not people.may("ssm:StartSession", f"arn:aws:ssm:{REGION}:{account}:document/{document}")
+
+
+def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(people: Role) -> None:
+    # Without the check, StartSession with no document asks for the instance only, and gives a shell.
+    starts = [s for s in statements(people) if "ssm:StartSession" in as_list(s["Action"])]
+    assert len(starts) == 2
+    for statement in starts:
+        assert statement["Condition"]["BoolIfExists"] == {"ssm:SessionDocumentAccessCheck": "true"}
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {},
+        {"aws:ResourceTag/trainyard:stage": "test"},
+        {"aws:ResourceTag/trainyard:stage": "test", "aws:ResourceTag/trainyard:team": "theirs"},
+        {"aws:ResourceTag/trainyard:stage": "prod", "aws:ResourceTag/trainyard:team": "our-team"},
+    ],
+    ids=str,
+)
+def test_people_reach_no_instance_of_another_team_or_stage(people: Role, tags: Context) -> None:
+    assert people.decide_in("ssm:StartSession", INSTANCE, {**tags, **CHECKED}) != "allowed"
 
 
 def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(

@@ -15,6 +15,7 @@ from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, sta
 from tests.infra.policy_evaluation import Request, as_list, evaluate, matches
 from tests.infra.synthesis import Templates, resources, synthesise
 
+USER_ID = "AROAEXAMPLE:ada"
 PEOPLE = "arn:aws:iam::123456789012:role/people"
 GAUDI = Stage(
     name="test",
@@ -203,7 +204,7 @@ def requests_of(role: Role) -> Iterator[Request]:
     for statement in statements(role):
         if statement["Effect"] != "Allow":
             continue
-        context: dict[str, Any] = {}
+        context: dict[str, Any] = {"aws:userid": USER_ID}
         for operator, keys in statement.get("Condition", {}).items():
             for key, wanted in keys.items():
                 context.update(fitting(operator, key, as_list(wanted)))
@@ -217,6 +218,7 @@ def fitting(operator: str, key: str, wanted: list[Any]) -> dict[str, Any]:
     if operator == "Null":
         return {} if str(wanted[0]).lower() == "true" else {key: "x"}
     value = str(wanted[0]).replace("*", "x").replace("${aws:PrincipalAccount}", ACCOUNT)
+    value = value.replace("${aws:userid}", USER_ID)
     assert "Not" not in operator, f"no rule for {operator}"
     return {key: [value] if operator.startswith("For") else value}
 
