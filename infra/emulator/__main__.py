@@ -1,6 +1,6 @@
 """The embedded AWS and the CDK CLI against it.
 
-python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor process|docker]
+python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor docker --registry HOST:PORT]
 python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
 """
 
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     serve_parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
     serve_parser.add_argument("--state-file", type=Path, help="written once the server answers, removed at its end")
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
+    serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")
     serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
 
     deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
                 state_file=options.state_file,
                 executor=options.executor,
                 exit_with_pid=options.exit_with_pid,
+                registry=options.registry,
             )
             return 0
         settings_file.load()  # which the next import needs

@@ -25,8 +25,12 @@ PARENT_POLL_SECONDS = 0.5
 """How often the process given with --exit-with-pid is looked for."""
 
 
-def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: int | None) -> None:
+def serve(
+    *, port: int, state_file: Path | None, executor: str, exit_with_pid: int | None, registry: str | None = None
+) -> None:
     """Serve until SIGTERM, SIGINT or the end of `exit_with_pid`; then stop every job.
+
+    `registry`: host and port of the one that stands in for ECR's.
 
     Raises ConfigurationError where the port is taken or the state file cannot be written.
     """
@@ -45,7 +49,7 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import batch, cloudformation, cloudtrail, events, functions, notifications
+        from infra.emulator import batch, cloudformation, cloudtrail, ecr, events, functions, notifications
         from infra.emulator.application import Application
 
         endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
@@ -55,7 +59,9 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         events.install()
         cloudformation.install(endpoint)
         cloudtrail.install()
-        batch.install(executor)
+        if registry:
+            ecr.install(registry)
+        batch.install(executor, registry=registry)
         server = make_server(
             "127.0.0.1",
             0,
@@ -66,7 +72,7 @@ def serve(*, port: int, state_file: Path | None, executor: str, exit_with_pid: i
         )
         thread = Thread(target=server.serve_forever, name="server", daemon=True)
         thread.start()
-    state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor}
+    state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor, "registry": registry}
     try:
         if state_file is not None:
             _write_state(state_file, state)

@@ -237,18 +237,23 @@ def demo() -> None:
 @local.command("up")
 def local_up(
     ctx: typer.Context,
+    *,
     state_file: StateFile = STATE_FILE,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 0,
     executor: Annotated[
         Literal["process", "docker"] | None,
         typer.Option(help="What runs a job: this machine's processes (the default), or containers."),
     ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The container registry that stands in for ECR's; default: none."),
+    ] = None,
     deploy: Annotated[bool, typer.Option(help="Deploy the stage's stacks with the CDK CLI.")] = True,
 ) -> None:
     """Start the embedded AWS and deploy the stage to it."""
     from jobs.cli import local as command
 
-    command.up(ctx.obj.stage, state_file, port=port, executor=executor, deploy=deploy)
+    command.up(ctx.obj.stage, state_file, port=port, executor=executor, registry=registry, deploy=deploy)
 
 
 @local.command("down")

@@ -37,6 +37,8 @@ class Server:
     port: int
     pid: int
     executor: str
+    registry: str | None = None
+    """Host and port of the container registry that stands in for ECR's."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -56,7 +58,7 @@ def running(state_file: Path) -> Server | None:
     """
     try:
         state = json.loads(state_file.read_text())
-        server = Server(state["endpoint"], state["port"], state["pid"], state["executor"])
+        server = Server(state["endpoint"], state["port"], state["pid"], state["executor"], state.get("registry"))
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
@@ -101,7 +103,13 @@ def _ask(server: Server) -> dict[str, Any] | None:
 
 
 def start(
-    state_file: Path, log_file: Path, *, port: int = 0, executor: str = "process", exit_with_pid: int | None = None
+    state_file: Path,
+    log_file: Path,
+    *,
+    port: int = 0,
+    executor: str = "process",
+    registry: str | None = None,
+    exit_with_pid: int | None = None,
 ) -> Server:
     """Start a server that outlives this process, unless `exit_with_pid` ties it to one.
 
@@ -111,6 +119,7 @@ def start(
     state_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
+    command += ["--registry", registry] if registry else []
     command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
     with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
         return _wait_until_up(process, state_file, log_file)

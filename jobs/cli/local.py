@@ -8,20 +8,30 @@ from jobs.cli import embedded, tables
 from jobs.errors import ConfigurationError
 
 
-def up(stage: str, state_file: Path, *, port: int, executor: str | None, deploy: bool) -> None:
+def up(
+    stage: str,
+    state_file: Path,
+    *,
+    port: int,
+    executor: str | None,
+    registry: str | None = None,
+    deploy: bool,
+) -> None:
     """`trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
     console = tables.stderr()
     server = embedded.running(state_file)
     if server:
         console.print(f"the embedded AWS runs already at {server.endpoint} (process {server.pid})")
-        if (port and port != server.port) or executor not in (None, server.executor):
+        differs = (port and port != server.port) or executor not in (None, server.executor)
+        if differs or registry not in (None, server.registry):
+            with_registry = f" --registry {server.registry}" if server.registry else ""
             raise ConfigurationError(
-                f"it runs with --port {server.port} --executor {server.executor}, not as asked",
+                f"it runs with --port {server.port} --executor {server.executor}{with_registry}, not as asked",
                 next_step="trainyard local down, then again",
             )
     else:
         log_file = state_file.with_suffix(".log")
-        server = embedded.start(state_file, log_file, port=port, executor=executor or "process")
+        server = embedded.start(state_file, log_file, port=port, executor=executor or "process", registry=registry)
         console.print(f"the embedded AWS answers at {server.endpoint} (process {server.pid}, log {log_file})")
         console.print("its state is in memory: it is gone after trainyard local down")
     if deploy:
@@ -55,6 +65,7 @@ def status(state_file: Path, *, output: str) -> None:
                 ("endpoint", server.endpoint),
                 ("process", str(server.pid)),
                 ("executor", server.executor),
+                ("registry", server.registry or "none: images stay in the Docker engine"),
                 ("started", str(health.get("started_at", ""))),
                 ("jobs", jobs or "none"),
                 ("server errors", "\n".join(map(str, health.get("server_errors", []))) or "none"),

@@ -23,13 +23,15 @@ __all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
 EXECUTORS = ("process", "docker")
 
 
-def install(executor_name: str) -> None:
+def install(executor_name: str, *, registry: str | None = None) -> None:
     """Put this Batch in moto's place. `executor_name`: `process`, or `docker`, which needs a Docker engine.
+
+    `registry`: host and port of the one that containers' images in ECR are pulled from.
 
     Raises UsageError on another name, ConfigurationError where the executor cannot work here.
     """
     check_settings()
-    BatchBackend.executor = _make_executor(executor_name)
+    BatchBackend.executor = _make_executor(executor_name, registry)
     batch_backends.clear()
     batch_backends.backend = BatchBackend
     for path in (*urls.url_paths, "{0}/v1/getjobqueuesnapshot$"):
@@ -60,14 +62,14 @@ def reclaim(job_id: str) -> bool:
     return False
 
 
-def _make_executor(name: str) -> Executor:
+def _make_executor(name: str, registry: str | None) -> Executor:
     if name == "process":
         return ProcessExecutor()
     if name == "docker":
         # The Docker SDK is loaded by those who ask for it only.
         from infra.emulator.batch.docker_executor import DockerExecutor  # noqa: PLC0415
 
-        return DockerExecutor()
+        return DockerExecutor(registry=registry)
     raise UsageError(f"there is no executor '{name}'{did_you_mean(name, EXECUTORS)}")
 
 

@@ -16,6 +16,7 @@ from docker.types import Mount, Ulimit
 
 from infra.emulator.batch.executor import CannotStartError, ContainerRun, Exit
 from infra.emulator.batch.job_definition import resource
+from infra.emulator.ecr import in_registry, is_in_ecr
 from jobs.errors import ConfigurationError
 
 JOB_LABEL = "trainyard.job-id"
@@ -27,7 +28,12 @@ logger = logging.getLogger(__name__)
 class DockerExecutor:
     """Starts containers in the engine that the environment (DOCKER_HOST) names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, registry: str | None = None) -> None:
+        """`registry`: host and port of the one that has what lies in ECR.
+
+        Raises ConfigurationError where no engine answers.
+        """
+        self._registry = registry
         try:
             self._client = docker.from_env()
             self._client.ping()
@@ -40,10 +46,10 @@ class DockerExecutor:
 
     def start(self, run: ContainerRun) -> "DockerHandle":
         """Raises CannotStartError with ECS's words: CannotPullContainerError, CannotStartContainerError."""
-        self._ensure_image(run.properties["image"])
+        image = self._ensure_image(run.properties["image"])
         options = _host_options(run.properties, run.task)
         try:
-            return DockerHandle(self._start(run, options), run)
+            return DockerHandle(self._start(run, image, options), run)
         except CannotStartError as error:
             if "ulimits" not in options or "setting rlimit" not in str(error):
                 raise
@@ -51,12 +57,12 @@ class DockerExecutor:
             # accelerator either, and the rest of the job can still be tried.
             logger.warning("this machine does not grant the ulimits of %s: it runs without them", run.name)
             del options["ulimits"]
-            return DockerHandle(self._start(run, options), run)
+            return DockerHandle(self._start(run, image, options), run)
 
-    def _start(self, run: ContainerRun, options: Mapping[str, Any]) -> Any:
+    def _start(self, run: ContainerRun, image: str, options: Mapping[str, Any]) -> Any:
         try:
             container = self._client.containers.create(
-                run.properties["image"],
+                image,
                 list(run.command) or None,
                 name=run.name,
                 environment=dict(run.environment),
@@ -75,15 +81,28 @@ class DockerExecutor:
             raise CannotStartError(f"CannotStartContainerError: {_words(error)}", exit_code=code) from error
         return container
 
-    def _ensure_image(self, image: str) -> None:
+    def _ensure_image(self, image: str) -> str:
+        """The name by which the engine has it now."""
+        in_ecr = is_in_ecr(image)
+        if in_ecr and self._registry:
+            image = in_registry(image, self._registry)
         try:
             self._client.images.get(image)
         except ImageNotFound:
-            try:
-                self._client.images.pull(image, tag=None if _has_tag(image) else "latest")
-            except APIError as error:
-                raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+            if in_ecr and not self._registry:
+                raise CannotStartError(
+                    f"CannotPullContainerError: the Docker engine has no {image}, and this embedded AWS no registry: "
+                    "push it with 'trainyard images push', then deploy again"
+                ) from None
+            self._pull(image)
         except APIError as error:
+            raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
+        return image
+
+    def _pull(self, image: str) -> None:
+        try:
+            self._client.images.pull(image, tag=None if _has_tag(image) else "latest")
+        except (APIError, ImageNotFound) as error:
             raise CannotStartError(f"CannotPullContainerError: {_words(error)}") from error
 
     def _remove_leftovers(self) -> None:
