@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, fiel
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from jobs.locations import model_location, table_location
+from jobs.locations import folder_location, model_location, table_location
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,16 @@ class SourceMarker:
 
 
 MODEL_FOLDER = "a pretrained model's folder"
+FILES_FOLDER = "a folder of files"
 
 Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER)]
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
 
 Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of examples")]
 """`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
+
+Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
+"""A folder of any files, on S3 (`data://`, `s3://`) or local."""
 
 
 class Strict(BaseModel):

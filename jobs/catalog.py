@@ -5,13 +5,14 @@ follow from the row. Entrypoints are named as strings, so that nothing here impo
 """
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Arguments, Model, Table
+from jobs.arguments import Arguments, Folder, Model, Table
 from jobs.errors import UsageError, did_you_mean
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
@@ -81,6 +82,25 @@ class FinetuneClassification(Arguments):
                 )
 
 
+class Notebook(Arguments):
+    """JupyterLab and TensorBoard on an instance with all its cards, reached with `trainyard connect`."""
+
+    files: Folder | None = None
+    """What the notebook's folder begins with: that of an earlier run (s3://…/<run id>/notebook/), or any other.
+    A run's own second attempt goes on with what the first has saved."""
+    tensorboard_logdir: str = "."
+    """What TensorBoard shows: a folder below the notebook's, or s3://…, a run's tensorboard/ for instance."""
+    idle_timeout_hours: float = Field(default=2.0, gt=0)
+    """Ends the job once no cell and no terminal's command has run, and no file was saved, for that long."""
+
+    @field_validator("tensorboard_logdir")
+    @classmethod
+    def _below_the_notebooks(cls, logdir: str) -> str:
+        if not logdir.startswith("s3://") and (re.match(r"/|\w+://", logdir) or ".." in logdir.split("/")):
+            raise ValueError(f"'{logdir}' is neither a folder below the notebook's nor s3://…")
+        return logdir
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobKind:
     """One kind of job: what runs, with which arguments, on what."""
@@ -94,6 +114,8 @@ class JobKind:
     """True: runs on the stage's accelerator instances. False: on its CPU instances."""
     timeout_hours: float
     """Wall-clock limit of one attempt where the spec gives none."""
+    one_process: bool = False
+    """True: one process on one node, to which all its cards belong. False: one rank a card."""
     image: str | None = None
     """Child under images/ of the instance type's image that it runs in; None: that image itself."""
 
@@ -106,6 +128,16 @@ _ROWS = (
         arguments=FinetuneClassification,
         accelerated=True,
         timeout_hours=12,
+    ),
+    JobKind(
+        name="notebook",
+        summary="JupyterLab and TensorBoard on the instance",
+        entrypoint="jobs.train.notebook",
+        arguments=Notebook,
+        accelerated=True,
+        timeout_hours=12,
+        one_process=True,
+        image="notebook",
     ),
 )
 

@@ -43,6 +43,14 @@ def table_location(location: str) -> str:
     return location
 
 
+def folder_location(location: str) -> str:
+    """`location` as it is. Raises ValueError where no folder of files can be read by that name."""
+    if location.startswith(HUB):
+        raise ValueError(f"{location}: a folder is read from {S3}…, {DATA}… or a local path, not from the hub")
+    _check(location, ())
+    return location
+
+
 def table_suffix(location: str) -> str:
     """What the name of a file ends in: `.jsonl`, …"""
     return PurePosixPath(location).suffix.lower()

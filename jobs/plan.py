@@ -93,7 +93,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
             f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
             f"{stop.until[:10]}, or until the budget is raised"
         )
-    if nproc_per_node < row.processes and row.accelerators:
+    if nproc_per_node < row.processes and row.accelerators and not kind.one_process:
         notes.append(
             f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "
             "for"
@@ -240,6 +240,13 @@ def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:
     asked = spec.resources.nproc_per_node
+    if spec.kind.one_process:
+        if asked not in (None, 1):
+            raise UsageError(
+                f"resources.nproc_per_node: a '{spec.job}' is one process, to which all {row.card}s of the node belong",
+                next_step="leave resources.nproc_per_node out",
+            )
+        return 1
     if asked is None:
         return row.processes
     if asked > row.processes:
@@ -255,6 +262,11 @@ def _queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queu
     """The first row that fits what the spec asks for, and why it is that one."""
     asked = spec.resources
     several_nodes = asked.nnodes > 1
+    if several_nodes and spec.kind.one_process:
+        raise UsageError(
+            f"resources.nnodes: a '{spec.job}' runs on one node, not on {asked.nnodes}",
+            next_step="leave resources.nnodes out",
+        )
     if several_nodes and not spec.kind.accelerated:
         raise UsageError(f"resources.nnodes: '{spec.job}' runs on one CPU instance, not on {asked.nnodes}")
     for queue in QUEUES.values():

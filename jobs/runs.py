@@ -10,6 +10,8 @@ One submission is one run, through all its attempts. Everything it writes lies u
     model/                    what `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
     moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
+    notebook/                 of a notebook: its folder, saved while it runs
+    notebook.json             of a notebook: one `NotebookServer`, there while it runs
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -31,6 +33,8 @@ TENSORBOARD = "tensorboard/"
 MODEL = "model/"
 ATTEMPTS = "attempts/"
 RECEIPT = "receipt.json"
+NOTEBOOK = "notebook/"
+NOTEBOOK_SERVER = "notebook.json"
 
 CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")
 """Tag of every object of a checkpoint. The run bucket lets old checkpoints expire by it, since an S3 lifecycle rule
@@ -141,6 +145,26 @@ class Receipt(BaseModel):
     """What the figures are not: read before they are quoted."""
     result: dict[str, Any]
     """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
+
+
+class NotebookServer(BaseModel):
+    """How a notebook that runs is reached, as `notebook.json` holds it.
+
+    Whoever has the token can run any code there, with the rights of the team's jobs.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    job_id: str | None
+    """The Batch job, and which attempt of it: one that was lost leaves its file behind."""
+    attempt: int
+    port: int
+    """On the instance's loopback."""
+    token: str
+
+    def url(self, port: int | None = None, *, path: str = "lab") -> str:
+        """For a browser. `port`: where the notebook's is forwarded to; None: it is here."""
+        return f"http://127.0.0.1:{port or self.port}/{path}?token={self.token}"
 
 
 @dataclass(frozen=True)

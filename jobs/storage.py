@@ -11,12 +11,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.arguments import MODEL_FOLDER
+from jobs.arguments import FILES_FOLDER, MODEL_FOLDER
 from jobs.aws import Aws, error_code
 from jobs.errors import NotFoundError, TrainyardError, UsageError
 from jobs.locations import HUB, S3, hub_suggestion
 from jobs.plan import Plan
-from jobs.runs import CHECKPOINTS, METRICS, RECEIPT, SPEC, Receipt, S3Location, is_run_id, run_prefix
+from jobs.runs import (
+    CHECKPOINTS,
+    METRICS,
+    NOTEBOOK_SERVER,
+    RECEIPT,
+    SPEC,
+    NotebookServer,
+    Receipt,
+    S3Location,
+    is_run_id,
+    run_prefix,
+)
 from jobs.stage import DeployedStage
 
 LATEST = "latest"
@@ -67,7 +78,7 @@ def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
     place = S3Location.parse(location)
     folder = place.key.rstrip("/") + "/" if place.key else ""
     wanted = folder + "config.json" if what == MODEL_FOLDER else place.key
-    if _exists(aws, S3Location(place.bucket, wanted)):
+    if what != FILES_FOLDER and _exists(aws, S3Location(place.bucket, wanted)):
         return
     below = _holds_files(aws, place.bucket, folder)
     if what == MODEL_FOLDER and below:
@@ -78,7 +89,7 @@ def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
     if not below:
         raise NotFoundError(
             f"arguments.{argument}: {what} was expected at {location}, where there is nothing",
-            next_step=f"aws s3 cp {'--recursive ' if what == MODEL_FOLDER else ''}SOURCE {location}, "
+            next_step=f"aws s3 cp {'--recursive ' if what in (FILES_FOLDER, MODEL_FOLDER) else ''}SOURCE {location}, "
             "or correct the location",
         )
 
@@ -219,6 +230,12 @@ def _read(aws: Aws, place: S3Location) -> str | None:
         if _is_missing(aws, place, error):
             return None
         raise
+
+
+def read_notebook(aws: Aws, run: S3Location) -> NotebookServer | None:
+    """Where the run's notebook answers; None where it has said nothing of that."""
+    text = _read(aws, run / NOTEBOOK_SERVER)
+    return None if text is None else NotebookServer.model_validate_json(text)
 
 
 def fetch(aws: Aws, run: S3Location, target: Path, *, checkpoints: bool = False) -> Iterator[Path]:

@@ -85,7 +85,7 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     from jobs.waiting import findings, is_waiting
 
     stage = batch.read_stage(aws, stage_name)
-    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
     found = findings(aws, stage, job) if is_waiting(job) else []
     if output == "json":
         answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue}
@@ -135,7 +135,7 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
     from jobs.follow import may_go_on
 
     stage = batch.read_stage(aws, stage_name)
-    job = _job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
     console = tables.stderr()
     if may_go_on(stage, job):
         raise TrainyardError(
@@ -192,7 +192,8 @@ def parse_since(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
-def _job_of(aws: Aws, stage: DeployedStage, run_id: str) -> batch.Job:
+def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> batch.Job:
+    """The job that a run is by now. Raises NotFoundError where Batch has forgotten it."""
     return _jobs_of(aws, stage, run_id)[-1]
 
 

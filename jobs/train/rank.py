@@ -152,9 +152,15 @@ def one_line(error: Exception) -> str:
 def _die_with_the_launcher() -> None:
     """The kernel kills this process when the launcher ends, however that ends: kill -9 of it leaves no rank behind."""
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
-    if launcher and sys.platform == "linux":
+    if launcher:
+        die_with_parent(int(launcher))
+
+
+def die_with_parent(pid: int) -> None:
+    """The kernel kills this process when its parent, which is `pid`, ends."""
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(launcher):  # it ended before the kernel was told
+        if os.getppid() != pid:  # it ended before the kernel was told
             os.kill(os.getpid(), signal.SIGKILL)
 
 

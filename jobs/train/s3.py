@@ -117,17 +117,17 @@ def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], targe
     in_threads(lambda name: download(s3, folder / name, target / name), names)
 
 
+def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
+    """One file, whole or not at all. Raises FileNotFoundError where it is gone."""
+    with explained(f"write {location}"):
+        s3.upload_file(str(source), location.bucket, location.key, ExtraArgs=_tagging(tag), Config=_transfer())
+
+
 def upload_all(
     s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location, *, tag: Tag | None = None
 ) -> None:
     """The named files of a local folder below the S3 one, all with the tag. Returns when all of them are there."""
-    extra = _tagging(tag)
-
-    def upload(name: str) -> None:
-        with explained(f"write {folder / name}"):
-            s3.upload_file(str(source / name), folder.bucket, (folder / name).key, ExtraArgs=extra, Config=_transfer())
-
-    in_threads(upload, names)
+    in_threads(lambda name: upload(s3, source / name, folder / name, tag=tag), names)
 
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:

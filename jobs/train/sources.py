@@ -6,6 +6,7 @@ the place in it; nothing is guessed, nothing is left out silently.
 
 import csv
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,21 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
     _check_model([path.name for path in folder.iterdir()], location)
     _check_configuration(folder / "config.json", location)
     return folder
+
+
+def copy_folder(location: str, target: Path, *, s3: Callable[[], "S3Client"]) -> None:
+    """All files of the folder at `location` into a local one. Raises NotFoundError where there is none."""
+    _refuse_unresolved(location)
+    if location.startswith(S3):
+        source = S3Location.parse(location.rstrip("/"))
+        names = list(object_store.sizes(s3(), source))
+        if not names:
+            raise NotFoundError(f"{location} does not exist: no object lies below it", next_step=_list_command(source))
+        object_store.download_all(s3(), source, names, target)
+    elif Path(location).is_dir():
+        shutil.copytree(location, target, dirs_exist_ok=True)
+    else:
+        raise NotFoundError(f"folder {location} does not exist", next_step="check the path")
 
 
 def _local_file(location: str, s3: Callable[[], "S3Client"], scratch: Path) -> tuple[Path, str]:
