@@ -183,6 +183,23 @@ def logs(
 
 
 @app.command()
+def connect(
+    ctx: typer.Context,
+    run: Run,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine; 0 takes a free one.")] = 0,
+    wait: Annotated[bool, typer.Option(help="Wait for an instance too, not only for JupyterLab to start.")] = True,
+    output: Output = "table",
+) -> None:
+    """Open a notebook's JupyterLab and TensorBoard on this machine, through Session Manager.
+
+    Prints the address for a browser on stdout, and forwards it until Ctrl-C, which never ends the notebook.
+    """
+    from jobs.cli import connect as command
+
+    command.connect(ctx.obj.aws(), ctx.obj.stage, run, port=port, wait=wait, output=output)
+
+
+@app.command()
 def cancel(
     ctx: typer.Context,
     run: Run,
