@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.images.lock import IMAGES
+from jobs.images.hierarchy import Image, image, images
+from jobs.images.lock import lock_file, locked
 from jobs.images.revision import NOT_SOURCES, SOURCES
 from jobs.instance_types import INSTANCE_TYPES
-from jobs.releases import release
+from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 
 DOCKERFILES = sorted((ROOT / "images").glob("*/Dockerfile"))
+CHILDREN = {path for path in DOCKERFILES if path.parent.name in {one.folder for one in images().values() if one.parent}}
+ROOTS = [path for path in DOCKERFILES if path not in CHILDREN]
 
 
 def _arguments(dockerfile: Path) -> dict[str, str]:
@@ -33,11 +36,12 @@ def test_without_arguments_it_is_the_default_release(dockerfile: Path) -> None:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_an_argument_is_one_that_builds_give(dockerfile: Path) -> None:
-    own = {"BASE_IMAGE", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL"}
-    assert set(_arguments(dockerfile)) <= own | set(release().build_arguments)
+    own = {"BASE_IMAGE", "PARENT_IMAGE", "PARENT", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL"}
+    declared = set(re.findall(r"^ARG (\w+)", dockerfile.read_text(), flags=re.MULTILINE))
+    assert declared <= own | set(release().build_arguments)
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
 def test_editing_code_rebuilds_no_layer_of_packages(dockerfile: Path) -> None:
     text = dockerfile.read_text()
     assert text.index("install-packages") < text.index("COPY jobs ") < text.index("install-jobs")
@@ -45,7 +49,7 @@ def test_editing_code_rebuilds_no_layer_of_packages(dockerfile: Path) -> None:
     assert "RUN" not in text[text.index("ARG REVISION") :]
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
 def test_only_gaudi_runs_as_root(dockerfile: Path) -> None:
     users = re.findall(r"^USER (\S+)$", dockerfile.read_text(), flags=re.MULTILINE)
     assert users == ([] if dockerfile.parent.name == "gaudi" else ["1000:1000"])
@@ -56,6 +60,19 @@ def test_docker_sees_what_the_revision_is_taken_of() -> None:
     assert lines[1:] == ["*", *(f"!{name}" for name in SOURCES), *NOT_SOURCES]
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_an_image_with_packages_has_its_dockerfile(image: str) -> None:
-    assert f"COPY images/{image}/requirements/${{RELEASE}}.txt" in (ROOT / "images" / image / "Dockerfile").read_text()
+@pytest.mark.parametrize("dockerfile", sorted(CHILDREN), ids=lambda path: path.parent.name)
+def test_a_child_leaves_its_parents_user_and_command(dockerfile: Path) -> None:
+    stage = dockerfile.read_text().rpartition("FROM ${PARENT_IMAGE}\n")[2]
+    assert not re.findall(r"^(?:USER|WORKDIR|CMD|ENTRYPOINT)\b.*", stage, flags=re.MULTILINE)
+    # Not even a layer of jobs/: there is one copy of it, the parent's.
+    assert "COPY jobs" not in stage
+
+
+@pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("one", images().values(), ids=lambda one: one.name)
+def test_every_image_has_a_lock_for_every_release_and_copies_it(one: Image, row: Release) -> None:
+    written = one.dockerfile.read_text().replace("${RELEASE}", row.name).replace("${PARENT}", one.parent or "")
+    assert f"COPY {lock_file(one, row).relative_to(ROOT)} /opt/trainyard/" in written
+    assert lock_file(one, row).is_file()
+    if one.parent:
+        assert not set(locked(one, row)) & set(locked(image(one.parent), row)), "a child must not change its parent"
