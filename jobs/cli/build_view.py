@@ -57,11 +57,12 @@ class BuildView:
     def goes_on(self, image: Image, vertex: Vertex, output: BuildOutput) -> None:
         if self._bars:
             done = sum(step.is_done and step.error is None for step in output.steps)
+            current = output.current or vertex
             self._bars.update(
                 self._tasks[image.name],
                 total=output.total or None,
                 completed=done,
-                note=vertex.summary or vertex.name,
+                note=current.summary or current.name,
             )
         elif vertex.number and not vertex.is_done:
             self._print(f"{image.name}: {vertex.place} {vertex.summary}")

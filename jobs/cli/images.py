@@ -1,10 +1,11 @@
 """`trainyard images build | list`: the images on this machine, and what a stage has of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from jobs.aws import Aws, explain
 from jobs.cli import tables
@@ -13,11 +14,12 @@ from jobs.errors import ConfigurationError, TrainyardError
 from jobs.images import engine, hierarchy
 from jobs.images.build import Build, BuiltImage, parse_build_arguments
 from jobs.images.inventory import LocalImage, local_images, pushed_images
+from jobs.images.push import StageImages
 from jobs.images.revision import image_tag, source_revision
 from jobs.instance_types import instance_type
 from jobs.releases import Release, release, release_for
 
-_STATE_STYLES = {"current": "green", "outdated": "yellow", "not built": "dim"}
+_STATE_STYLES = {"current": "green", "outdated": "yellow"}
 
 
 def build(
@@ -65,7 +67,7 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
     unknown: dict[str, str] = {}
     revision: str | None = None
     local: dict[str, LocalImage] = {}
-    pushed: dict[str, str] = {}
+    pushed: dict[str, str | None] = {}
     try:
         revision = source_revision()
     except ConfigurationError as error:
@@ -75,7 +77,7 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
     except TrainyardError as error:
         unknown["engine"] = str(error.args[0])
     try:
-        pushed = dict(pushed_images(aws, stage, row.name))
+        pushed = dict(pushed_images(StageImages.read(aws, stage, row.name)))
     except TrainyardError as error:
         unknown["stage"] = str(error.args[0])
     except Exception as error:
@@ -84,8 +86,7 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
             raise
         unknown["stage"] = str(explained.args[0])
     rows = [
-        _list_json(name, local.get(name), pushed.get(name), revision=revision, unknown=unknown)
-        for name in hierarchy.images()
+        _list_json(name, local.get(name), pushed, revision=revision, unknown=unknown) for name in hierarchy.images()
     ]
     if output == "json":
         tag = image_tag(row.name, revision) if revision else None
@@ -129,9 +130,15 @@ def _built_table(built: Sequence[BuiltImage]) -> Table:
 
 
 def _list_json(
-    name: str, local: LocalImage | None, pushed: str | None, *, revision: str | None, unknown: dict[str, str]
+    name: str,
+    local: LocalImage | None,
+    pushed: Mapping[str, str | None],
+    *,
+    revision: str | None,
+    unknown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """None is what could not be asked."""
+    """None is what could not be asked, or what there is not."""
+    uri = pushed.get(name)
     return {
         "image": name,
         "tag": local.tag if local else None,
@@ -141,13 +148,13 @@ def _list_json(
         "created_at": local.created_at.isoformat() if local else None,
         "is_built": None if "engine" in unknown else local is not None,
         "is_current": local.revision == revision if local and revision else None,
-        "pushed": pushed,
-        "is_pushed": None if "stage" in unknown else pushed is not None,
-        "pushed_is_local": pushed in local.digests if local and pushed else None,
+        "in_stage": None if "stage" in unknown else name in pushed,
+        "pushed": uri,
+        "pushed_is_local": (uri in local.digests or uri.endswith(f":{local.tag}")) if local and uri else None,
     }
 
 
-def _list_table(rows: Sequence[dict[str, Any]], unknown: dict[str, str]) -> Table:
+def _list_table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -> Table:
     table = _table("IMAGE", "BUILT HERE", "TAG", "SIZE", "AGE", "PUSHED")
     now = datetime.now(timezone.utc)
     for row in rows:
@@ -163,21 +170,23 @@ def _list_table(rows: Sequence[dict[str, Any]], unknown: dict[str, str]) -> Tabl
     return table
 
 
-def _state(row: dict[str, Any], unknown: dict[str, str]) -> str:
+def _state(row: Mapping[str, Any], unknown: Mapping[str, str]) -> Text:
     if "engine" in unknown:
-        return "?"
-    if not row["is_built"]:
-        return "no"
-    return {True: "current", False: "outdated", None: "yes"}[row["is_current"]]
+        return Text("?")
+    state = {True: "current", False: "outdated", None: "yes"}[row["is_current"]] if row["is_built"] else "no"
+    return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
-def _pushed(row: dict[str, Any], unknown: dict[str, str]) -> str:
+def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
     if "stage" in unknown:
         return "?"
+    if not row["in_stage"]:
+        return "not in this stage"
     if row["pushed"] is None:
         return "no"
-    digest = str(row["pushed"]).rpartition("@")[2]
-    return f"{digest[:19]}{' (this one)' if row['pushed_is_local'] else ''}"
+    repository, _, digest = str(row["pushed"]).partition("@")
+    what = digest[:19] if digest else repository.rpartition(":")[2]
+    return f"{what}{' (this one)' if row['pushed_is_local'] else ''}"
 
 
 def _table(*headings: str) -> Table:

@@ -85,6 +85,11 @@ class BuildOutput:
         return sum({step.stage: step.total for step in self.steps}.values())
 
     @property
+    def current(self) -> Vertex | None:
+        """What began last of all that runs."""
+        return next((vertex for vertex in reversed(self._vertices.values()) if not vertex.is_done), None)
+
+    @property
     def failed(self) -> Vertex | None:
         return next((vertex for vertex in self._vertices.values() if vertex.error is not None), None)
 

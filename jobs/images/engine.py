@@ -144,7 +144,7 @@ def _free(client: docker.DockerClient) -> str:
     """What is left of the disk, where the engine runs on this machine and so can be looked at."""
     folder = str(client.info()["DockerRootDir"])
     local = _host().startswith("unix://") and Path(folder).is_dir()
-    return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB are free in {folder})" if local else ""
+    return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB are free in {folder} now)" if local else ""
 
 
 def _prunable(client: docker.DockerClient) -> str:

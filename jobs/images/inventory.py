@@ -6,10 +6,9 @@ from datetime import datetime, timezone
 
 import docker
 
-from jobs.aws import Aws
-from jobs.errors import ConfigurationError
+from jobs.images.push import StageImages
 from jobs.images.revision import image_tag, local_name
-from jobs.stage import NOT_BUILT_TAG, parameter_path
+from jobs.stage import NOT_BUILT_TAG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +53,9 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
     return wanted
 
 
-def pushed_images(aws: Aws, stage: str, release: str) -> Mapping[str, str]:
-    """By name, the URI of each image of a release that was pushed to the stage last.
-
-    Raises ConfigurationError where the stage is not deployed, and boto3's errors.
-    """
-    path = f"{parameter_path(stage)}image/"
-    pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
-    values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
-    if not values:
-        raise ConfigurationError(
-            f"stage '{stage}' has no images: SSM has nothing below {path}", next_step=f"cdk deploy '{stage}/*'"
-        )
-    return {
-        name.removesuffix(f"/{release}"): uri
-        for name, uri in values.items()
-        if name.endswith(f"/{release}") and not uri.endswith(f":{NOT_BUILT_TAG}")
-    }
+def pushed_images(stage: StageImages) -> Mapping[str, str | None]:
+    """By name, the URI of what was pushed last of each image that the stage has a place for; None: nothing yet."""
+    return {name: None if uri.endswith(f":{NOT_BUILT_TAG}") else uri for name, uri in stage.recorded.items()}
 
 
 def _rank(found: LocalImage, revision: str | None) -> tuple[bool, datetime]:
