@@ -1,0 +1,110 @@
+"""On what Docker's engine 20.10 and its command really printed: tests/jobs/images/build_output/."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.images import engine
+from jobs.images.build_output import BuildOutput, Vertex
+
+RECORDED = Path(__file__).parent / "build_output"
+
+ONE_STAGE = "ARG BASE_IMAGE=x\nFROM ${BASE_IMAGE}\nRUN a\n"
+TWO_STAGES = "FROM ${PARENT_IMAGE} AS packages\nRUN a\nFROM ${PARENT_IMAGE}\nCOPY --from=packages /a /a\n"
+
+
+def read(name: str, dockerfile: str = ONE_STAGE) -> tuple[BuildOutput, list[Vertex]]:
+    output = BuildOutput(dockerfile)
+    lines = (RECORDED / f"{name}.txt").read_text().splitlines(keepends=True)
+    events = [vertex for line in lines if (vertex := output.feed(line))]
+    return output, events
+
+
+def test_steps_and_how_they_ended() -> None:
+    output, events = read("cpu_after_edit")
+    assert output.total == 7
+    assert {step.number: step.is_cached for step in output.layers} == {
+        **dict.fromkeys((2, 3, 4), True),
+        **dict.fromkeys((5, 6, 7), False),
+    }
+    assert all(step.is_done for step in output.steps)
+    assert output.failed is None
+    assert output.current is None
+    assert {step.number: step.seconds for step in output.steps}[6] == 2.6
+    begun = [vertex.number for vertex in events if vertex.number]
+    assert begun == [number for number in range(1, 8) for _ in ("begins", "ends")]
+
+
+def test_an_instruction_is_shown_without_its_flags() -> None:
+    output, _ = read("cpu_after_edit")
+    packages, code, install = [step.summary for step in output.steps][3:6]
+    assert packages.startswith("RUN /mnt/install-packages /opt/trainyard/requirements.txt torch ")
+    assert (code, install) == ("COPY jobs /opt/trainyard/jobs", "RUN /mnt/install-jobs")
+    assert output.steps[1].summary.startswith("RUN useradd --uid 1000 ")  # these are the program's
+
+
+def test_an_images_layers_are_those_of_its_last_stage() -> None:
+    output, _ = read("cpu_ray", TWO_STAGES)
+    assert [step.place for step in output.steps] == ["packages 1/3", "packages 2/3", "packages 3/3", "stage-1 2/2"]
+    assert [step.place for step in output.layers] == ["stage-1 2/2"]
+    assert output.total == 5
+    named, _ = read("cpu_ray", TWO_STAGES.replace("FROM ${PARENT_IMAGE}\n", "FROM ${PARENT_IMAGE} AS final\n"))
+    assert named.layers == []
+
+
+def test_steps_of_ten_and_more_are_padded() -> None:
+    output = BuildOutput(ONE_STAGE)
+    for line in ("#5 [ 2/10] RUN a\n", "#5 DONE 1.0s\n", "#6 [10/10] RUN b\n", "#6 DONE 0.0s\n"):
+        output.feed(line)
+    assert [(step.number, step.total) for step in output.layers] == [(2, 10), (10, 10)]
+
+
+def test_what_runs_now_is_the_last_that_began() -> None:
+    output = BuildOutput(ONE_STAGE)
+    output.feed("#4 [1/3] FROM docker.io/library/a\n")
+    output.feed("#5 [internal] load build context\n")
+    assert output.current
+    assert output.current.name == "[internal] load build context"
+    output.feed("#5 DONE 0.1s\n")
+    assert output.current.number == 1
+    output.feed("#5 [internal] load build context\n")  # said again, where more is said of it
+    assert output.current.number == 1
+
+
+def test_a_step_that_prints_what_buildkit_would_is_not_believed() -> None:
+    output = BuildOutput(ONE_STAGE)
+    for line in ("#5 [2/3] RUN a\n", "#5 0.059 #5 DONE 0.1s\n", "#5 0.060 #6 [3/3] RUN b\n"):
+        output.feed(line)
+    assert [step.is_done for step in output.steps] == [False]
+    assert list(output.steps[0].tail) == ["#5 DONE 0.1s", "#6 [3/3] RUN b"]
+
+
+def test_the_failing_step_is_known_with_the_end_of_what_it_printed() -> None:
+    output, _ = read("cpu_failing")
+    assert output.failed
+    assert (output.failed.place, output.failed.summary) == ("6/7", "RUN /mnt/install-jobs")
+    assert output.failed.tail[-1] == "ModuleNotFoundError: No module named 'nothing_like_it'"
+    assert output.failed.error == "executor failed running [/bin/sh -c /mnt/install-jobs]: exit code: 1"
+    assert output.failed.base is None
+
+
+@pytest.mark.parametrize("name", ["base_unknown", "base_unreachable"])
+def test_a_base_that_cannot_be_had_is_known_by_its_name(name: str) -> None:
+    output, _ = read(name)
+    assert output.steps == []
+    assert output.failed
+    assert str(output.failed.base).endswith("/stand-in/python:3.11")
+    assert str(output.failed.error).endswith({"base_unknown": "not found", "base_unreachable": "refused"}[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [("disk_full_in_run", "4/7"), ("disk_full_in_copy", "2/4")], ids=["in a program", "in BuildKit"]
+)
+def test_a_full_disk_is_known_wherever_it_shows(name: str, place: str) -> None:
+    output, _ = read(name)
+    assert output.failed
+    assert output.failed.place == place
+    said = "\n".join([*output.failed.tail, str(output.failed.error)])
+    assert engine.is_disk_full(said)
+    assert "no space left on device" in str(engine.disk_full(said)).lower()
+    assert not engine.is_disk_full((RECORDED / "cpu_failing.txt").read_text())
