@@ -1,0 +1,114 @@
+"""`trainyard images` without a Docker engine; tests/images/test_build.py has one."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.aws import Aws
+from jobs.images.hierarchy import images
+from jobs.releases import release
+from jobs.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
+from tests.jobs.cli.conftest import Trainyard
+from tests.jobs.images.source_tree import SourceTree
+
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["gaudy"], 2, "image 'gaudy' not found; did you mean 'gaudi'?"),
+        (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
+        (["cpu", "--release", "1.21"], 2, "release '1.21' has no row; did you mean '1.21.0'?"),
+        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history: its image carries Python 3.8"),
+        (
+            ["gaudi", "--release", "1.22.0", "--instance-type", "dl1.24xlarge"],
+            3,
+            "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
+        ),
+        (["cpu", "--instance-type", "dl1.24"], 2, "did you mean 'dl1.24xlarge'?"),
+        (["cpu", "--build-arg", "TORCH_INDEX"], 2, "--build-arg 'TORCH_INDEX' is not NAME=VALUE"),
+        ([], 2, "Missing argument 'IMAGE…'"),
+        (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[str], exit_code: int, said: str) -> None:
+    done = trainyard("images", "build", *arguments, environment=NO_ENGINE)
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("tcp://127.0.0.1:1", "error: no Docker engine answers at tcp://127.0.0.1:1\nnext: start it"),
+        ("nonsense", "error: the Docker engine at nonsense cannot be reached: Invalid bind address format"),
+    ],
+)
+def test_an_engine_that_is_not_there(trainyard: Trainyard, host: str, said: str) -> None:
+    done = trainyard("images", "build", "cpu", environment={"DOCKER_HOST": host})
+    assert done.returncode == 3
+    assert said in done.stderr
+
+
+def test_a_list_without_an_engine_and_without_aws_says_what_it_could_not_ask(trainyard: Trainyard) -> None:
+    done = trainyard("images", "list", environment=NO_ENGINE)
+    assert done.returncode == 0
+    assert "engine not asked: no Docker engine answers at unix:///nowhere/docker.sock" in done.stderr
+    assert "stage not asked: no AWS region is set" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0][:3] == ["IMAGE", "BUILT", "HERE"]
+    assert rows[1:] == [[name, "?", "?"] for name in images()]
+
+
+def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
+    tree = SourceTree(tmp_path / "tree")
+    for path in tree.root.glob(".git"):
+        path.rename(tmp_path / "away")
+    environment = {**NO_ENGINE, "GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    done = tree.images("list", "--release", "1.20.0", "-o", "json", environment=environment)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["release"], answer["tag"]) == ("1.20.0", None)
+    assert "not a git repository" in answer["unknown"]["sources"]
+    told = tree.images("list", "-o", "json", environment={**environment, "TRAINYARD_REVISION": "0123456789ab"})
+    assert json.loads(told.stdout)["tag"] == f"{release().name}-0123456789ab"
+
+
+def test_a_list_tells_what_the_stage_has(
+    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws
+) -> None:
+    def row(name: str) -> dict[str, Any]:
+        done = trainyard("images", "list", "-o", "json", environment={**deployed_environment, **NO_ENGINE})
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert set(answer["unknown"]) == {"engine"}
+        return next(item for item in answer["images"] if item["image"] == name)
+
+    path = parameter_path(DEFAULT_STAGE)
+    parameter = path + image_parameter("gaudi", release().name)
+    before = embedded.ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
+    assert (row("gaudi")["in_stage"], row("gaudi")["pushed"], row("gaudi")["is_built"]) == (True, None, None)
+    assert row("cuda")["in_stage"] is False  # an image that no instance type of the stage runs
+    repository = embedded.ssm.get_parameter(Name=path + image_repository_parameter("gaudi"))["Parameter"]["Value"]
+    pushed = f"{repository}@sha256:{'0123456789abcdef' * 4}"
+    embedded.ssm.put_parameter(Name=parameter, Value=pushed, Overwrite=True)
+    try:
+        assert (row("gaudi")["in_stage"], row("gaudi")["pushed"]) == (True, pushed)
+        table = trainyard("images", "list", environment={**deployed_environment, **NO_ENGINE})
+        gaudi = next(line.split() for line in table.stdout.splitlines() if line.startswith("gaudi "))
+        assert gaudi == ["gaudi", "?", "sha256:0123456789ab"]
+    finally:
+        embedded.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
+
+
+def test_a_stage_that_is_not_deployed_is_told(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> None:
+    environment = {**deployed_environment, **NO_ENGINE, "TRAINYARD_STAGE": "nowhere"}
+    done = trainyard("images", "list", environment=environment)
+    assert done.returncode == 0
+    assert "stage not asked: stage 'nowhere' has no repositories for images" in done.stderr

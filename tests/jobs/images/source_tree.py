@@ -1,0 +1,73 @@
+"""A copy of what images are built from, in a repository of its own, with the command line that builds from it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+_COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
+
+
+class SourceTree:
+    """Committed and clean at first; nobody else edits it while a test builds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in ("images", "jobs"):
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        shutil.copy(ROOT / ".dockerignore", root)
+        self.git("init", "--quiet")
+        self.commit()
+
+    def git(self, *arguments: str) -> str:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+        return subprocess.run(
+            ["git", "-C", str(self.root), *identity, *arguments], check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def commit(self) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "all")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def append(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.write_text(path.read_text() + text)
+
+    def add_image(self, name: str, dockerfile: str, *, locks: Sequence[str]) -> None:
+        """A folder under images/, with empty locks below its requirements/."""
+        self.write(f"images/{name}/Dockerfile", dockerfile)
+        for lock in locks:
+            self.write(f"images/{name}/requirements/{lock}.txt", "")
+
+    @property
+    def revision(self) -> str:
+        return self.git("log", "-1", "--format=%H", "--", "images", "jobs")[:12]
+
+    def command(self, *arguments: str) -> list[str]:
+        """`trainyard images ARGUMENTS…` of this tree."""
+        return [*_COMMAND, "images", *arguments]
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAINYARD_"))}
+        return {**kept, "PYTHONPATH": str(self.root), "AWS_EC2_METADATA_DISABLED": "true", **(more or {})}
+
+    def images(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs `trainyard images ARGUMENTS…` of this tree to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.root,
+            env=self.environment(environment),
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )

@@ -1,0 +1,124 @@
+"""What a user reads where the engine is not as it should be. Errors that this machine can make are really made."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from docker import DockerClient
+from docker.errors import DockerException
+
+from jobs.errors import ConfigurationError
+from jobs.images import engine
+
+
+class FakeEngine(BaseHTTPRequestHandler):
+    """Answers as an engine on another architecture does; every other question finds a full disk."""
+
+    def do_GET(self) -> None:
+        self.close_connection = True
+        if self.path.endswith("/version"):
+            self._answer(200, {"ApiVersion": "1.41", "Arch": "arm64", "Os": "linux"})
+        else:
+            self._answer(500, {"message": "write /var/lib/docker/tmp/x: no space left on device"})
+
+    def _answer(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
+        pass
+
+
+@pytest.fixture
+def other_engine() -> Iterator[DockerClient]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    client = DockerClient(base_url=f"tcp://127.0.0.1:{server.server_port}", version="1.41")
+    yield client
+    client.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _docker(folder: Path, name: str, script: str) -> Path:
+    path = folder / name / "docker"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def without_buildx(tmp_path: Path) -> Path:
+    """A docker command as Docker's 23 and later are without their plug-in."""
+    return _docker(
+        tmp_path,
+        "without",
+        'if [ "$DOCKER_BUILDKIT" = 1 ]; then\n'
+        "  echo 'ERROR: BuildKit is enabled but the buildx component is missing or broken.' >&2; exit 1\n"
+        "fi\n"
+        "echo '      --progress string'",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    engine.build_command.cache_clear()
+    yield
+    engine.build_command.cache_clear()
+
+
+def test_the_first_docker_command_that_can_build_is_taken(
+    tmp_path: Path, without_buildx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = _docker(tmp_path, "able", "echo '      --progress string'")
+    monkeypatch.setenv("PATH", f"{tmp_path}/none:{without_buildx.parent}:{able.parent}")
+    assert engine.build_command() == able
+
+
+def test_docker_commands_that_cannot_build_are_named(
+    tmp_path: Path, without_buildx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(without_buildx.parent))
+    with pytest.raises(
+        ConfigurationError, match=f"BuildKit: {without_buildx} cannot\nNext: install the plug-in buildx"
+    ):
+        engine.build_command()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    engine.build_command.cache_clear()
+    with pytest.raises(ConfigurationError, match="no docker command on PATH can build with BuildKit\nNext: install"):
+        engine.build_command()
+
+
+def test_an_engine_of_another_architecture_emulates(other_engine: DockerClient) -> None:
+    note = engine.emulation_note(other_engine)
+    assert note
+    assert "runs on arm64, the images are for linux/amd64" in note
+
+
+def test_a_full_disk_is_told_wherever_the_engine_tells_it(other_engine: DockerClient) -> None:
+    with pytest.raises(DockerException) as caught:
+        other_engine.images.list()
+    explained = engine.explain(caught.value)
+    assert isinstance(explained, ConfigurationError)
+    assert "the disk of the Docker engine is full" in str(explained)
+    assert "docker builder prune" in str(explained.next_step)
+
+
+def test_a_socket_that_is_not_this_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What docker's SDK 7.2 says to a user outside the group docker; root may use every socket.
+    said = "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))"
+    monkeypatch.setenv("DOCKER_HOST", "unix:///var/run/docker.sock")
+    explained = engine.explain(DockerException(said))
+    assert isinstance(explained, ConfigurationError)
+    assert "unix:///var/run/docker.sock may not be used by this user" in str(explained)
+    assert "--groups docker" in str(explained.next_step)
