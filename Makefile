@@ -2,6 +2,7 @@
 #   make install  .venv with all that the others need; they call it themselves
 #   make demo     deploy the stacks to an embedded AWS, fine-tune a model there, show the result
 #   make test     lint, then the whole test suite
+#   make contract  the code in the container against the packages of every release; RELEASE=1.20.0: of one
 #   make lint     ruff, mypy and the import rules
 #   make synth    the templates of all stages, into cdk.out
 #   make pins     requirements.txt anew, after pyproject.toml changed
@@ -18,7 +19,7 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test lint synth pins install clean
+.PHONY: help demo test contract lint synth pins install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -57,6 +58,9 @@ lint: install
 
 test: lint
 	pytest
+
+contract: install
+	@python -m tests.jobs.train.contract $(RELEASE)
 
 synth: install
 	cdk synth --quiet '**'

@@ -14,12 +14,13 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 from transformers import TrainerCallback
 
@@ -266,14 +267,36 @@ def prune(s3: "S3Client", remote: S3Location) -> None:
 
 
 def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
-    """The Trainer class whose save says, when the disk is full, what that means for the run."""
+    """The Trainer class whose save says, when the disk is full, what that means for the run; and that resumes."""
 
     class CheckpointingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             with _explained_writes(self.state.global_step, Path(self.args.output_dir).parent, run):
                 return super()._save_checkpoint(*args, **kwargs)
 
+        def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
+            with _arrays_allowed():
+                return super()._load_rng_state(*args, **kwargs)
+
     return CheckpointingTrainer
+
+
+@contextlib.contextmanager
+def _arrays_allowed() -> Iterator[None]:
+    """For loading NumPy's random state: torch from 2.6 on refuses arrays that it was not told of.
+
+    transformers does so itself from 4.47 on. The images cpu and cuda have a newer PyTorch than their release's row.
+    """
+    try:
+        from torch.serialization import safe_globals
+    except ImportError:  # before torch 2.5, which loads whatever a file holds
+        yield
+        return
+    array = np.empty(0, np.uint32)
+    # What pickle rebuilds an array with lies elsewhere in NumPy 2 than in NumPy 1: the array knows.
+    rebuild = cast("Callable[..., Any]", array.__reduce__()[0])
+    with safe_globals([rebuild, np.ndarray, np.dtype, type(array.dtype)]):
+        yield
 
 
 @contextlib.contextmanager

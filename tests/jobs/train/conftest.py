@@ -14,6 +14,7 @@ from infra.emulator import CREDENTIALS
 from jobs.runs import S3Location
 from jobs.train import s3 as object_store
 from tests.conftest import EmbeddedAws
+from tests.jobs.train import image_environment
 from tests.jobs.train.launching import NewRun, Run, environment_of
 from tests.jobs.train.places import BUCKET, Place
 from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
@@ -131,14 +132,21 @@ def recipe(
     )
 
 
+@pytest.fixture(scope="session")
+def job_python() -> Path:
+    """Jobs run in the tests' own environment, or with the packages of the cpu image of the release that is tested."""
+    chosen = image_environment.chosen_release()
+    return image_environment.python_of("cpu", chosen) if chosen else Path(sys.executable)
+
+
 @pytest.fixture
-def new_run(s3: "S3Client", s3_endpoint: str, tmp_path: Path) -> Iterator[NewRun]:
+def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) -> Iterator[NewRun]:
     runs: list[Run] = []
     numbers = itertools.count(1)
 
     def new() -> Run:
         location = S3Location("runs", f"research/{tmp_path.name}-{next(numbers)}-20260102-030405-0a1b/")
-        run = Run(s3, location, environment_of(s3_endpoint), tmp_path / "scratch")
+        run = Run(s3, location, environment_of(s3_endpoint), tmp_path / "scratch", job_python)
         runs.append(run)
         return run
 

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +90,8 @@ class Run:
     location: S3Location
     environment: Mapping[str, str]
     scratch: Path
+    python: Path
+    """The interpreter of its image, so to speak: which packages a job finds."""
 
     def start(
         self,
@@ -102,7 +103,7 @@ class Run:
         **env: str,
     ) -> Launched:
         command = [
-            *(sys.executable, *program),
+            *(str(self.python), *program),
             *("--instance-type=dl1.24xlarge", f"--nproc-per-node={nproc}", kind, *flags),
         ]
         self.scratch.mkdir(exist_ok=True)

@@ -10,17 +10,22 @@ registry has them: the version of habana-torch-plugin, and the memory of a card.
 """
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import inspect
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
 import jobs.train.finetune_classification as entrypoint
 from jobs.catalog import FinetuneClassification
-from jobs.releases import release
+from jobs.releases import releases
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import run
+
+PACKAGES = ("optimum-habana", "transformers", "accelerate")
 
 
 class HpuOnCpu(Accelerator):
@@ -30,6 +35,12 @@ class HpuOnCpu(Accelerator):
         # Lazy mode is refused without an HPU.
         return {**super().training_arguments(), "use_habana": False, "use_lazy_mode": False, "use_cpu": True}
 
+    def trainer_arguments(self) -> dict[str, Any]:
+        arguments = super().trainer_arguments()
+        # GaudiTrainer uses it on an HPU only, but through release 1.19 imports it anyway.
+        arguments["gaudi_config"].use_fused_clip_norm = False
+        return arguments
+
     def prepare(self) -> None:
         super().prepare()
         Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare()
@@ -38,10 +49,11 @@ class HpuOnCpu(Accelerator):
 def stand_in_for_habana() -> None:
     """Imports optimum.habana, which otherwise fails on what `pip list` does not show."""
     real = subprocess.run
+    version = importlib.metadata.version("optimum-habana")
+    row = next(row for row in releases().values() if row.optimum_habana == version)
 
     def answer(command: Any, *args: Any, **options: Any) -> Any:
         if command == "pip list | grep habana-torch-plugin":
-            row = release()
             listed = f"habana-torch-plugin {row.name}.{row.build}\n"
             return subprocess.CompletedProcess(command, 0, stdout=listed, stderr="")
         return real(command, *args, **options)
@@ -54,6 +66,9 @@ def stand_in_for_habana() -> None:
 
 def synchronise_ranks() -> None:
     """Ranks on CPUs count as ranks on HPUs: only for those GaudiAccelerator makes the model DistributedDataParallel."""
+    if importlib.util.find_spec("optimum.habana.accelerate.state"):
+        _synchronise_ranks_before_release_1_21()
+        return
     from accelerate import Accelerator as HuggingFaceAccelerator
     from accelerate.utils import DistributedType
     from optimum.habana.accelerate import GaudiAccelerator
@@ -63,6 +78,30 @@ def synchronise_ranks() -> None:
         return DistributedType.MULTI_HPU if real == DistributedType.MULTI_CPU else real
 
     GaudiAccelerator.distributed_type = property(distributed_type)
+
+
+def _synchronise_ranks_before_release_1_21() -> None:
+    """GaudiAccelerator had a state of its own, in which a CPU is always alone: it is told of an HPU named `cpu`.
+
+    A third thing of Habana's is stood in for: the function that reads a rank's place from its environment.
+    """
+    import types
+
+    from optimum.habana.accelerate.state import GaudiPartialState
+
+    names = ["habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.distributed"]
+    hccl = types.ModuleType("habana_frameworks.torch.distributed.hccl")
+    hccl.initialize_distributed_hpu = lambda: tuple(  # type: ignore[attr-defined]
+        int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    )
+    sys.modules |= {name: types.ModuleType(name) for name in names} | {hccl.__name__: hccl}
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    real = GaudiPartialState.__init__
+
+    def initialise(self: Any, cpu: bool = False, **options: Any) -> None:
+        real(self, cpu=False, **{**options, "backend": "gloo"})
+
+    GaudiPartialState.__init__ = initialise
 
 
 def describe() -> dict[str, Any]:
@@ -81,6 +120,7 @@ def describe() -> dict[str, Any]:
         """Checks its values as on an HPU, opens none."""
 
         _setup_devices = torch.device("cpu")
+        distributed_state = None
 
     hpu = Accelerator(name="hpu", devices=8, reason="described")
     known = {field.name: field.default for field in dataclasses.fields(habana.GaudiTrainingArguments) if field.init}
@@ -90,6 +130,9 @@ def describe() -> dict[str, Any]:
     trainer_arguments = hpu.trainer_arguments()
     config = vars(trainer_arguments["gaudi_config"])
     return {
+        "versions": {
+            name: importlib.metadata.version(name) for name in ("optimum-habana", "transformers", "accelerate")
+        },
         "trainer": [hpu.trainer_class().__name__, hpu.training_arguments_class().__name__],
         "arguments": arguments,
         "arguments_known": sorted(known),

@@ -15,6 +15,7 @@ from tests.jobs.train.launching import Run
 from tests.jobs.train.reviews import reviews
 
 
+@pytest.mark.every_release
 def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     run: Run, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
     assert weights[0] != weights[2]
 
 
+@pytest.mark.every_release
 def test_pairs_with_numbers_as_labels_from_csv_with_a_share_held_out(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
     """Also: a local model and table, three classes, and a batch of which a rank holds a quarter at once."""
     rows = [

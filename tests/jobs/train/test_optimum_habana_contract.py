@@ -1,16 +1,16 @@
-"""The HPU branch against the optimum-habana of the default release: its real classes, on a CPU.
+"""The HPU branch against the optimum-habana of a release: its real classes, on a CPU.
 
-optimum-habana is no part of the environment: its metadata asks for versions that only the Gaudi image has. It is
-installed beside it, into build/, once.
+    make contract                      every release, and a table of the results
+    make contract RELEASE=1.20.0       one
+
+Without either it is the default release's. optimum-habana is no part of the tests' environment: it asks for versions
+that only the Gaudi image has, so the image's own packages are installed beside it (image_environment.py).
 """
 
 import json
 import math
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,61 +18,37 @@ from typing import Any
 import pytest
 
 from jobs.releases import release
+from tests.jobs.train import image_environment
 from tests.jobs.train.launching import PATIENCE_SECONDS, Run
 
 REPOSITORY = Path(__file__).parents[3]
 
-REQUIREMENTS = (
-    f"optimum-habana=={release().optimum_habana}",
-    # What `import optimum.habana` needs beyond the project's environment, as its metadata bounds them.
-    "optimum==1.25.3",
-    "sentence-transformers==3.3.1",
-)
-
-INSTALL_SECONDS = 180
-
-MARKER = "installed.txt"
+pytestmark = pytest.mark.every_release
 
 
 @pytest.fixture(scope="session")
-def optimum_habana() -> Path:
-    """A folder for PYTHONPATH; one that an interrupted installation left half full is never used."""
-    folder = REPOSITORY / "build" / "optimum-habana" / release().optimum_habana
-    wanted = "\n".join(REQUIREMENTS)
-
-    def is_complete() -> bool:
-        marker = folder / MARKER
-        return marker.exists() and marker.read_text() == wanted
-
-    if is_complete():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="partial-", dir=folder.parent) as partial:
-        target = Path(partial) / "packages"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
-        installation = subprocess.run(
-            [*command, "--target", str(target), *REQUIREMENTS],
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_SECONDS,
-            check=False,
-        )
-        assert installation.returncode == 0, installation.stdout + installation.stderr
-        (target / MARKER).write_text(wanted)
-        if not is_complete():  # another run of the tests may have been faster
-            shutil.rmtree(folder, ignore_errors=True)
-            target.rename(folder)
-    return folder
+def gaudi_python() -> Path:
+    """Finds what the gaudi image's lock names."""
+    return image_environment.python_of("gaudi", image_environment.chosen_release())
 
 
 @pytest.fixture(scope="session")
-def description(optimum_habana: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     home = {"HOME": str(tmp_path_factory.mktemp("home"))}
-    described = _python(optimum_habana, {**kept, **home}, "-m", "tests.jobs.train.optimum_habana_on_cpu", "describe")
+    described = _run(gaudi_python, {**kept, **home}, "-m", "tests.jobs.train.optimum_habana_on_cpu", "describe")
     assert described.returncode == 0, described.stdout + described.stderr
     answer: dict[str, Any] = json.loads(described.stdout)
     return answer
+
+
+def test_the_versions_are_those_of_the_release(description: dict[str, Any]) -> None:
+    row = release(image_environment.chosen_release())
+    assert description["versions"] == {
+        "optimum-habana": row.optimum_habana,
+        "transformers": row.transformers,
+        "accelerate": row.accelerate,
+    }
 
 
 def test_every_training_argument_is_known_and_kept(description: dict[str, Any]) -> None:
@@ -106,10 +82,10 @@ def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> 
     ],
 )
 def test_gaudi_trainer_trains_checkpoints_and_resumes(
-    run: Run, recipe: tuple[str, ...], optimum_habana: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
+    run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
 ) -> None:
     recipe = (*recipe, *flags)
-    output = _train(run, recipe, optimum_habana, tmp_path / "first", nproc)
+    output = _train(run, recipe, gaudi_python, tmp_path / "first", nproc)
 
     assert f"batch: 16 = {batch}\n" in output
     assert "start: from the pretrained weights\n" in output
@@ -128,14 +104,14 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     # A second attempt, after one that was cut off in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    output = _train(run, recipe, optimum_habana, tmp_path / "second", nproc)
+    output = _train(run, recipe, gaudi_python, tmp_path / "second", nproc)
 
     assert "start: resumed from checkpoint step-40\n" in output
     assert [line["step"] for line in run.metrics()] == [*range(4, 49, 4), 48]
     assert run.read("model/model.safetensors") == weights, "the resumed run went another way"
 
 
-def _train(run: Run, recipe: tuple[str, ...], packages: Path, folder: Path, nproc: int) -> str:
+def _train(run: Run, recipe: tuple[str, ...], python: Path, folder: Path, nproc: int) -> str:
     """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves."""
     for name in ("home", "scratch"):
         (folder / name).mkdir(parents=True)
@@ -148,15 +124,15 @@ def _train(run: Run, recipe: tuple[str, ...], packages: Path, folder: Path, npro
         "TOKENIZERS_PARALLELISM": "false",
     }
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
-    ended = _python(packages, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", *recipe)
+    ended = _run(python, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", *recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-def _python(packages: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+def _run(python: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, *arguments],
-        env={**environment, "PYTHONPATH": f"{packages}{os.pathsep}{REPOSITORY}"},
+        [str(python), *arguments],
+        env=environment,
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ from tests.jobs.train.launching import Launched, NewRun, Run
 MODEL = "model/model.safetensors"
 
 
+@pytest.mark.every_release
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
     nproc: int, new_run: NewRun, recipe: tuple[str, ...]
