@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
 
+from typing_extensions import Self
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -102,7 +104,7 @@ class FaultyProxy:
         request.end_headers()
         request.wfile.write(body)
 
-    def __enter__(self) -> "FaultyProxy":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
