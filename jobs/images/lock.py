@@ -34,6 +34,9 @@ _GLIBC_MINORS = range(28, 16, -1)
 
 _PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS), "manylinux2014_x86_64")
 
+_UNDECLARED = {("pyarrow", "26.0.0"): "numpy>=2", ("pyarrow", "26.0.1"): "numpy>=2"}
+"""What packages ask for when they are imported, and their metadata does not say."""
+
 _RESOLUTION_SECONDS = 600
 
 
@@ -46,6 +49,8 @@ class Contents:
     torch: str
     """`base`: the base brings it, and it must stay; `cpu`: PyTorch's CPU build; `default`: what the package index has,
     which for Linux is the CUDA build."""
+    brings: tuple[str, ...] = ()
+    """What else the base brings that must stay: it is counted on, and in no lock."""
     extra: tuple[str, ...] = ()
     """Requirements beyond those of a job; `{name}` stands for a field of the release's row."""
 
@@ -54,8 +59,16 @@ IMAGES = {
     "gaudi": Contents(
         python=None,
         torch="base",
-        # The base's own packages are compiled against NumPy 1.
-        extra=("optimum-habana=={optimum_habana}", "numpy<2"),
+        # Habana's packages are compiled against the base's NumPy, and one of them asks for just that version. 1.23.5 is
+        # the oldest that a row's base has (the newer ones have 1.26): what takes it takes a newer one too. A setuptools
+        # without pkg_resources would break the older PyTorch's extensions, and so DeepSpeed.
+        brings=("numpy==1.23.5", "setuptools"),
+        # The last ones: all that the rows' versions of DeepSpeed ask for between them. A later pynvml warns, at each
+        # import of torch, that nvidia-ml-py should be there in its place.
+        extra=(
+            "optimum-habana=={optimum_habana}",
+            *("einops", "hjson", "msgpack", "ninja", "nvidia-ml-py", "py-cpuinfo", "pynvml<12"),
+        ),
     ),
     "cpu": Contents(python="3.11", torch="cpu"),
     "cuda": Contents(python="3.11", torch="default"),
@@ -84,7 +97,7 @@ def requirements(of: Image, row: Release) -> list[str]:
     }
     if contents.torch == "base":
         decided["torch"] = f"torch=={row.pytorch}"
-    names = [re.split(r"[=<>~\[ ]", requirement, maxsplit=1)[0] for requirement in wanted]
+    names = map(_name, wanted)
     # Without their pins: requirements.txt says them again, as a preference, and an old release may need other ones.
     return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in contents.extra]
 
@@ -95,17 +108,23 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
     python = contents.python or row.python
     indexes = ["--index", torch_index] if contents.torch == "cpu" else []
     inherited = locked(image(of.parent), row) if of.parent else {}
-    left_out = [*inherited, *(["torch"] if contents.torch == "base" else [])]
+    left_out = [*inherited, *map(_name, contents.brings), *(["torch"] if contents.torch == "base" else [])]
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
         asked, fixed, pinned, report, config = (
             Path(folder) / name for name in ("in.txt", "fixed.txt", "out.txt", "report", "uv.toml")
         )
         asked.write_text("\n".join(requirements(of, row)))
-        fixed.write_text("\n".join(f"{name}=={version}" for name, version in inherited.items()))
+        fixed.write_text("\n".join([*contents.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
-        # What the base's torch depends on is the base's affair.
-        own = f'dependency-metadata = [{{ name = "torch", version = "{row.pytorch}", requires-dist = [] }}]\n'
-        config.write_text(own if contents.torch == "base" else "")
+        needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
+        if contents.torch == "base":  # what the base's torch depends on is the base's affair
+            needs.append(("torch", row.pytorch, []))
+        config.write_text(
+            "".join(
+                f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
+                for name, version, more in needs
+            )
+        )
         _run(
             *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
             *("--constraint", str(fixed)),
@@ -148,6 +167,10 @@ def locked(of: Image, row: Release) -> dict[str, str]:
             next_step=f"python -m jobs.images.lock {of.name} {row.name}",
         )
     return dict(re.findall(r"^([^#=\s]+)==(\S+)", path.read_text(), re.MULTILINE))
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[=<>~\[ ]", requirement, maxsplit=1)[0]
 
 
 def _run(*arguments: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.images.hierarchy import image
 from jobs.images.lock import IMAGES, lock_file, requirements
 from jobs.releases import Release, release, releases
 
@@ -19,24 +20,27 @@ def _pins(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
-def test_the_gaudi_image_has_what_the_row_says_and_leaves_the_bases_torch_alone(row: Release) -> None:
-    pins = _pins(lock_file("gaudi", row))
+def test_the_gaudi_image_has_what_the_row_says_and_leaves_the_bases_own_packages_alone(row: Release) -> None:
+    pins = _pins(lock_file(image("gaudi"), row))
     assert pins["optimum-habana"] == row.optimum_habana
     assert pins["transformers"] == row.transformers
     assert pins["accelerate"] == row.accelerate
-    assert pins["numpy"].startswith("1.")
-    assert not [name for name in pins if name == "torch" or name.startswith(("nvidia", "triton", "habana"))]
+    assert not {"torch", "triton", "numpy", "setuptools"} & set(pins)
+    assert not [name for name in pins if name.startswith(("habana", "nvidia-c"))]
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_the_default_release_has_its_lock(image: str) -> None:
-    pins = _pins(lock_file(image, release()))
+@pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_lock_holds_what_a_job_imports(name: str, row: Release) -> None:
+    pins = _pins(lock_file(image(name), row))
     assert {"boto3", "datasets", "pydantic", "tensorboard", "transformers"} <= set(pins)
+    # pyarrow 26 asks for NumPy 2 when it is imported, and its metadata does not say so. The Gaudi image's is older.
+    assert int(pins["pyarrow"].partition(".")[0]) < 26 or pins.get("numpy", "1").startswith("2.")
 
 
 def test_the_cpu_image_has_the_laptops_packages() -> None:
     laptop = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
-    pins = _pins(lock_file("cpu", release()))
+    pins = _pins(lock_file(image("cpu"), release()))
     assert {name: version.removesuffix("+cpu") for name, version in pins.items()} == {
         name: laptop[name] for name in pins
     }
@@ -44,7 +48,7 @@ def test_the_cpu_image_has_the_laptops_packages() -> None:
 
 
 def test_an_older_release_asks_for_its_own_versions() -> None:
-    asked = requirements("gaudi", release("1.16.2"))
+    asked = requirements(image("gaudi"), release("1.16.2"))
     assert {"optimum-habana==1.12.1", "transformers==4.40.2", "accelerate==0.27.2", "torch==2.2.2"} <= set(asked)
     assert "datasets" in asked  # unpinned: that optimum-habana ends before the laptop's
 
