@@ -1,6 +1,8 @@
 """Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it.
 
 python -m jobs.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
+python -m jobs.releases --table    prints all rows as the table of images/README.md, history with what speaks
+                                   against it
 """
 
 import sys
@@ -91,9 +93,7 @@ def release(name: str | None = None) -> Release:
     name = name or tomllib.loads(RELEASES_FILE.read_text())["default"]
     if name in past:
         raise ConfigurationError(
-            f"release '{name}' is history: its image carries Python {past[name].python}, and jobs/train needs "
-            f"{MINIMUM_PYTHON}",
-            next_step=f"choose one of {', '.join(rows)}",
+            f"release '{name}' is history: {_why_history(past[name])}", next_step=f"choose one of {', '.join(rows)}"
         )
     try:
         return rows[name]
@@ -117,8 +117,40 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
     )
 
 
+def _why_history(row: Release) -> str:
+    return f"its image carries Python {row.python}, and jobs/train needs {MINIMUM_PYTHON}"
+
+
+def table() -> str:
+    """All rows in Markdown, with what is refused and why."""
+    heads = (
+        "Release",
+        "Gaudi",
+        "Base",
+        "Python",
+        "PyTorch",
+        "optimum-habana",
+        "transformers",
+        "accelerate",
+        "DeepSpeed",
+    )
+    past = history()
+    lines = [(*heads, "Refused"), ("---",) * (len(heads) + 1)]
+    for row in (*releases().values(), *past.values()):
+        why = _why_history(row) if row.name in past else "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
+        name = f"**{row.name}** (default)" if row.name == release().name else row.name
+        gaudi = ", ".join(map(str, row.gaudi))
+        base = f"{row.os}, {row.package_version}"
+        versions = (row.python, row.pytorch, row.optimum_habana, row.transformers, row.accelerate, row.deepspeed)
+        lines.append((name, gaudi, base, *(version or "" for version in versions), why))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 if __name__ == "__main__":
     try:
+        if sys.argv[1:] == ["--table"]:
+            print(table())
+            sys.exit()
         for argument, value in release(*sys.argv[1:2]).build_arguments.items():
             print(f"{argument}={value}")
     except TrainyardError as error:

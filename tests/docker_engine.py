@@ -108,7 +108,7 @@ def base_image(docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> 
         print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
     else:
         return default
-    changes = [f"ENV {name}={value}" for name, value in _pip_environment().items()]
+    changes = [f"ENV {name}={value}" for name, value in pip_environment().items()]
     content = hashlib.sha256(json.dumps([BOOTSTRAP, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
     tag = f"python-3.11-{content[:12]}"
     image = f"stand-in:{tag}"
@@ -169,7 +169,7 @@ def _pip_settings() -> list[tuple[str, str]]:
     return re.findall(r"^(\S+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
 
 
-def _pip_environment() -> dict[str, str]:
+def pip_environment() -> dict[str, str]:
     """What a build needs to reach the indexes that pip asks here, as far as they lie on the network."""
     environment = {"PIP_CERT": str(CA_BUNDLE)}
     for name, value in _pip_settings():

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import tomllib
 
 from jobs.errors import ConfigurationError, UsageError
 from jobs.instance_types import INSTANCE_TYPES
-from jobs.releases import MINIMUM_PYTHON, Release, history, release, release_for, releases
+from jobs.releases import MINIMUM_PYTHON, Release, history, release, release_for, releases, table
 
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
 ROOT = Path(__file__).parents[2]
@@ -96,3 +98,20 @@ def test_a_later_generation_and_a_type_without_gaudi_run_what_dl1_does_not() -> 
 def test_a_release_without_a_row_is_refused_with_the_closest_one() -> None:
     with pytest.raises(UsageError, match=r"^release '1\.21' has no row; did you mean '1\.21\.0'\?$"):
         release_for(DL1, "1.21")
+
+
+@pytest.mark.parametrize("page", ["images/README.md"])
+def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "jobs.releases", "--table"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    held = (ROOT / page).read_text().partition("<!-- releases -->")[2].partition("<!-- /releases -->")[0]
+    assert held.strip() == printed.strip(), f"python -m jobs.releases --table, into {page}"
+    assert printed.count("\n| ") + 1 == 2 + len(releases()) + len(history()), "a line a row"
+
+
+def test_the_table_tells_what_is_refused() -> None:
+    cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
+    assert cells["**1.21.0** (default)"] == cells["1.14.0"] == ""
+    assert cells["1.22.0"] == "on dl1.24xlarge, which has Gaudi 1"
+    assert cells["1.4.1"] == "its image carries Python 3.8, and jobs/train needs 3.10"
