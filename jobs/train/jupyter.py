@@ -61,7 +61,6 @@ class JupyterLab:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         """On loopback, once it answers."""
-        self._root = root
         self._settings = settings
         _write_settings(settings, root=root, token=self.token, tensorboard_logdir=tensorboard_logdir)
 
@@ -70,7 +69,8 @@ class JupyterLab:
         runtime, parent = self._settings / "runtime", os.getpid()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab"],
-            cwd=self._root,
+            # Not where the user's files are: Python would import a module of JupyterLab's from one of the same name.
+            cwd=self._settings,
             env={
                 **_environment(os.environ),
                 "JUPYTER_CONFIG_DIR": str(self._settings),
@@ -123,9 +123,9 @@ class JupyterLab:
         import psutil
 
         try:
-            shells = [child for child in psutil.Process(self._process.pid).children() if child.terminal()]
+            shells = [child for child in psutil.Process(self._process.pid).children() if _is_on_a_terminal(child.pid)]
             return any(shell.children() for shell in shells)
-        except psutil.Error:  # ended meanwhile
+        except (psutil.Error, OSError):  # ended meanwhile
             return False
 
     def _await(self, runtime: Path) -> None:
@@ -166,8 +166,9 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
             "open_browser": False,
             "root_dir": str(root),
             "allow_root": True,  # which it is in the Gaudi image; see images/gaudi/Dockerfile
-            "log_level": "WARN",
         },
+        "Application": {"log_level": "WARN"},
+        "KernelManager": {"transport_encryption": "auto"},  # else each kernel warns that others here could listen
         "IdentityProvider": {"token": token},
         "PasswordIdentityProvider": {"allow_password_change": False},
         "ServerProxy": {
@@ -190,6 +191,12 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
     (settings / "labconfig").mkdir()
     _write_private(settings / "jupyter_server_config.json", server)
     _write_private(settings / "labconfig" / "default_setting_overrides.json", lab)
+
+
+def _is_on_a_terminal(pid: int) -> bool:
+    """Read from the kernel: psutil knows no terminal that is newer than its first look at them."""
+    # "pid (name) state parent group session terminal …", and a name may hold spaces and parentheses.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[4] != "0"
 
 
 def _write_private(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import time
 import uuid
 from contextlib import closing
@@ -64,10 +65,10 @@ class Browser:
             "channel": "shell",
         }
         printed = ""
-        with closing(self._websocket(f"/api/kernels/{kernel}/channels")) as socket:
-            socket.send(json.dumps(request))
+        with closing(self._websocket(f"/api/kernels/{kernel}/channels")) as channel:
+            channel.send(json.dumps(request))
             while True:
-                answer = json.loads(socket.recv())
+                answer = json.loads(channel.recv())
                 if answer.get("parent_header", {}).get("msg_id") != message:
                     continue
                 content = answer["content"]
@@ -79,11 +80,11 @@ class Browser:
     def type_in_terminal(self, text: str, *, until: str) -> None:
         """In a new terminal, whose viewer then leaves."""
         name = self.json("/api/terminals", method="POST")["name"]
-        with closing(self._websocket(f"/terminals/websocket/{name}")) as socket:
-            socket.send(json.dumps(["stdin", text]))
+        with closing(self._websocket(f"/terminals/websocket/{name}")) as terminal:
+            terminal.send(json.dumps(["stdin", text]))
             shown = ""
             while until not in shown:
-                kind, *words = json.loads(socket.recv())
+                kind, *words = json.loads(terminal.recv())
                 shown += words[0] if kind == "stdout" else ""
 
     def shut_down(self) -> None:
@@ -95,8 +96,8 @@ class Browser:
         return websocket.create_connection(
             f"ws://127.0.0.1:{self.port}{path}",
             header=[f"Authorization: token {self.token}"],
-            timeout=PATIENCE_SECONDS,
-            http_no_proxy=["127.0.0.1"],
+            # Ours, since it would look for a proxy.
+            socket=socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS),
         )
 
 
