@@ -330,6 +330,39 @@ def images_build(
     )
 
 
+@images.command("test")
+def images_test(
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    descendants: Annotated[
+        bool, typer.Option("--descendants/--no-descendants", help="Also what is built on each IMAGE: ray, notebook.")
+    ] = True,
+    tag: Annotated[
+        str | None, typer.Option(help="Test the images of this tag, and build nothing; default: the sources' own.")
+    ] = None,
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+    output: Output = "table",
+) -> None:
+    """Test images in containers: versions, user, labels, files, signals, a training on two ranks.
+
+    Builds what this machine does not have at the sources' revision. A check that needs an accelerator is left out where
+    there is none, and says so. Exit code 1: a check failed.
+    """
+    from jobs.cli import images_test as command
+
+    command.test(
+        names,
+        release_name=release,
+        descendants=descendants,
+        tag=tag,
+        build_arguments=build_arguments or [],
+        network=network,
+        output=output,
+    )
+
+
 @images.command("push")
 def images_push(
     ctx: typer.Context,
@@ -372,3 +405,19 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
     from jobs.cli import images as command
 
     command.list_images(ctx.obj.aws(), ctx.obj.stage, release_name=release, output=output)
+
+
+@images.command("sbom")
+def images_sbom(
+    *,
+    names: Images,
+    release: ReleaseName = None,
+    folder: Annotated[Path, typer.Option(help="Where the documents go.")] = Path(".trainyard/sbom"),
+) -> None:
+    """Write what images hold, every package with version and licence, as SPDX documents; prints their paths.
+
+    They must have been built at the sources' revision.
+    """
+    from jobs.cli import images_sbom as command
+
+    command.sbom(names, release_name=release, folder=folder)

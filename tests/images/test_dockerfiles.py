@@ -1,6 +1,9 @@
 """What can be said of the Dockerfiles without a Docker engine: that they agree with the rows and with each other."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,42 @@ def test_every_image_has_a_lock_for_every_release_and_copies_it(one: Image, row:
     assert lock_file(one, row).is_file()
     if one.parent:
         assert not set(locked(one, row)) & set(locked(image(one.parent), row)), "a child must not change its parent"
+
+
+@pytest.mark.parametrize(
+    "dockerfile", [*DOCKERFILES, *(ROOT / "tests").rglob("Dockerfile")], ids=lambda path: path.parent.name
+)
+def test_hadolint_finds_nothing_and_what_it_should_ignore_is_explained(dockerfile: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    linted = subprocess.run([hadolint, "--no-color", dockerfile], capture_output=True, text=True, check=False)
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+    lines = dockerfile.read_text().splitlines()
+    ignored = [number for number, line in enumerate(lines) if line.startswith("# hadolint ")]
+    assert [lines[number] for number in ignored if not re.match(r"# (?!hadolint)\S", lines[number - 1])] == []
+
+
+def test_shellcheck_finds_nothing_in_the_shared_scripts() -> None:
+    scripts = sorted((ROOT / "images" / "shared").iterdir())
+    assert scripts
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("shellcheck"), *scripts], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout) == (0, "")
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_no_instruction_could_leave_a_secret_in_the_image(dockerfile: Path) -> None:
+    """Arguments and variables are in an image's history, for all who may pull it."""
+    text = dockerfile.read_text()
+    joined = re.sub(r"\\\n", " ", text)
+    instructions = re.findall(r"^(ARG|ENV|LABEL)\s+(.*)$", joined, flags=re.MULTILINE)
+    names = {name for _, rest in instructions for name in re.findall(r"([\w.-]+)=", rest)}
+    names |= {rest for kind, rest in instructions if kind == "ARG" and "=" not in rest}
+    assert names
+    secret = re.compile(r"secret|token|passw|credential|api_?key|access_?key|private|auth", re.IGNORECASE)
+    assert [name for name in names if secret.search(name)] == []
+    # Nor what somebody has on the machine that builds: of the context, only these are named.
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", text, flags=re.MULTILINE)
+    assert all(re.fullmatch(r"jobs|images/\w+/requirements/\S+\.txt", source) for source in copied)
+    assert not re.search(r"^ADD\b", text, flags=re.MULTILINE)

@@ -1,0 +1,67 @@
+"""What an image holds, as an SPDX document: every Debian and Python package with its version, licence and origin.
+
+    trainyard images sbom cpu          writes .trainyard/sbom/cpu-<release>-<revision>.spdx.json
+
+Syft reads it off the image that the Docker engine has, so the document tells what is inside rather than what was asked
+for. It is a step of its own, since it reads all of the image.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs.errors import ConfigurationError, TrainyardError
+from jobs.images import engine
+
+SUFFIX = ".spdx.json"
+
+_SCAN_SECONDS = 1800
+"""For Habana's image, which has tens of gigabytes."""
+
+
+def syft() -> Path:
+    """The program. Raises ConfigurationError where it is not installed."""
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    found = shutil.which("syft", path=os.pathsep.join(folders))
+    if found is None:
+        raise ConfigurationError(
+            "syft, which reads what an image holds, is not installed",
+            next_step="python -m pip install 'trainyard[sbom]', or another way to have syft on PATH",
+        )
+    return Path(found)
+
+
+def write(*, name: str, title: str, tag: str, path: Path) -> None:
+    """Write the document of the engine's image `name`; it calls itself `title`, of version `tag`.
+
+    Raises TrainyardError where syft cannot read the image, ConfigurationError where the disk is full. Whatever lay at
+    `path` is replaced once the new document is whole.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        done = subprocess.run(
+            [
+                *(str(syft()), "scan", f"docker:{name}", "--quiet", "--output", f"spdx-json={part}"),
+                *("--source-name", title, "--source-version", tag),
+            ],
+            # No call home; and packages only: a line for each of their files would make it twenty times as long.
+            env={**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_FILE_METADATA_SELECTION": "none"},
+            capture_output=True,
+            text=True,
+            timeout=_SCAN_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            reason = done.stderr.strip()
+            if engine.is_disk_full(reason):
+                raise engine.disk_full(reason)
+            raise TrainyardError(
+                f"syft cannot read {name} (exit code {done.returncode}): {reason}",
+                next_step="see that the Docker engine answers ('docker version') and has the image",
+            )
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Stands in for Habana's package of that name in a stand-in for Habana's image."""
