@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from jobs.aws import Aws
 from jobs.cli import tables
 from jobs.cli.build_view import BuildView
@@ -55,7 +53,7 @@ def push(
     if output == "json":
         tables.print_json([_pushed_json(one, row.name, recorded) for one in pushed])
     else:
-        tables.show(_pushed_table(pushed), on=tables.stdout())
+        print("\n".join(one.uri for one in pushed))
     rolls_out = f"trainyard --stage {stage} local up" if aws.embedded else f"cdk deploy '{stage}/jobs' -c stage={stage}"
     console.print(f"next: {rolls_out}, which has jobs run in what was pushed")
 
@@ -69,12 +67,3 @@ def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) ->
         "was_there": one.was_there,
         "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
     }
-
-
-def _pushed_table(pushed: Sequence[Pushed]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("IMAGE", "TAG", "URI", ""):
-        table.add_column(heading, no_wrap=True)
-    for one in pushed:
-        table.add_row(one.image.name, one.tag, one.uri, "was there" if one.was_there else "")
-    return table

@@ -167,7 +167,7 @@ class Push:
 
         Raises TrainyardError for one that the registry has another build of, and as `run` does.
         """
-        return [one.name for one in chosen if not self._local(one) and not self._there(one)]
+        return [one.name for one in chosen if self._there(one) is None and self._local(one) is None]
 
     def run(self, chosen: Iterable[Image], watcher: Watcher) -> list[Pushed]:
         """Push them one after the other.

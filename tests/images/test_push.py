@@ -1,0 +1,332 @@
+"""`trainyard images push` to an embedded AWS whose ECR is a real registry, from a copy of the source."""
+
+import base64
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.constructs.image_build import PROGRAM
+from jobs.errors import UsageError
+from jobs.images.push import check_clean
+from jobs.images.revision import REVISION_VARIABLE
+from jobs.releases import release
+from jobs.stage import image_parameter, image_repository_parameter
+from tests.conftest import EmbeddedAws, run_embedded_aws
+from tests.images.registry import FrontDoor, Refusal, front_door, running_registry
+from tests.jobs.images.source_tree import ROOT, SourceTree
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+RELEASE = release().name
+TOKEN = "123456789012-auth-token"  # what moto's ECR gives everybody
+IMAGES = ("cpu", "cpu-ray", "gaudi", "gaudi-ray")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage as its image stack leaves it: repositories, and parameters that name them."""
+
+    aws: EmbeddedAws
+    name: str = "dev"
+
+    def deploy(self) -> "Stage":
+        ecr, ssm = self.aws.client("ecr"), self.aws.client("ssm")
+        values = {"release": RELEASE, "images": "gaudi"}
+        for image in IMAGES:
+            uri = ecr.create_repository(repositoryName=f"{self.name}-{image}")["repository"]["repositoryUri"]
+            values[image_repository_parameter(image)] = uri
+            values[image_parameter(image, RELEASE)] = f"{uri}:not-built-yet"
+        for name, value in values.items():
+            ssm.put_parameter(Name=f"/trainyard/{self.name}/{name}", Value=value, Type="String")
+        return self
+
+    def parameter(self, name: str) -> str:
+        found = self.aws.client("ssm").get_parameter(Name=f"/trainyard/{self.name}/{name}")["Parameter"]["Value"]
+        assert isinstance(found, str)
+        return found
+
+    def recorded(self) -> dict[str, str]:
+        """Image to what was recorded of it; nothing of what was not built yet."""
+        uris = {image: self.parameter(image_parameter(image, RELEASE)) for image in IMAGES}
+        return {image: uri for image, uri in uris.items() if not uri.endswith(":not-built-yet")}
+
+    def repository(self, image: str) -> str:
+        return self.parameter(image_repository_parameter(image))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """All that a push takes."""
+
+    stage: Stage
+    door: FrontDoor
+    tree: SourceTree
+    engine: Any
+    home: Path
+
+    @property
+    def tag(self) -> str:
+        return f"{RELEASE}-{self.tree.revision}"
+
+    def name_in_registry(self, image: str) -> str:
+        return self.stage.repository(image).partition("/")[2]
+
+    def have(self, image: str, content: str) -> None:
+        """Puts an image of one small file into the engine, as if it had been built from the tree."""
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            member = tarfile.TarInfo("content")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content.encode()))
+        self.engine.api.import_image_from_data(archive.getvalue(), repository=f"trainyard/{image}", tag=self.tag)
+
+    def push(self, *arguments: str, stage: Stage | None = None) -> subprocess.CompletedProcess[str]:
+        stage = stage or self.stage
+        environment = {**stage.aws.environment, "HOME": str(self.home), "TRAINYARD_STAGE": stage.name}
+        return self.tree.images("push", *arguments, environment=environment)
+
+    def names_of_others(self) -> set[str]:
+        """What the engine has of the tree's revision besides the images that were built."""
+        names = {name for image in self.engine.images.list() for name in image.tags}
+        return {name for name in names if self.tag in name and not name.startswith("trainyard/")}
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontDoor]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as registry, front_door(registry) as door:
+        yield door
+
+
+@pytest.fixture(scope="module")
+def with_registry(door: FrontDoor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+    with run_embedded_aws(tmp_path_factory.mktemp("aws"), "--registry", door.address) as aws:
+        yield aws
+
+
+@pytest.fixture
+def bench(
+    door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Bench]:
+    tree = SourceTree(tmp_path / "tree")
+    # A revision of its own: tests share a registry, where a tag is one image for ever.
+    tree.write("images/of-this-test", request.node.name)
+    tree.commit()
+    home = tmp_path / "home"
+    home.mkdir()
+    name = "t" + re.sub(r"\W", "", tmp_path.name)[-12:].lower()
+    made = Bench(Stage(with_registry, name).deploy(), door, tree, docker_engine, home)
+    yield made
+    door.refuses = lambda method, path: None
+    for image in docker_engine.images.list():
+        for tagged in image.tags:
+            if made.tag in tagged:
+                docker_engine.images.remove(tagged, force=True)
+
+
+def pushed(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_what_the_registry_has_is_recorded_by_its_digest_and_pushed_once(bench: Bench) -> None:
+    bench.have("cpu", "first")
+    [first] = pushed(bench.push("cpu", "-o", "json"))
+    digest = bench.door.registry.digest(bench.name_in_registry("cpu"), bench.tag)
+    assert first["uri"] == f"{bench.stage.repository('cpu')}@{digest}"
+    assert (first["tag"], first["was_there"]) == (bench.tag, False)
+    # The embedded AWS runs on a machine without HPUs.
+    assert bench.stage.recorded() == {"cpu": first["uri"], "gaudi": first["uri"]}
+
+    # Again: nothing is sent, nothing changes.
+    bench.door.asked.clear()
+    [second] = pushed(bench.push("cpu", "-o", "json"))
+    assert (second["was_there"], second["uri"], second["recorded"]) == (True, first["uri"], [])
+    assert not [path for method, path in bench.door.asked if method in {"PUT", "PATCH", "POST"}]
+
+    # On a machine that has no such image: what is there is taken, and nothing is built.
+    for name in (f"trainyard/cpu:{bench.tag}", f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}"):
+        bench.engine.images.remove(name, force=True)
+    bench.stage.aws.client("ssm").put_parameter(
+        Name=f"/trainyard/{bench.stage.name}/{image_parameter('cpu', RELEASE)}", Value="older", Overwrite=True
+    )
+    [third] = pushed(bench.push("cpu", "-o", "json"))
+    assert (third["was_there"], third["uri"], third["recorded"]) == (True, first["uri"], ["cpu"])
+
+
+def test_a_push_says_what_it_does_and_what_rolls_it_out(bench: Bench) -> None:
+    bench.have("cpu", "told")
+    done = bench.push()  # of the stage's images, their twins on CPUs
+    assert done.returncode == 0, done.stderr
+    uri = bench.stage.recorded()["gaudi"]
+    assert done.stdout == f"{uri}\n"
+    assert f"cpu: push to {bench.door.address}/" in done.stderr
+    assert "the embedded AWS has no accelerator: cpu is gaudi there too" in done.stderr
+    assert done.stderr.endswith(
+        f"next: trainyard --stage {bench.stage.name} local up, which has jobs run in what was pushed\n"
+    )
+
+
+def test_a_tag_that_another_build_has_is_refused_before_anything_is_sent(bench: Bench) -> None:
+    bench.have("cpu", "of one machine")
+    [first] = pushed(bench.push("cpu", "-o", "json"))
+    # GIVEN another machine, on which the same sources were built too
+    bench.engine.images.remove(f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}")
+    bench.have("cpu", "of another machine")
+    bench.have("cpu-ray", "of another machine")
+    bench.door.asked.clear()
+    done = bench.push("cpu-ray", "cpu")
+    assert done.returncode == 1
+    digest = first["uri"].partition("@")[2]
+    assert f"has an image tagged {bench.tag} already ({digest}), which is not the one" in done.stderr
+    assert f"next: docker image rm trainyard/cpu:{bench.tag}, then the same command again" in done.stderr
+    assert not [path for method, path in bench.door.asked if method in {"PUT", "PATCH", "POST"}]
+    assert "cpu-ray" not in bench.stage.recorded()
+    assert not bench.names_of_others()
+
+
+DENIED = "User: arn:aws:iam::123456789012:user/a is not authorized to perform: ecr:InitiateLayerUpload"
+EXPIRED = "Your authorization token has expired. Reauthenticate and try again."
+NO_REPOSITORY = "The repository with name 'x' does not exist in the registry with id '123456789012'"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "exit_code", "next_step"),
+    [
+        (Refusal(403, "DENIED", DENIED), 3, "ask who runs the stage for the right to push there"),
+        (Refusal(403, "DENIED", EXPIRED), 3, "the same command again, which signs in anew"),
+        (Refusal(404, "NAME_UNKNOWN", NO_REPOSITORY), 3, "cdk deploy '{stage}/image', which makes it"),
+    ],
+    ids=["no permission", "expired", "no repository"],
+)
+def test_a_refusal_leaves_no_name_and_no_record(bench: Bench, refusal: Refusal, exit_code: int, next_step: str) -> None:
+    # GIVEN two images, of which the registry refuses the second
+    bench.have("cpu", f"first of {bench.tag}")
+    bench.have("cpu-ray", f"second of {bench.tag}")
+    refused = f"/v2/{bench.name_in_registry('cpu-ray')}/blobs/"
+    bench.door.refuses = lambda method, path: refusal if path.startswith(refused) and method == "POST" else None
+    done = bench.push("cpu", "cpu-ray")
+    assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+    assert "error: 'cpu-ray' was not pushed to " in done.stderr
+    assert "and nothing was recorded" in done.stderr
+    assert f"next: {next_step.format(stage=bench.stage.name)}" in done.stderr
+    assert "Traceback" not in done.stderr
+    # THEN no job definition will name either of them
+    assert bench.stage.recorded() == {}
+    assert not [name for name in bench.names_of_others() if bench.name_in_registry("cpu-ray") in name]
+    # AND once it may, the same command goes on where that one ended
+    bench.door.refuses = lambda method, path: None
+    rows = pushed(bench.push("cpu", "cpu-ray", "-o", "json"))
+    assert [(row["image"], row["was_there"]) for row in rows] == [("cpu", True), ("cpu-ray", False)]
+    assert set(bench.stage.recorded()) == set(IMAGES)
+
+
+def test_the_sign_in_is_in_no_file(bench: Bench) -> None:
+    bench.have("cpu", "signed in")
+    assert bench.push("cpu").returncode == 0
+    token = base64.b64encode(f"AWS:{TOKEN}".encode()).decode()
+    assert bench.door.credentials == {f"Basic {token}"}
+    files = [path for path in bench.home.rglob("*") if path.is_file()]
+    assert not [path for path in files if TOKEN in path.read_text(errors="replace")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["cpi"], 2, "image 'cpi' not found; did you mean 'cpu'?"),
+        (["cuda"], 3, "has no repository for image 'cuda'"),
+        (["cpu", "--release", "1.20.0"], 3, "runs image 'cpu' of release 1.20.0"),
+        (["cpu", "--release", "9"], 2, "release '9' has no row"),
+    ],
+    ids=["image", "repository", "release of no pool", "release"],
+)
+def test_what_the_stage_has_no_place_for_is_refused(
+    bench: Bench, arguments: list[str], exit_code: int, said: str
+) -> None:
+    done = bench.push(*arguments)
+    assert done.returncode == exit_code
+    assert said in done.stderr
+    assert bench.stage.recorded() == {}
+
+
+def test_a_stage_that_is_not_there_is_told_apart(bench: Bench) -> None:
+    done = bench.push("cpu", stage=Stage(bench.stage.aws, "nobodys"))
+    assert done.returncode == 3
+    assert "stage 'nobodys' has no repositories for images" in done.stderr
+    assert "next: cdk deploy 'nobodys/image' -c stage=nobodys" in done.stderr
+
+
+def test_without_a_registry_the_engine_keeps_the_image_under_its_name_in_ecr(bench: Bench, tmp_path: Path) -> None:
+    bench.have("cpu-ray", "kept here")
+    with run_embedded_aws(tmp_path) as aws:
+        stage = Stage(aws).deploy()
+        [row] = pushed(bench.push("cpu-ray", "-o", "json", stage=stage))
+        assert row["uri"] == f"{stage.repository('cpu-ray')}:{bench.tag}"
+        assert stage.recorded() == {"cpu-ray": row["uri"], "gaudi-ray": row["uri"]}
+        assert bench.engine.images.get(row["uri"]).id == bench.engine.images.get(f"trainyard/cpu-ray:{bench.tag}").id
+
+
+def test_a_registry_that_does_not_answer_is_named(bench: Bench, tmp_path: Path) -> None:
+    bench.have("cpu", "nowhere")
+    with run_embedded_aws(tmp_path, "--registry", "127.0.0.1:9") as aws:
+        stage = Stage(aws).deploy()
+        done = bench.push("cpu", stage=stage)
+        assert done.returncode == 1
+        assert "was not pushed to 127.0.0.1:9/" in done.stderr
+        assert "next: see that the engine reaches the registry" in done.stderr
+        assert stage.recorded() == {}
+    assert not bench.names_of_others()
+
+
+def test_a_push_to_an_account_wants_a_clean_tree() -> None:
+    dirty = "0123456789ab-dirty-01234567"
+    with pytest.raises(UsageError, match=dirty) as caught:
+        check_clean(dirty, embedded=False, allow_dirty=False)
+    assert caught.value.next_step is not None
+    assert "--allow-dirty" in caught.value.next_step
+    check_clean(dirty, embedded=False, allow_dirty=True)
+    check_clean(dirty, embedded=True, allow_dirty=False)
+    check_clean("0123456789ab", embedded=False, allow_dirty=False)
+
+
+def test_codebuild_does_the_same(bench: Bench, tmp_path: Path) -> None:
+    # GIVEN the source as CodeBuild gets it: without git, and its revision in a variable
+    source = tmp_path / "source"
+    shutil.copytree(bench.tree.root, source, ignore=shutil.ignore_patterns(".git"))
+    for name in PROGRAM:
+        shutil.copy(ROOT / name, source)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").symlink_to(sys.executable)
+    bench.have("cpu", "in CodeBuild")
+    # WHEN the project's commands run
+    done = subprocess.run(
+        ["bash", str(ROOT / "infra" / "constructs" / "image_build.sh")],
+        cwd=source,
+        env={
+            **bench.stage.aws.environment,
+            "HOME": str(bench.home),
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "ARGUMENTS": f"cpu --release {RELEASE} -o json",
+            "TRAINYARD_STAGE": bench.stage.name,
+            REVISION_VARIABLE: bench.tree.revision,
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    # THEN they push and record
+    [row] = pushed(done)
+    digest = bench.door.registry.digest(bench.name_in_registry("cpu"), bench.tag)
+    assert bench.stage.recorded()["cpu"] == row["uri"] == f"{bench.stage.repository('cpu')}@{digest}"
