@@ -1,0 +1,115 @@
+"""Checks of what an image says of itself: its user, its labels, its environment, its size."""
+
+import re
+from collections.abc import Iterator
+
+from jobs.images.checks import container
+from jobs.images.checks.check import CheckFailedError, Subject
+from jobs.images.hierarchy import image
+
+TITLE, VERSION, REVISION, BASE_NAME = (
+    f"org.opencontainers.image.{key}" for key in ("title", "version", "revision", "base.name")
+)
+
+OWN_LABEL = "trainyard."
+"""Beginning of the labels that name versions of a release's row."""
+
+CHILD_LIMIT_BYTES = 250_000_000
+"""What a child may add: Ray and JupyterLab take 150 to 165 MB each."""
+
+TORCH_RATIO = 1.3
+"""How much an image on a plain Python may add, as a multiple of its torch wheel unpacked."""
+
+_SECRET = re.compile(
+    r"\b\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY)\w*=\S+", re.IGNORECASE
+)
+_PASSWORD_IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
+
+_WHOLE_LAYERS = ("RUN ", "COPY ", "ADD ", "WORKDIR ")
+"""Instructions that make a layer, as an image's history begins its lines."""
+
+
+def stated_user(subject: Subject) -> tuple[int, str]:
+    """Number and home of the user that the Dockerfile of the image's root names; root where it names none."""
+    text = image(subject.image.root).dockerfile.read_text()
+    users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
+    homes = re.findall(r"--home-dir (\S+)", text)
+    return (int(users[-1]), homes[-1]) if users else (0, "/root")
+
+
+def user(subject: Subject) -> str:
+    number, _ = stated_user(subject)
+    found = container.last_line(container.run(subject, ["sh", "-c", "echo $(id -u):$(id -g)"]))
+    if found != f"{number}:{number}":
+        raise CheckFailedError(f"it runs as {found}, and images/{subject.image.root}/Dockerfile says {number}:{number}")
+    return found
+
+
+def labels(subject: Subject) -> str:
+    found = subject.configuration.get("Labels") or {}
+    expected = {
+        TITLE: f"trainyard/{subject.image.name}",
+        VERSION: subject.release.name,
+        REVISION: subject.revision,
+        **({BASE_NAME: subject.parent} if subject.parent else {}),
+    }
+    arguments = {name.lower().replace("_", "-"): value for name, value in subject.release.build_arguments.items()}
+    own = {name: value for name, value in found.items() if name.startswith(OWN_LABEL)}
+    expected |= {name: arguments.get(name.removeprefix(OWN_LABEL)) for name in own}
+    wrong = [
+        f"{name} is {found.get(name)!r}, not {value!r}" for name, value in expected.items() if found.get(name) != value
+    ]
+    if wrong:
+        raise CheckFailedError("; ".join(wrong))
+    return f"revision {subject.revision}, " + ", ".join(
+        f"{name.removeprefix(OWN_LABEL)} {value}" for name, value in sorted(own.items())
+    )
+
+
+def environment(subject: Subject) -> str:
+    """Neither its variables nor the instructions in its history may tell a secret."""
+    told = [*(subject.configuration.get("Env") or ()), *_instructions(subject)]
+    found = {match for text in told for match in (*_SECRET.findall(text), *_PASSWORD_IN_URL.findall(text))}
+    if found:
+        # Not what they hold.
+        names = sorted(text.partition("=")[0] if "=" in text else "a password in a URL" for text in found)
+        raise CheckFailedError(f"looks like a secret: {', '.join(names)}")
+    return f"{len(subject.configuration.get('Env') or ())} variables and the history looked at"
+
+
+def size_of_child(subject: Subject) -> str:
+    parent = subject.client.images.get(subject.parent).attrs["Size"]
+    added = subject.size_bytes - parent
+    if added > CHILD_LIMIT_BYTES:
+        raise CheckFailedError(f"{_mb(added)} over its base, more than {_mb(CHILD_LIMIT_BYTES)}")
+    return f"{_mb(added)} over its base of {_mb(parent)}"
+
+
+def size_of_root(subject: Subject) -> str:
+    """Against its torch wheel unpacked, whose size the wheel's own record tells."""
+    unpacked = int(container.last_line(container.run_script(subject, "unpacked_size.py", "torch")))
+    base = _size_of_base(subject)
+    added = subject.size_bytes - base
+    ratio = f"{added / unpacked:.2f} x its torch wheel unpacked ({_mb(unpacked)})"
+    told = f"{_mb(added)} over its base of {_mb(base)}, {ratio}"
+    if added > TORCH_RATIO * unpacked:
+        raise CheckFailedError(f"{told}, more than {TORCH_RATIO} x")
+    return told
+
+
+def _size_of_base(subject: Subject) -> int:
+    """Size of all below the layers that the root's own Dockerfile makes."""
+    text = subject.image.dockerfile.read_text()
+    own = len(re.findall(r"^(?:RUN|COPY|ADD|WORKDIR) ", text[text.rindex("FROM ") :], re.MULTILINE))
+    history = subject.client.images.get(subject.name).history()
+    layers = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_WHOLE_LAYERS)]
+    return subject.size_bytes - sum(layers[:own])
+
+
+def _instructions(subject: Subject) -> Iterator[str]:
+    for entry in subject.client.images.get(subject.name).history():
+        yield entry["CreatedBy"]
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"

@@ -1,0 +1,88 @@
+"""Trains a tiny model on two ranks, as a job does: the launcher's choice of accelerator, its Trainer, its backend.
+
+Takes the accelerator: cpu, cuda or hpu. The first process starts the ranks, which find RANK in their environment.
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+from jobs.errors import TrainyardError
+from jobs.train import accelerator as accelerators
+
+RANKS = 2
+STEPS = 30
+LENGTH = 16
+
+
+def start(asked: str) -> None:
+    chosen = accelerators.choose(asked, nproc_per_node=RANKS)
+    os.environ.update(chosen.environment, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    ranks = ["--nnodes=1", f"--nproc-per-node={RANKS}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    os.execv(  # noqa: S606 - torchrun takes over
+        sys.executable,
+        [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", __file__, sys.argv[1]],
+    )
+
+
+def train() -> None:
+    chosen = accelerators.of_rank(os.environ)
+    chosen.prepare()
+    trainer_class, arguments_class = chosen.trainer_class(), chosen.training_arguments_class()
+    import torch  # noqa: PLC0415 - after what the accelerator has set up
+    from transformers import BertConfig, BertForSequenceClassification, set_seed  # noqa: PLC0415 - imports torch
+
+    set_seed(0)
+    config = BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=2
+    )
+    tokens = torch.randint(2, config.vocab_size, (256, LENGTH))
+    tokens[:, 0] = torch.randint(0, 2, (256,))  # the class stands at the beginning
+    examples = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row[0]} for row in tokens]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_class(
+            model=BertForSequenceClassification(config),
+            args=arguments_class(
+                output_dir=folder,
+                max_steps=STEPS,
+                per_device_train_batch_size=16,
+                learning_rate=3e-3,
+                logging_steps=5,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                **chosen.training_arguments(),
+            ),
+            train_dataset=examples,
+            **chosen.trainer_arguments(),
+        )
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    backend, world_size = torch.distributed.get_backend(), torch.distributed.get_world_size()
+    weights = torch.cat([parameter.detach().float().flatten() for parameter in trainer.model.parameters()])
+    everywhere = [torch.zeros_like(weights) for _ in range(world_size)]
+    torch.distributed.all_gather(everywhere, weights)
+    rank = torch.distributed.get_rank()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    if (backend, world_size) != (chosen.backend, RANKS):
+        sys.exit(f"{world_size} ranks over {backend}, not {RANKS} over {chosen.backend}")
+    if not all(torch.equal(weights, others) for others in everywhere):
+        sys.exit("the ranks' weights differ: gradients were not averaged")
+    if losses[-1] > 0.5 * losses[0]:
+        sys.exit(f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} only: nothing was learned")
+    if rank == 0:
+        print(
+            f"{world_size} ranks over {backend} on {chosen.name}: loss {losses[0]:.3f} to {losses[-1]:.3f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        train()
+    else:
+        try:
+            start(json.loads(sys.argv[1]))
+        except TrainyardError as error:
+            sys.exit(str(error))

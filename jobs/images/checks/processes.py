@@ -1,0 +1,96 @@
+"""Checks of what runs in an image: the launcher, ranks that train, and what its children add."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from docker.types import DeviceRequest
+
+from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.images.checks import container
+from jobs.images.checks.check import CheckFailedError, LeftOut, Subject
+from jobs.instance_types import INSTANCE_TYPES
+
+_PORT = 9000
+"""On the container's own loopback, where nothing else listens."""
+
+_STOP_SECONDS = 20
+"""Of the 30 that AWS leaves a container after SIGTERM."""
+
+_TRAINING_SECONDS = 300
+
+_ACCELERATORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "gaudi": (
+        "hpu",
+        "habana",
+        {"runtime": "habana", "environment": {"HABANA_VISIBLE_DEVICES": "all"}, "ipc_mode": "host"},
+    ),
+    "cuda": (
+        "cuda",
+        "nvidia",
+        {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])], "ipc_mode": "host"},
+    ),
+}
+"""Root to: its accelerator, the engine's runtime that hands it in, and how a container asks for it."""
+
+
+def command(subject: Subject) -> str:
+    if entrypoint := subject.configuration.get("Entrypoint"):
+        raise CheckFailedError(f"it has an ENTRYPOINT, {entrypoint}: a job definition names the whole command")
+    output = container.run(subject)
+    if "jobs.train.launch" not in output or "job kinds" not in output:
+        raise CheckFailedError(f"{output}\nits own command is not the help of jobs.train.launch")
+    return " ".join(subject.configuration["Cmd"])
+
+
+def sigterm(subject: Subject) -> str:
+    """The launcher waits for an answer of S3's when SIGTERM comes to the init process."""
+    instance = next(row.name for row in INSTANCE_TYPES.values() if row.image == subject.image.root)
+    launch = (
+        f"python -m jobs.train.launch --instance-type={instance} --nproc-per-node=1 finetune-classification "
+        "--model=s3://bucket/model --train-data=s3://bucket/train.jsonl"
+    )
+    environment = {
+        "TRAINYARD_RUN_URI": "s3://bucket/team/run/",
+        "TRAINYARD_ACCELERATOR": "cpu",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{_PORT}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    script = f"{container.FOLDER}/silent_server.py"
+    with container.started(
+        subject, ["sh", "-c", f"python {script} {_PORT} & exec {launch}"], environment=environment
+    ) as started:
+        for line in started.logs(stream=True, follow=True):
+            if b"asked" in line:
+                break
+        else:
+            raise CheckFailedError(f"{container.output_of(started)}\nthe launcher ended before it asked for its run")
+        started.kill(signal="SIGTERM")
+        code = container.exit_code(started, timeout_seconds=_STOP_SECONDS)
+        output = container.output_of(started)
+    if code != INTERRUPTED_EXIT_CODE or "interrupted" not in output:
+        raise CheckFailedError(f"{output}\nexit code {code} after SIGTERM, not {INTERRUPTED_EXIT_CODE}")
+    return f"exit code {code}: {container.last_line(output)}"
+
+
+def two_ranks(subject: Subject) -> str:
+    return container.last_line(container.run_script(subject, "two_ranks.py", "cpu", timeout_seconds=_TRAINING_SECONDS))
+
+
+def on_its_accelerator(subject: Subject) -> str:
+    name, runtime, options = _ACCELERATORS[subject.image.root]
+    if runtime not in subject.client.info()["Runtimes"]:
+        raise LeftOut(f"the Docker engine has no runtime '{runtime}', which hands in {name.upper()}s")
+    output = container.run_script(
+        subject, "two_ranks.py", name, timeout_seconds=_TRAINING_SECONDS, cap_drop=None, **options
+    )
+    return container.last_line(output)
+
+
+def ray_train(subject: Subject) -> str:
+    return container.last_line(container.run_script(subject, "ray_workers.py", timeout_seconds=_TRAINING_SECONDS))
+
+
+def notebook(subject: Subject) -> str:
+    return container.last_line(container.run_script(subject, "notebook_server.py", timeout_seconds=_TRAINING_SECONDS))

@@ -1,0 +1,130 @@
+"""All checks of an image, one a row, in the order they are made."""
+
+from jobs.images.checks import configuration, files, packages, processes
+from jobs.images.checks.check import Check
+from jobs.images.hierarchy import Image
+from jobs.images.lock import IMAGES
+
+
+def _is_ray(image: Image) -> bool:
+    return image.folder == "ray"
+
+
+def _is_notebook(image: Image) -> bool:
+    return image.folder == "notebook"
+
+
+def _is_child(image: Image) -> bool:
+    return image.parent is not None
+
+
+def _is_cpu(image: Image) -> bool:
+    return image.name == "cpu"
+
+
+def _has_accelerator(image: Image) -> bool:
+    return image.parent is None and IMAGES[image.name].torch != "cpu"
+
+
+CHECKS = (
+    Check(
+        name="labels",
+        shows="revision, release and versions in its labels are those it was built for",
+        run=configuration.labels,
+    ),
+    Check(
+        name="user",
+        shows="it runs as the user that its Dockerfile names",
+        run=configuration.user,
+    ),
+    Check(
+        name="command",
+        shows="without an entrypoint, and its own command is the launcher's help",
+        run=processes.command,
+    ),
+    Check(
+        name="environment",
+        shows="no variable and no step of its history looks like a secret",
+        run=configuration.environment,
+    ),
+    Check(
+        name="secrets",
+        shows="no file holds credentials or a private key",
+        run=files.secrets,
+    ),
+    Check(
+        name="world-writable",
+        shows="nobody but its owner may write a file of it",
+        run=files.world_writable,
+    ),
+    Check(
+        name="ownership",
+        shows="a job may change its home, not its code or packages",
+        run=files.owned_by_root,
+    ),
+    Check(
+        name="leftovers",
+        shows="no cache of pip, no package lists, nothing in /tmp",
+        run=files.leftovers,
+    ),
+    Check(
+        name="build tools",
+        shows="no compiler and no build tool",
+        run=files.build_tools,
+    ),
+    Check(
+        name="versions",
+        shows="its packages have the versions of the lock and of the release's row",
+        run=packages.versions,
+    ),
+    Check(
+        name="pip check",
+        shows="its packages fit together",
+        run=packages.fit,
+    ),
+    Check(
+        name="imports",
+        shows="what a job imports can be imported, and so can every entrypoint",
+        run=packages.imports,
+    ),
+    Check(
+        name="SIGTERM",
+        shows="the init process hands SIGTERM to the launcher, which asks to be resumed",
+        run=processes.sigterm,
+    ),
+    Check(
+        name="two ranks",
+        shows="two ranks train a model together over gloo, without a network",
+        run=processes.two_ranks,
+    ),
+    Check(
+        name="accelerator",
+        shows="two ranks train a model together on its accelerator",
+        run=processes.on_its_accelerator,
+        concerns=_has_accelerator,
+    ),
+    Check(
+        name="Ray Train",
+        shows="two workers of Ray Train train a model together over gloo, on loopback alone",
+        run=processes.ray_train,
+        concerns=_is_ray,
+    ),
+    Check(
+        name="notebook",
+        shows="JupyterLab and TensorBoard answer to their token alone, on loopback alone, and a cell runs",
+        run=processes.notebook,
+        concerns=_is_notebook,
+    ),
+    Check(
+        name="size",
+        shows=f"at most {configuration.TORCH_RATIO} x its torch wheel unpacked over its base",
+        run=configuration.size_of_root,
+        concerns=_is_cpu,
+    ),
+    Check(
+        name="size",
+        shows=f"at most {configuration.CHILD_LIMIT_BYTES // 10**6} MB over its base",
+        run=configuration.size_of_child,
+        concerns=_is_child,
+    ),
+)
