@@ -16,10 +16,25 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
+from xdist.scheduler import LoadGroupScheduling
 
 from infra.emulator import CREDENTIALS, client
 
 pytest_plugins = ["tests.docker_engine"]
+
+
+class GroupOrFileScheduling(LoadGroupScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """What has the mark xdist_group stays together, and so does every file of the rest, with its fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group: str = super()._split_scope(nodeid)
+        return group.partition("::")[0]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupOrFileScheduling | None:
+    return GroupOrFileScheduling(config, log) if config.option.dist == "loadgroup" else None
+
 
 START_SECONDS = 60
 DEPLOY_SECONDS = 240
