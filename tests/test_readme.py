@@ -5,30 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from jobs.releases import release, releases
+from jobs.releases import release
 
 README = Path(__file__).parent.parent / "README.md"
 
 
-def test_the_table_of_releases_is_that_of_the_rows() -> None:
-    rows = {
-        row.name: [
-            f"**{row.name}** (default)" if row.name == release().name else row.name,
-            ", ".join(str(generation) for generation in row.gaudi),
-            row.os.replace("ubuntu", "Ubuntu "),
-            *(row.python, row.pytorch, row.optimum_habana, row.transformers),
-        ]
-        for row in releases().values()
-    }
-    lines = [line for line in README.read_text().splitlines() if re.match(r"\| \**\d", line)]
-    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == list(rows.values())
+def test_it_names_the_default_release() -> None:
+    assert f"a row ({release().name} where it says nothing" in " ".join(README.read_text().split())
 
 
 def test_it_fits_a_newcomers_patience() -> None:
     assert len(README.read_text().splitlines()) < 200
 
 
-@pytest.mark.parametrize("path", ["README.md", "infra/README.md", "infra/emulator/README.md"])
+@pytest.mark.parametrize("path", ["README.md", "images/README.md", "infra/README.md", "infra/emulator/README.md"])
 def test_links_lead_somewhere(path: str) -> None:
     page = README.parent / path
     text = page.read_text()
