@@ -90,7 +90,7 @@ class ImageBuild(Construct):
             environment=codebuild.CfnProject.EnvironmentProperty(
                 type="LINUX_CONTAINER",
                 image="aws/codebuild/standard:7.0",
-                # 128 GB of disk: Habana's image takes tens of them, twice over while it is unpacked.
+                # For its 128 GB of disk: the size of Habana's image is not published, and unpacking takes it twice over.
                 compute_type="BUILD_GENERAL1_LARGE",
                 privileged_mode=True,
                 environment_variables=[
