@@ -250,14 +250,8 @@ def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[st
             f"{field}: the AMI of '{pool.id}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; "
             "allow 1, or name an AMI that another stage or account has built"
         )
-    if pool.machine_image is None and pool.row.machine_image == "given":
-        yield (
-            f"{field}: Batch has no AMI for {pool.instance_type} any more; name one, with its root_device_name "
-            "(ECS's last one, without updates since 2026-06-30: "
-            "'ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id' with '/dev/xvda')"
-        )
     # That of the stage itself has been looked at with the other fields.
-    elif field != "machine_image" and pool.machine_image and not re.fullmatch(pattern, pool.machine_image):
+    if field != "machine_image" and pool.machine_image and not re.fullmatch(pattern, pool.machine_image):
         yield f"{field}: must be {wanted}, not '{pool.machine_image}'"
     pattern, wanted = _PATTERNS["root_device_name"]
     if pool.root_device_name is not None and not re.fullmatch(pattern, pool.root_device_name):

@@ -12,7 +12,7 @@ from jobs.errors import UsageError, did_you_mean
 
 Accelerator = Literal["hpu", "cuda", "cpu"]
 
-ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA", "ECS_AL2_NVIDIA"]
+ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
 """Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
 
 SCRATCH = "/scratch"
@@ -40,9 +40,8 @@ class InstanceType:
     """Disks of its own, gone with the instance: scratch space, and Docker's."""
     image_type: ImageType = "ECS_AL2023"
     """The family that its AMI belongs to, also where the AMI is not Batch's own."""
-    machine_image: Literal["batch", "stage", "given"] = "batch"
-    """Whose AMI it boots where the settings name none: Batch's newest of the family, one that the stage builds, or
-    nobody's, so that the settings have to name one."""
+    machine_image: Literal["batch", "stage"] = "batch"
+    """Whose AMI it boots where the settings name none: Batch's newest of the family, or one that the stage builds."""
     gaudi_generation: int | None = None
     """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
     huge_pages: int = 0
@@ -78,8 +77,8 @@ class InstanceType:
 _NO_SPOT_PRICE = "for want of a Spot price the On-Demand one stands in"
 
 # The CUDA rows have vCPUs, memory, cards, disks and zones as EC2 answers them (DescribeInstanceTypes and
-# DescribeInstanceTypeOfferings, which moto 5.2.5 ships); p3.8xlarge, which it no longer ships, is from memory of AWS's
-# product page, unconfirmed.
+# DescribeInstanceTypeOfferings, which moto 5.2.5 ships). None has V100 cards (P3): PyTorch's wheel on PyPI, which the
+# image cuda installs, is built with CUDA 13, and that has no code for cards older than Turing (compute capability 7.5).
 _ROWS = (
     InstanceType(
         name="dl1.24xlarge",
@@ -105,25 +104,6 @@ _ROWS = (
         price_source="the published DL1 pre-training tutorial (philschmid.de/pre-training-bert-habana)",
     ),
     InstanceType(
-        name="p3.8xlarge",
-        accelerator="cuda",
-        accelerators=4,  # V100, 16 GiB each
-        vcpus=32,
-        memory_mib=249_856,
-        job_memory_mib=240_000,
-        network_cards=0,
-        # Batch's AL2023 family for GPUs leaves P3 out, and of the AL2 one it gives out no AMI since 2026-06-30.
-        image_type="ECS_AL2_NVIDIA",
-        machine_image="given",
-        on_demand_quota_code="L-417A185B",
-        spot_quota_code="L-7212CCBC",
-        image="cuda",
-        on_demand_usd_per_hour=12.24,
-        spot_usd_per_hour=12.24,
-        price_date="2026-11-21",
-        price_source=f"price tables in public repositories, without a day, unconfirmed; {_NO_SPOT_PRICE}",
-    ),
-    InstanceType(
         name="p4d.24xlarge",
         accelerator="cuda",
         accelerators=8,  # A100, 40 GiB each
@@ -145,6 +125,29 @@ _ROWS = (
         spot_usd_per_hour=21.957642,
         price_date="2026-11-09",
         price_source=f"109-gpu-pricing/hyperscalers.json of github.com/datareceipts/data-receipts; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g5.4xlarge",
+        accelerator="cuda",
+        accelerators=1,  # A10G, 24 GiB
+        vcpus=16,
+        memory_mib=65_536,
+        job_memory_mib=60_000,
+        network_cards=0,
+        nvme_disks=1,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=1.624,
+        spot_usd_per_hour=1.624,
+        price_date="2026-11-21",
+        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="g5.48xlarge",

@@ -135,15 +135,6 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami"),),
             "machine_image: must be 'ami-…' or 'ssm:/…', not 'ami'",
         ),
-        (
-            "retiring",
-            (Pool(instance_type="p3.8xlarge"),),
-            (
-                "machine_image: Batch has no AMI for p3.8xlarge any more; name one, with its root_device_name (ECS's "
-                "last one, without updates since 2026-06-30: "
-                "'ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id' with '/dev/xvda')"
-            ),
-        ),
         ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
         ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
         ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
@@ -323,7 +314,7 @@ def test_every_mistake_is_told_at_once() -> None:
         {"machine_image": "ami-0123456789abcdef0"},
         {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami-0123456789abcdef0"),)},
         {
-            "instance_type": "p3.8xlarge",
+            "instance_type": "g5.4xlarge",
             "machine_image": "ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id",
             "root_device_name": "/dev/xvda",
         },
@@ -361,11 +352,6 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=TEAMS, retiring=retiring))
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
-
-
-def test_v100_instances_need_an_ami_of_somebodys() -> None:
-    with pytest.raises(ConfigurationError, match=r"machine_image: Batch has no AMI for p3\.8xlarge any more; name one"):
-        check(Stage(name="test", teams=TEAMS, instance_type="p3.8xlarge", machine_image=None))
 
 
 def test_endpoints_for_jobs_of_several_nodes_have_to_know_the_vpcs_default_group() -> None:

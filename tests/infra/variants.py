@@ -66,10 +66,10 @@ NO_WAY_OUT = Stage(
 
 CUDA = tuple(
     Stage(
-        name=row.name.split(".")[0],
+        name=row.name.replace(".", "-"),
         teams=(Team(name="research"),),
         instance_type=row.name,
-        machine_image="ami-0123456789abcdef0" if row.machine_image == "given" else None,
+        machine_image=None,
         root_device_name="/dev/xvda",
         max_on_demand_nodes=1,
         # Jobs of several nodes want EFA.

@@ -166,7 +166,7 @@ def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> No
     assert "aws ssm delete-parameter --name /trainyard/dev/budget-stop/research" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "cards"), [("p3.8xlarge", 4), ("p4d.24xlarge", 8)])
+@pytest.mark.parametrize(("name", "cards"), [("g5.4xlarge", 1), ("p4d.24xlarge", 8)])
 def test_the_same_spec_runs_on_cuda_instances(name: str, cards: int) -> None:
     planned = plan(spec(), replace(STAGE, instance_type=instance_type(name)), run_id=RUN_ID)
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cuda"

@@ -136,13 +136,13 @@ def test_cuda_instances_boot_the_newest_gpu_ami_of_batch(synthesised: Synthesise
     assert launch_data(compute, f"{pool}-spot")["BlockDeviceMappings"][0]["DeviceName"] == "/dev/xvda"
 
 
-def test_v100_instances_boot_the_ami_that_is_given(synthesised: Synthesised) -> None:
-    parameter = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
-    compute = synthesised(instance_type="p3.8xlarge", machine_image=f"ssm:{parameter}", root_device_name="/dev/xvda")[
+def test_cuda_instances_boot_the_ami_that_is_given(synthesised: Synthesised) -> None:
+    parameter = "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id"
+    compute = synthesised(instance_type="g5.4xlarge", machine_image=f"ssm:{parameter}", root_device_name="/dev/xvda")[
         "compute"
     ]
-    (configuration,) = capacity(compute, "p3-8xlarge-1-21-0-spot")["Ec2Configuration"]
-    assert configuration["ImageType"] == "ECS_AL2_NVIDIA"
+    (configuration,) = capacity(compute, "g5-4xlarge-1-21-0-spot")["Ec2Configuration"]
+    assert configuration["ImageType"] == "ECS_AL2023_NVIDIA"
     assert compute["Parameters"][configuration["ImageIdOverride"]["Ref"]]["Default"] == parameter
 
 
@@ -155,7 +155,7 @@ def test_each_pools_root_volume_is_the_root_of_its_own_ami(synthesised: Synthesi
     # GIVEN an AMI of Amazon Linux beside one of Ubuntu, one that the stage builds and one of Batch
     ami_id = "ami-0123456789abcdef0"
     compute = synthesised(
-        instance_type="p3.8xlarge",
+        instance_type="g5.4xlarge",
         machine_image=ami_id,
         root_device_name="/dev/xvda",
         retiring=(
@@ -172,7 +172,7 @@ def test_each_pools_root_volume_is_the_root_of_its_own_ami(synthesised: Synthesi
         if not name.startswith("cpu-")
     }
     assert mapped == {
-        "p3-8xlarge-1-21-0-spot": "/dev/xvda",
+        "g5-4xlarge-1-21-0-spot": "/dev/xvda",
         "dl1-24xlarge-1-21-0-spot": "/dev/sda1",
         "dl1-24xlarge-1-20-0-spot": "/dev/sda1",
         "g5-48xlarge-1-21-0-spot": "/dev/xvda",

@@ -52,7 +52,7 @@ def test_the_default_group_stays_empty_where_nobody_gets_it(synthesised: Synthes
     for settings in (
         {"max_multinode_nodes": 0},
         # Without EFA the compute environment names the security group itself.
-        {"max_multinode_nodes": 2, "instance_type": "p3.8xlarge", "machine_image": "ami-0123456789abcdef0"},
+        {"max_multinode_nodes": 2, "instance_type": "g5.4xlarge", "machine_image": "ami-0123456789abcdef0"},
     ):
         assert rules_of_the_default_group(synthesised(**settings)["network"]) == ([], [])
 
