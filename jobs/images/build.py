@@ -100,7 +100,8 @@ class Build:
                     wanted[one.parent] = image(one.parent)
                 wanted[one.name] = one
         ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
-        self._check_build_arguments(ordered)
+        parents = [image(one.parent) for one in ordered if one.parent]
+        self._check_build_arguments([*parents, *ordered])
         for one in ordered:
             self._check_lock(one)
         return ordered
@@ -178,8 +179,9 @@ class Build:
     def _exists(self, name: str) -> bool:
         return bool(self.client.images.list(name=self._name(name)))
 
-    def _check_build_arguments(self, planned: Sequence[Image]) -> None:
-        known = {name for one in planned for name in declared_arguments(one)}
+    def _check_build_arguments(self, lineage: Sequence[Image]) -> None:
+        """An argument of a parent is right too where the parent is there already."""
+        known = {name for one in lineage for name in declared_arguments(one)}
         decided = {*self._decided, "PARENT_IMAGE", "PARENT"}
         for name, value in self.build_arguments.items():
             if name in decided:
@@ -188,9 +190,9 @@ class Build:
                     next_step="choose a release with --release: its row in images/releases.toml says what must match",
                 )
             if name not in known and not _is_proxy(name):
+                searched = ", ".join(dict.fromkeys(one.name for one in lineage))
                 raise UsageError(
-                    f"build argument {name} is in no Dockerfile of {', '.join(one.name for one in planned)}"
-                    f"{did_you_mean(name, known - decided)}"
+                    f"build argument {name} is in no Dockerfile of {searched}{did_you_mean(name, known - decided)}"
                 )
             if _PASSWORD.search(value):
                 raise UsageError(

@@ -68,6 +68,6 @@ class SourceTree:
             env=self.environment(environment),
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=800,
             check=False,
         )

@@ -1,0 +1,261 @@
+"""`trainyard images build` and `list` with a Docker engine, from a copy of the source that nobody else edits."""
+
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+from jobs.releases import release
+from tests.jobs.cli.terminal import Terminal
+from tests.jobs.images.source_tree import SourceTree
+
+# The first to ask for the base and the cpu image waits until they are there, which takes minutes.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+RELEASE = release().name
+
+QUICK = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG REVISION\nRUN touch /begun\n"
+"""The Dockerfile of an image that takes a moment; tests add instructions."""
+
+CHILD = "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nARG PARENT\nRUN echo ${PARENT} > /parent\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
+    """What is built from it goes when the test ends; BuildKit keeps its layers."""
+    tree = SourceTree(tmp_path / "tree")
+    before = {name for image in docker_engine.images.list() for name in image.tags}
+    yield tree
+    for image in docker_engine.images.list():
+        for name in set(image.tags) - before:
+            if tree.revision in name:
+                docker_engine.images.remove(name, force=True)
+
+
+@pytest.fixture
+def options(base_image: str, torch_index: str) -> Sequence[str]:
+    """Those that the cpu image needs on this machine."""
+    given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
+    return (*given, "--network", "host")
+
+
+@pytest.fixture
+def base(base_image: str) -> Sequence[str]:
+    return ("--build-arg", f"BASE_IMAGE={base_image}", "--network", "none")
+
+
+def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
+    """What the engine has of an image that was built from `tree`."""
+    found = {name for one in engine.images.list(name=f"trainyard/{image}") for name in one.tags}
+    return {name for name in found if tree.revision in name}
+
+
+def built(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_the_cpu_image_is_built_and_a_code_edit_rebuilds_its_last_layers(
+    tree: SourceTree, options: Sequence[str], base_image: str, docker_engine: Any
+) -> None:
+    (first,) = built(tree.images("build", "cpu", *options, "-o", "json"))
+    assert first["name"] == f"trainyard/cpu:{RELEASE}-{tree.revision}"
+    image = docker_engine.images.get(first["name"])
+    assert image.id == first["id"]
+    assert image.labels["org.opencontainers.image.revision"] == tree.revision
+    assert image.labels["org.opencontainers.image.version"] == RELEASE
+    base_size = docker_engine.images.get(base_image).attrs["Size"]
+    assert first["size_bytes"] == image.attrs["Size"] == base_size + first["added_bytes"]
+
+    tree.append("jobs/train/launch.py", "# edited\n")
+    edited = tree.images("build", "cpu", *options)
+    assert edited.returncode == 0, edited.stderr
+    assert re.search(r"^cpu: 4/7 cached$", edited.stderr, re.MULTILINE), edited.stderr
+    header, row = edited.stdout.splitlines()
+    assert header.split() == ["IMAGE", "TAG", "SIZE", "OVER", "BASE", "TOOK", "LAYERS"]
+    tag = re.fullmatch(r"cpu +(\S+) +\d+ MB +\d+ MB +[\d.]+ s +3 of 6 rebuilt", row)
+    assert tag, row
+    assert re.fullmatch(rf"{RELEASE}-{tree.revision}-dirty-[0-9a-f]{{8}}", tag[1])
+    seen = docker_engine.containers.run(
+        f"trainyard/cpu:{tag[1]}",
+        ["tail", "-n", "1", "/opt/trainyard/jobs/train/launch.py"],
+        network_mode="none",
+        remove=True,
+    )
+    assert seen == b"# edited\n"
+
+
+def test_a_failure_half_way_names_image_and_step_and_leaves_no_name(
+    tree: SourceTree, options: Sequence[str], docker_engine: Any
+) -> None:
+    launch = tree.root / "jobs/train/launch.py"
+    launch.write_text(f"import nothing_like_it\n{launch.read_text()}")
+    done = tree.images("build", "cpu", *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: 'cpu' was not built, and no image got its name; step 6/7, RUN /mnt/install-jobs:" in done.stderr
+    assert "error: ModuleNotFoundError: No module named 'nothing_like_it'" in done.stderr
+    assert names(docker_engine, "cpu", tree) == set()
+
+
+def test_parents_are_built_first_and_only_where_they_are_missing(
+    tree: SourceTree, base: Sequence[str], docker_engine: Any
+) -> None:
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    tree.commit()
+    rows = built(tree.images("build", "probe-more", *base, "-o", "json"))
+    assert [row["image"] for row in rows] == ["probe", "probe-more"]
+    child = rows[1]["name"]
+    assert (
+        docker_engine.containers.run(child, ["cat", "/begun", "/parent"], network_mode="none", remove=True)
+        == b"probe\n"
+    )
+    again = built(tree.images("build", "probe-more", *base, "-o", "json"))
+    assert [(row["image"], row["rebuilt_layers"]) for row in again] == [("probe-more", 0)]
+    assert again[0]["id"] == rows[1]["id"]
+
+
+def test_all_descendants_need_one_word(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    for child in ("more", "other"):
+        tree.add_image(child, CHILD, locks=[f"probe/{RELEASE}"])
+    for child in ("ray", "notebook"):  # the real ones have no lock for this parent
+        (tree.root / "images" / child / "Dockerfile").unlink(missing_ok=True)
+    done = tree.images("build", "probe", "--all-descendants", *base, "-o", "json")
+    assert [row["image"] for row in built(done)] == ["probe", "probe-more", "probe-other"]
+
+
+def test_an_image_without_a_lock_for_the_release_is_refused(tree: SourceTree, docker_engine: Any) -> None:
+    tree.add_image("probe", QUICK, locks=["1.20.0"])
+    done = tree.images("build", "probe")
+    assert done.returncode == 3
+    assert f"no lock file for release {RELEASE}: images/probe/requirements/{RELEASE}.txt is missing" in done.stderr
+    assert f"next: python -m jobs.images.lock probe {RELEASE}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("BASE_IMGE=a", "is in no Dockerfile of cpu; did you mean 'BASE_IMAGE'?"),
+        ("PYTORCH=2.0", "PYTORCH is decided by the release and the sources"),
+        ("REVISION=1", "REVISION is decided by the release and the sources"),
+        ("TORCH_INDEX=https://me:secret@example.com/", "TORCH_INDEX holds a password"),
+        ("HTTPS_PROXY=http://me:secret@example.com/", "HTTPS_PROXY holds a password"),
+    ],
+)
+def test_a_build_argument_changes_no_version_and_holds_no_secret(
+    tree: SourceTree, docker_engine: Any, argument: str, said: str
+) -> None:
+    done = tree.images("build", "cpu", "--build-arg", argument)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_a_base_that_cannot_be_had_is_named(tree: SourceTree, docker_engine: Any) -> None:
+    missing = "localhost:1/python:3.11"  # nothing listens there
+    done = tree.images("build", "cpu", "--build-arg", f"BASE_IMAGE={missing}")
+    assert done.returncode == 3
+    assert f"error: the base of 'cpu' cannot be had: {missing}: " in done.stderr
+    assert "--build-arg BASE_IMAGE=" in done.stderr.splitlines()[-1]
+    assert names(docker_engine, "cpu", tree) == set()
+
+
+def test_a_full_disk_is_told_with_what_can_go(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    # /dev/full answers each write as a full disk does.
+    tree.add_image("probe", QUICK + "RUN dd if=/dev/zero of=/dev/full count=1\n", locks=[RELEASE])
+    done = tree.images("build", "probe", *base)
+    assert done.returncode == 3
+    assert re.search(
+        r"^error: 'probe' was not built: the disk of the Docker engine is full.*: .*no space left on device",
+        done.stderr,
+        re.MULTILINE | re.IGNORECASE,
+    ), done.stderr
+    assert re.search(r"^next: docker builder prune .* which free \d+ MB and \d+ MB", done.stderr, re.MULTILINE)
+    assert names(docker_engine, "probe", tree) == set()
+
+
+def test_ctrl_c_stops_the_build_and_names_nothing(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    tree.add_image("probe", QUICK + "RUN echo ${REVISION}; sleep 250\n", locks=[RELEASE])
+    process = subprocess.Popen(
+        tree.command("build", "probe", *base),
+        cwd=tree.root,
+        env=tree.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    try:
+        said = [next(line for line in process.stderr if "sleep 250" in line)]
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.read().splitlines(keepends=True)
+        assert process.wait(timeout=60) == 130
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    assert said[-1] == "error: stopped: 'probe' was not built, and no image got its name\n"
+    assert names(docker_engine, "probe", tree) == set()
+
+
+def test_sources_that_change_as_they_are_read_make_no_image(
+    tree: SourceTree, base: Sequence[str], docker_engine: Any
+) -> None:
+    tree.add_image("probe", QUICK + "COPY images/probe /probe\n", locks=[RELEASE])
+    done = Event()
+
+    def edit() -> None:
+        count = 0
+        while not done.wait(0.005):
+            tree.write("images/probe/edited", str(count := count + 1))
+
+    editor = Thread(target=edit)
+    editor.start()
+    try:
+        ended = tree.images("build", "probe", *base)
+    finally:
+        done.set()
+        editor.join()
+    assert ended.returncode == 1
+    assert re.search(rf"error: the sources changed from {tree.revision}-dirty-\S+ to \S+ while 'probe'", ended.stderr)
+    assert names(docker_engine, "probe", tree) == set()
+
+
+def test_a_terminal_shows_a_bar_for_each_image(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    tree.add_image("probe", QUICK + "RUN sleep 1\n", locks=[RELEASE])
+    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    command = tree.command("build", "probe-more", *base)
+    with Terminal(command, environment=tree.environment(), folder=tree.root) as terminal:
+        terminal.wait_until_shown("RUN sleep 1")
+        assert terminal.wait(timeout_seconds=120) == 0
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.shown)
+    assert re.search(r"probe +━[^\n]* 3/3 0:00:0\d trainyard/probe:", shown), shown
+    assert re.search(r"probe-more +━[^\n]* 2/2 0:00:0\d trainyard/probe-more:", shown), shown
+
+
+def test_the_list_tells_current_from_outdated(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    def row(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+        done = tree.images("list", "-o", "json", environment=environment)
+        assert done.returncode == 0, done.stderr
+        return next(one for one in json.loads(done.stdout)["images"] if one["image"] == "probe")
+
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.commit()
+    assert not row()["is_current"]
+    (first,) = built(tree.images("build", "probe", *base, "-o", "json"))
+    listed = row()
+    assert (listed["is_built"], listed["is_current"]) == (True, True)
+    assert {key: listed[key] for key in ("tag", "revision", "id", "size_bytes")} == {
+        key: first[key] for key in ("tag", "revision", "id", "size_bytes")
+    }
+    tree.append("jobs/spec.py", "# edited\n")
+    assert (row()["tag"], row()["is_current"]) == (first["tag"], False)
+    table = tree.images("list").stdout
+    assert re.search(rf"^probe +outdated +{re.escape(first['tag'])} +\d+ MB", table, re.MULTILINE)
