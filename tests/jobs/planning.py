@@ -20,6 +20,7 @@ STAGE = DeployedStage(
     queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
     job_definitions={
         ("research", "finetune-classification"): "arn:definition/research:3",
+        ("research", "notebook"): "arn:definition/notebook:1",
         ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
     },
 )
