@@ -244,11 +244,22 @@ def schema() -> None:
 
 
 @app.command()
-def demo() -> None:
-    """Deploy to an embedded AWS, fine-tune a real model there, show the result (what `make demo` runs)."""
+def demo(
+    *,
+    executor: Annotated[
+        Literal["process", "docker"],
+        typer.Option(help="What the job runs as: this machine's processes, or a container of the cpu image."),
+    ] = "process",
+    build_arguments: BuildArguments = None,
+    network: Network = None,
+) -> None:
+    """Deploy to an embedded AWS, fine-tune a real model there, show the result (what `make demo` runs).
+
+    With a Docker engine, --executor docker builds the cpu image first; --build-arg and --network are for that.
+    """
     from jobs.cli import demo as command
 
-    command.demo()
+    command.demo(executor=executor, build_arguments=build_arguments or [], network=network)
 
 
 @local.command("up")

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,30 +29,50 @@ from jobs.stage import DEFAULT_STAGE, DeployedStage
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
 RUNS_FOLDER = Path("runs")
-_STEPS = 6
 
 
-def demo() -> None:
-    """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended."""
+def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | None = None) -> None:
+    """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
+
+    `executor`: `docker` has the job run in a container of the cpu image, which is built with the other two first.
+    """
     started_at = time.monotonic()
-    steps = Steps()
+    in_container = executor == "docker"
+    steps = Steps(8 if in_container else 6)
     for ending in embedded.INTERRUPTS:
         signal.signal(ending, _interrupt)
     try:
-        with _embedded_aws(steps) as server:
-            _run(steps, server)
+        with _embedded_aws(steps, executor) as server:
+            _deploy(steps, server)
+            if in_container:
+                _build(steps, server, build_arguments, network)
+            _run(steps)
             steps.say(f"stopping the embedded AWS; all in all {tables.duration(time.monotonic() - started_at)}")
     except (KeyboardInterrupt, Detached):
         raise Detached("interrupted; what the demo had started is stopped", next_step="make demo") from None
 
 
-def _run(steps: "Steps", server: embedded.Server) -> None:
+def _deploy(steps: "Steps", server: embedded.Server) -> None:
     with steps.step(f"deploy stage '{DEFAULT_STAGE}' to it with the CDK CLI"):
         embedded.deploy(server, DEFAULT_STAGE)
-
     os.environ.update(server.environment)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         os.environ.pop(name, None)
+
+
+def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[str], network: str | None) -> None:
+    from jobs.cli.images_push import push_images
+    from jobs.images.push import StageImages
+
+    aws = Aws()
+    with steps.step("trainyard images push cpu"):
+        there = StageImages.read(aws, DEFAULT_STAGE, None)
+        push_images(aws, there, ["cpu"], build_arguments=build_arguments, network=network)
+    with steps.step("deploy again, which has jobs run in that image"):
+        embedded.deploy(server, DEFAULT_STAGE)
+
+
+def _run(steps: "Steps") -> None:
     aws = Aws()
     stage = read_stage(aws, DEFAULT_STAGE)
     spec = read_spec(SPEC)
@@ -81,13 +101,14 @@ def _run(steps: "Steps", server: embedded.Server) -> None:
 
 
 @contextmanager
-def _embedded_aws(steps: "Steps") -> Iterator[embedded.Server]:
+def _embedded_aws(steps: "Steps", executor: str) -> Iterator[embedded.Server]:
     """An embedded AWS of the demo's own, which ends with this process however that ends."""
     state_file = STATE_FOLDER / f"demo-{os.getpid()}.json"
     server = None
     try:
         with steps.step("start an embedded AWS"):
-            server = embedded.start(state_file, STATE_FOLDER / "demo.log", exit_with_pid=os.getpid())
+            log_file = STATE_FOLDER / "demo.log"
+            server = embedded.start(state_file, log_file, executor=executor, exit_with_pid=os.getpid())
             steps.say(f"it answers at {server.endpoint}; infra/emulator/README.md tells what it does not prove")
         yield server
     finally:
@@ -113,14 +134,15 @@ def _interrupt(_signal_number: int, _frame: object) -> None:
 class Steps:
     """Numbered steps on stderr, each with how long it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._console = tables.stderr()
         self._number = 0
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
         self._number += 1
-        self._console.print(Text(f"[{self._number}/{_STEPS}] {title}", style="bold"))
+        self._console.print(Text(f"[{self._number}/{self._count}] {title}", style="bold"))
         started_at = time.monotonic()
         yield
         self._console.print(Text(f"      done in {time.monotonic() - started_at:.1f} s", style="dim"))

@@ -25,11 +25,35 @@ def push(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images push`."""
-    arguments = parse_build_arguments(build_arguments)
+    """`trainyard images push`. On stdout stand the URIs as they were recorded."""
     if release_name:
         release(release_name)
     there = StageImages.read(aws, stage, release_name)
+    pushed, recorded = push_images(
+        aws, there, names, allow_dirty=allow_dirty, build_arguments=build_arguments, network=network
+    )
+    if output == "json":
+        tables.print_json([_pushed_json(one, there.release, recorded) for one in pushed])
+    else:
+        print("\n".join(one.uri for one in pushed))
+    rolls_out = f"trainyard --stage {stage} local up" if aws.embedded else f"cdk deploy '{stage}/jobs' -c stage={stage}"
+    tables.stderr().print(f"next: {rolls_out}, which has jobs run in what was pushed")
+
+
+def push_images(
+    aws: Aws,
+    there: StageImages,
+    names: Sequence[str],
+    *,
+    allow_dirty: bool = False,
+    build_arguments: Sequence[str] = (),
+    network: str | None = None,
+) -> tuple[list[Pushed], dict[str, str]]:
+    """Build what is missing, push, record; what was pushed, and image to URI of what changed in the stage's parameters.
+
+    Raises UsageError for sources that may not be pushed, and as `Build` and `Push` do.
+    """
+    arguments = parse_build_arguments(build_arguments)
     row = release(there.release)
     chosen = there.chosen(names, embedded=aws.embedded)
     revision = source_revision()
@@ -37,7 +61,8 @@ def push(
     client = engine.connect()
     job = Push(client=client, aws=aws, stage=there, registry=Registry.sign_in(aws), tag=image_tag(row.name, revision))
     console = tables.stderr()
-    console.print(f"stage '{stage}', release {row.name}, revision {revision}: {', '.join(one.name for one in chosen)}")
+    chosen_names = ", ".join(one.name for one in chosen)
+    console.print(f"stage '{there.stage}', release {row.name}, revision {revision}: {chosen_names}")
     if missing := job.missing(chosen):
         engine.build_command()
         build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
@@ -50,12 +75,7 @@ def push(
     for one in pushed:
         if stand_ins := [name for name in there.stand_ins(one.image) if aws.embedded]:
             console.print(f"the embedded AWS has no accelerator: {one.image.name} is {', '.join(stand_ins)} there too")
-    if output == "json":
-        tables.print_json([_pushed_json(one, row.name, recorded) for one in pushed])
-    else:
-        print("\n".join(one.uri for one in pushed))
-    rolls_out = f"trainyard --stage {stage} local up" if aws.embedded else f"cdk deploy '{stage}/jobs' -c stage={stage}"
-    console.print(f"next: {rolls_out}, which has jobs run in what was pushed")
+    return pushed, recorded
 
 
 def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) -> dict[str, Any]:

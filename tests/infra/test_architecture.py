@@ -7,6 +7,7 @@ from infra.architecture.__main__ import EVERYTHING, SVG, picture_of
 from infra.architecture.drawing import draw
 from infra.architecture.reading import Edge, plain, read
 from infra.settings import STAGES
+from jobs.images.hierarchy import with_descendants
 from tests.infra.synthesis import Templates
 
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -23,7 +24,10 @@ def test_the_picture_shows_every_stack_and_says_what_flows(templates: Templates)
     assert {path.split("/")[1] for path in stage} <= words
     assert "gaudi-multinode" in " ".join(words)
     assert any(re.fullmatch(r"network: .*subnet.*", text) for text in words)
-    assert "image: 2 repositories" in words
+    images = [image for root in ("cpu", "gaudi") for image in with_descendants(root)]
+    assert f"ECR: {len(images)} repositories" in words
+    # What the job stack reads of them: the images of each kind of job, as a push recorded them.
+    assert "image: 2 repositories, 2 parameters" in words
 
 
 def test_a_new_stack_and_what_it_takes_show_by_themselves() -> None:

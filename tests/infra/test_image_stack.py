@@ -1,17 +1,18 @@
 import json
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.constructs.image_build import SOURCES
+from infra.constructs.image_build import PROGRAM
 from infra.settings import Pool
+from jobs.catalog import CATALOG
+from jobs.images.hierarchy import child_name, with_descendants
+from jobs.images.revision import SOURCES
 from jobs.releases import release
+from jobs.stage import image_parameter, image_repository_parameter
 from tests.infra.synthesis import ROOT, Templates, flatten, only, resources
 
 
@@ -25,14 +26,52 @@ def project(templates: Templates) -> dict[str, Any]:
     return only(templates["dev/image"], "AWS::CodeBuild::Project")
 
 
-def test_there_is_a_repository_for_each_image_that_the_stage_runs(repositories: dict[str, dict[str, Any]]) -> None:
-    assert set(repositories) == {"CpuE6EA7902", "GaudiD66E52A4"}
+def published(template: dict[str, Any], stage: str) -> dict[str, str]:
+    path = f"/trainyard/{stage}/"
+    return {
+        item["Name"].removeprefix(path): flatten(item["Value"])
+        for item in resources(template, "AWS::SSM::Parameter").values()
+    }
+
+
+def test_there_is_a_repository_for_each_image_that_the_stage_runs_and_for_what_is_built_on_it(
+    templates: Templates, repositories: dict[str, dict[str, Any]]
+) -> None:
+    expected = {one.name for root in ("cpu", "gaudi") for one in with_descendants(root)}
+    assert {"cpu", "gaudi", "gaudi-notebook", "gaudi-ray"} <= expected
+    names = published(templates["dev/image"], "dev")
+    uris = {name.split("/")[1]: uri for name, uri in names.items() if name.startswith("image-repository/")}
+    assert set(uris) == expected
+    assert len(set(uris.values())) == len(repositories) == len(expected)
+    # Data is in none of them, but a logical id that changed would take all images with it.
+    assert {"CpuE6EA7902", "GaudiD66E52A4"} <= set(repositories)
     assert not any("RepositoryName" in repository for repository in repositories.values())
 
 
-def test_a_stage_without_accelerators_has_one_repository(synthesised: Callable[..., Templates]) -> None:
-    image = synthesised(instance_type="m6i.4xlarge")["image"]
-    assert set(resources(image, "AWS::ECR::Repository")) == {"CpuE6EA7902"}
+def test_a_stage_without_accelerators_has_the_cpu_images_only(synthesised: Callable[..., Templates]) -> None:
+    names = published(synthesised(instance_type="m6i.4xlarge")["image"], "test")
+    assert {name.split("/")[1] for name in names if name.startswith("image-repository/")} == {
+        one.name for one in with_descendants("cpu")
+    }
+
+
+def test_an_image_was_not_built_until_it_is_pushed(templates: Templates) -> None:
+    names = published(templates["dev/image"], "dev")
+    recorded = {name: uri for name, uri in names.items() if name.startswith("image/")}
+    assert image_parameter("gaudi-notebook", release().name) in recorded
+    for name, uri in recorded.items():
+        _, image, of_release = name.split("/")
+        assert of_release == release().name
+        assert uri == f"{names[image_repository_parameter(image)]}:not-built-yet"
+
+
+def test_each_release_that_a_pool_has_can_be_pushed(synthesised: Callable[..., Templates]) -> None:
+    names = published(synthesised(retiring=(Pool(instance_type="dl1.24xlarge", release="1.20.0"),))["image"], "test")
+    assert {image_parameter("gaudi", "1.20.0"), image_parameter("gaudi", "1.21.0")} <= set(names)
+    # What runs on CPU instances has the stage's own release.
+    assert image_parameter("cpu", "1.21.0") in names
+    assert image_parameter("cpu", "1.20.0") not in names
+    assert names["release"] == "1.21.0"
 
 
 def test_images_of_a_retiring_pool_stay(synthesised: Callable[..., Templates]) -> None:
@@ -75,22 +114,20 @@ def test_old_images_expire(repositories: dict[str, dict[str, Any]]) -> None:
         assert (kept["any"]["countType"], kept["any"]["countNumber"]) == ("imageCountMoreThan", 50)
 
 
-def test_whoever_builds_or_pushes_an_image_finds_where(templates: Templates) -> None:
-    published = {item["Name"] for item in resources(templates["dev/image"], "AWS::SSM::Parameter").values()}
-    assert published == {
-        "/trainyard/dev/image-repository/cpu",
-        "/trainyard/dev/image-repository/gaudi",
-        "/trainyard/dev/image-build/project",
-    }
+def test_whoever_pushes_is_told_which_images_new_jobs_run_in(synthesised: Callable[..., Templates]) -> None:
+    retiring = (Pool(instance_type="dl1.24xlarge"),)
+    names = published(synthesised(instance_type="p4d.24xlarge", retiring=retiring)["image"], "test")
+    of_kinds = {child_name("cuda" if kind.accelerated else "cpu", kind.image) for kind in CATALOG.values()}
+    assert set(names["images"].split()) == of_kinds
+    assert "image-build/project" in names
 
 
-def test_a_build_is_given_the_stages_release_and_its_repositories(project: dict[str, Any]) -> None:
-    variables = {item["Name"]: flatten(item["Value"]) for item in project["Environment"]["EnvironmentVariables"]}
-    assert (variables["IMAGE"], variables["RELEASE"], variables["IMAGE_TAG"]) == ("gaudi", release().name, "")
-    assert variables["DIGEST_PARAMETERS"] == "/trainyard/dev/image-digest/"
-    pairs = dict(pair.split("=") for pair in variables["REPOSITORIES"].split(" "))
-    assert set(pairs) == {"cpu", "gaudi"}
-    assert all(re.fullmatch(r".+\.dkr\.ecr\..+/<\w+>", uri) for uri in pairs.values())
+def test_a_build_pushes_to_its_stage_what_was_deployed(project: dict[str, Any]) -> None:
+    variables = {item["Name"]: item["Value"] for item in project["Environment"]["EnvironmentVariables"]}
+    revision = variables.pop("TRAINYARD_REVISION")
+    # Nothing is chosen: what the stage's jobs run in, for its release.
+    assert variables == {"ARGUMENTS": "", "TRAINYARD_STAGE": "dev"}
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty-[0-9a-f]{8})?", revision)
 
 
 def test_a_project_fits_an_account_that_is_new(project: dict[str, Any]) -> None:
@@ -107,151 +144,39 @@ def test_a_build_may_do_what_it_needs_and_nothing_else(templates: Templates) -> 
         for action in _list(statement["Action"])
     }
     assert allowed.pop("ecr:GetAuthorizationToken") == ["*"]
-    for action, where in allowed.items():
-        assert not any("*" in item for item in where), action
     pushes = {action for action in allowed if action.startswith("ecr:")}
     assert "ecr:PutImage" in pushes
     assert "ecr:DeleteRepository" not in pushes
     for action in pushes:
         assert allowed[action] == [f"<{name}.Arn>" for name in resources(template, "AWS::ECR::Repository")]
-    assert [arn.split(":parameter")[1] for arn in allowed["ssm:PutParameter"]] == [
-        "/trainyard/dev/image-digest/cpu",
-        "/trainyard/dev/image-digest/gaudi",
-    ]
+    written = {arn.split(":parameter")[1] for arn in allowed["ssm:PutParameter"]}
+    assert written == {f"/trainyard/dev/{name}" for name in published(template, "dev") if name.startswith("image/")}
+    assert {arn.split(":parameter")[1] for arn in allowed.pop("ssm:GetParameters")} == {
+        "/trainyard/dev/images",
+        "/trainyard/dev/release",
+        "/trainyard/dev/image-repository/*",
+        "/trainyard/dev/image/*/*",
+    }
+    for action, where in allowed.items():
+        assert not any("*" in item for item in where), action
     assert {action.split(":")[0] for action in allowed} == {"ecr", "logs", "s3", "ssm"}
 
 
-def test_the_source_is_what_images_are_built_from_and_nothing_else(assembly: Path, project: dict[str, Any]) -> None:
-    revision = next(
-        item["Value"] for item in project["Environment"]["EnvironmentVariables"] if item["Name"] == "SOURCE_REVISION"
-    )
-    assert f"/{revision}.zip" in json.dumps(project["Source"]["Location"])
-    source = assembly / f"asset.{revision}"
-    assert {path.name for path in source.iterdir()} == set(SOURCES)
+def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly: Path, project: dict[str, Any]) -> None:
+    found = re.search(r"/(\w{64})\.zip", json.dumps(project["Source"]["Location"]))
+    assert found
+    source = assembly / f"asset.{found[1]}"
+    assert {path.name for path in source.iterdir()} == {*SOURCES, *PROGRAM}
     assert (source / "images" / "releases.toml").read_bytes() == (ROOT / "images" / "releases.toml").read_bytes()
     assert (source / "jobs" / "train" / "launch.py").is_file()
     assert not [path for path in source.rglob("*") if path.name == "__pycache__" or path.suffix == ".pyc"]
 
 
+def test_the_commands_of_a_build_are_those_of_its_file(project: dict[str, Any]) -> None:
+    # tests/images/test_push.py runs that file.
+    (commands,) = json.loads(project["Source"]["BuildSpec"])["phases"]["build"]["commands"]
+    assert commands == (ROOT / "infra" / "constructs" / "image_build.sh").read_text()
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-# The build's own commands, run for real, against a docker and an aws that note what they are asked.
-
-GAUDI = "123456789012.dkr.ecr.us-east-1.amazonaws.com/repository-of-gaudi"
-DIGEST = f"sha256:{'ab' * 32}"
-
-DOCKER = f"""#!/bin/bash
-printf 'docker %s\\n' "$*" >>"$CALLS"
-case "$1 $2" in
-  "login "*) cat >>"$CALLS.password" ;;
-  "image inspect") printf 'elsewhere.example/x@sha256:00\\n{GAUDI}@{DIGEST}\\n\\n' ;;
-  "build "*) exit "${{BUILD_EXIT_CODE:-0}}" ;;
-esac
-"""
-
-AWS = """#!/bin/bash
-printf 'aws %s\\n' "$*" >>"$CALLS"
-case "$2" in
-  batch-get-image) echo "${TAKEN:-}" ;;
-  get-login-password) printf 'the-password' ;;
-  put-parameter) echo '{"Version": 1}' ;;
-esac
-"""
-
-Build = Callable[..., tuple[int, str, str, list[str]]]
-
-
-@pytest.fixture
-def build(tmp_path: Path, project: dict[str, Any]) -> Build:
-    """Runs the build specification's commands in a source; gives exit code, output, errors and the calls."""
-    (commands,) = json.loads(project["Source"]["BuildSpec"])["phases"]["build"]["commands"]
-    source, programs, calls = tmp_path / "source", tmp_path / "bin", tmp_path / "calls"
-    shutil.copytree(ROOT / "jobs", source / "jobs")
-    (source / "images" / "gaudi").mkdir(parents=True)
-    shutil.copy(ROOT / "images" / "releases.toml", source / "images")
-    programs.mkdir()
-    for name, text in (("docker", DOCKER), ("aws", AWS)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    (programs / "python3").symlink_to(sys.executable)
-    (source / "images" / "gaudi" / "Dockerfile").write_text("ARG HABANA_IMAGE\nFROM ${HABANA_IMAGE}\n")
-
-    def run(**variables: str) -> tuple[int, str, str, list[str]]:
-        done = subprocess.run(
-            ["bash", "-c", commands],
-            cwd=source,
-            env={
-                "PATH": f"{programs}:/usr/bin:/bin",
-                "CALLS": str(calls),
-                "IMAGE": "gaudi",
-                "RELEASE": "1.21.0",
-                "IMAGE_TAG": "",
-                "REPOSITORIES": f"cpu=elsewhere/cpu gaudi={GAUDI}",
-                "DIGEST_PARAMETERS": "/trainyard/dev/image-digest/",
-                "SOURCE_REVISION": "0123abcd",
-                **variables,
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout, done.stderr, calls.read_text().splitlines() if calls.exists() else []
-
-    return run
-
-
-def test_a_build_takes_everything_from_the_releases_row_and_notes_the_digest(build: Build, tmp_path: Path) -> None:
-    code, output, errors, calls = build(RELEASE="1.20.0")
-    assert code == 0, errors
-    (built,) = [call for call in calls if call.startswith("docker build ")]
-    row = release("1.20.0")
-    for argument in (f"HABANA_IMAGE={row.base_image}", "RELEASE=1.20.0", "OPTIMUM_HABANA=1.17.0", "REVISION=0123abcd"):
-        assert f"--build-arg {argument}" in built
-    assert f"--file images/gaudi/Dockerfile --tag {GAUDI}:1.20.0 " in built
-    assert built.endswith(" .")  # the context is the root of the source
-    registry = GAUDI.split("/", maxsplit=1)[0]
-    assert f"docker login --username AWS --password-stdin {registry}" in calls
-    assert (tmp_path / "calls.password").read_text() == "the-password"
-    assert calls.index(built) < calls.index(f"docker push --quiet {GAUDI}:1.20.0")
-    assert calls[-1] == (
-        "aws ssm put-parameter --name /trainyard/dev/image-digest/gaudi --type String --overwrite "
-        f"--value {GAUDI}@{DIGEST}"
-    )
-    assert output.endswith(f"pushed {GAUDI}@{DIGEST}\n")
-    assert "the-password" not in output + errors + "".join(calls)
-
-
-def test_a_tag_of_the_users_own_and_the_default_release(build: Build) -> None:
-    code, _, errors, calls = build(IMAGE_TAG="1.21.0-fix1", RELEASE="")
-    assert code == 0, errors
-    assert f"docker push --quiet {GAUDI}:1.21.0-fix1" in calls
-    assert any(f"HABANA_IMAGE={release().base_image}" in call for call in calls)
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"RELEASE": "1.21"}, "release '1.21' has no row; did you mean '1.21.0'?"),
-        ({"IMAGE": "ray"}, "the stage has no repository for an image 'ray'\nNext: name one that it has, as IMAGE: cpu"),
-        ({"IMAGE": "cpu"}, "the source has no images/cpu/Dockerfile\nNext: add it to the repository"),
-        ({"TAKEN": DIGEST}, f"{GAUDI} has a tag 1.21.0 already ({DIGEST}), and tags cannot be moved"),
-    ],
-    ids=["release", "repository", "dockerfile", "tag"],
-)
-def test_what_cannot_be_built_ends_before_anything_is_built(
-    build: Build, variables: dict[str, str], message: str
-) -> None:
-    code, _, errors, calls = build(**variables)
-    assert code != 0
-    assert message in errors
-    assert "Traceback" not in errors
-    assert not [call for call in calls if call.startswith("docker")]
-
-
-def test_a_build_that_fails_pushes_nothing(build: Build) -> None:
-    code, _, _, calls = build(BUILD_EXIT_CODE="17")
-    assert code == 17
-    assert not [call for call in calls if "push" in call or "put-parameter" in call]

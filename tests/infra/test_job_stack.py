@@ -14,6 +14,7 @@ from infra.storage_stack import StorageStack
 from jobs.catalog import CATALOG, JobKind
 from jobs.instance_types import instance_type
 from jobs.plan import CONTAINER_NAME, RETRY_RULES
+from jobs.releases import release
 from jobs.stage import DeployedStage, job_definition_parameter
 from tests.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
@@ -160,15 +161,41 @@ def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, 
     assert published == {"Ref": group}
 
 
+def image_of(template: dict[str, Any], definition: dict[str, Any]) -> str:
+    """What its container runs, with the names of SSM parameters in place of CloudFormation's."""
+    image = flatten(_container(definition)["Image"])
+    for name, item in template["Parameters"].items():
+        image = image.replace(f"<{name}>", f"<{item.get('Default')}>")
+    return image
+
+
 @pytest.mark.parametrize(
-    ("settings", "tag"),
-    [({}, "1.21.0"), ({"release": "1.19.0"}, "1.19.0"), ({"image_tag": "2026-11-21"}, "2026-11-21")],
+    ("settings", "image"),
+    [
+        ({}, "</trainyard/test/image/gaudi/1.21.0>"),
+        ({"release": "1.19.0"}, "</trainyard/test/image/gaudi/1.19.0>"),
+        ({"image_tag": "1.21.0-0123456789ab"}, "</trainyard/test/image-repository/gaudi>:1.21.0-0123456789ab"),
+    ],
 )
-def test_the_image_follows_from_release_or_tag(synthesised: Any, settings: dict[str, str], tag: str) -> None:
+def test_jobs_run_what_was_pushed_last_for_the_release_or_a_tag(
+    synthesised: Any, settings: dict[str, str], image: str
+) -> None:
     template = synthesised(**settings)["jobs"]
-    image = flatten(_container(only(template, "AWS::Batch::JobDefinition"))["Image"])
-    assert "repositorygaudi" in image
-    assert image.endswith(f":{tag}")
+    definitions = resources(template, "AWS::Batch::JobDefinition")
+    assert image_of(template, definitions["Jobresearchfinetuneclassification"]) == image
+    assert image_of(template, definitions["Jobresearchnotebook"]) == image.replace("gaudi", "gaudi-notebook")
+    # What a submission compares with what was pushed since.
+    published = {item["Name"]: item["Value"] for item in resources(template, "AWS::SSM::Parameter").values()}
+    container = _container(definitions["Jobresearchfinetuneclassification"])
+    assert published["/trainyard/test/job-image/finetune-classification"] == container["Image"]
+    assert published.get("/trainyard/test/image-tag") == settings.get("image_tag")
+
+
+def test_a_deployment_after_a_push_reads_the_image_anew(jobs: dict[str, Any]) -> None:
+    # A value in the template, or an export of another stack, would stay what it was at that stack's deployment.
+    read = {item["Default"]: item["Type"] for item in jobs["Parameters"].values() if "/image/" in item["Default"]}
+    assert set(read.values()) == {"AWS::SSM::Parameter::Value<String>"}
+    assert any("gaudi-notebook" in name for name in read)
 
 
 def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_path: Path) -> None:
@@ -194,18 +221,20 @@ def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_pat
         catalog={**CATALOG, kind.name: kind},
     )
     app.synth()
-    definitions = resources(read_assembly(tmp_path)["test/jobs"], "AWS::Batch::JobDefinition")
+    template = read_assembly(tmp_path)["test/jobs"]
+    definitions = resources(template, "AWS::Batch::JobDefinition")
     # THEN it follows from the row of the CPU instance type, and has no definition for several nodes
     assert set(definitions) == {
         "Jobresearchfinetuneclassification",
         "Jobresearchfinetuneclassificationmultinode",
         "Jobresearchbuildcorpus",
+        "Jobresearchnotebook",
     }
     definition = definitions["Jobresearchbuildcorpus"]
     (task,) = definition["EcsProperties"]["TaskProperties"]
     assert "IpcMode" not in task
     container = _container(definition)
-    assert "repositorycpu" in flatten(container["Image"])
+    assert image_of(template, definition) == f"</trainyard/test/image/cpu/{release().name}>"
     assert {item["Type"]: item["Value"] for item in container["ResourceRequirements"]} == {
         "VCPU": "16",
         "MEMORY": "60000",
@@ -247,7 +276,12 @@ def several(synthesised: Any) -> Callable[..., dict[str, Any]]:
     def made(**settings: Any) -> dict[str, Any]:
         jobs = synthesised(max_multinode_nodes=4, **settings)["jobs"]
         found = resources(jobs, "AWS::Batch::JobDefinition")
-        assert set(found) == {"Jobresearchfinetuneclassification", "Jobresearchfinetuneclassificationmultinode"}
+        # A notebook is on one node always.
+        assert set(found) == {
+            "Jobresearchfinetuneclassification",
+            "Jobresearchfinetuneclassificationmultinode",
+            "Jobresearchnotebook",
+        }
         return found["Jobresearchfinetuneclassificationmultinode"]
 
     return made
@@ -282,7 +316,7 @@ def test_several_nodes_get_efas_devices_and_memory_that_may_be_pinned(several: C
 
 @pytest.mark.parametrize(
     ("instance_type", "devices", "gpus"),
-    [("dl1.24xlarge", 4, None), ("p4d.24xlarge", 4, "8"), ("p3.8xlarge", 0, "4"), ("g5.48xlarge", 1, "8")],
+    [("dl1.24xlarge", 4, None), ("p4d.24xlarge", 4, "8"), ("g5.4xlarge", 0, "1"), ("g5.48xlarge", 1, "8")],
 )
 def test_several_nodes_follow_from_the_instance_types_row(
     several: Callable[..., dict[str, Any]], instance_type: str, devices: int, gpus: str | None
@@ -320,27 +354,29 @@ def test_several_nodes_are_published_where_the_stage_has_capacity_for_them(synth
     assert found[name] == {"Ref": "Jobresearchfinetuneclassificationmultinode"}
 
 
-@pytest.mark.parametrize(("instance_type", "gpus"), [("p3.8xlarge", "4"), ("g6e.48xlarge", "8")])
+@pytest.mark.parametrize(("instance_type", "gpus"), [("g5.4xlarge", "1"), ("g6e.48xlarge", "8")])
 def test_gpus_are_asked_for_by_their_number(synthesised: Any, instance_type: str, gpus: str) -> None:
     # Unlike HPUs they are a resource of Batch's: without asking, a container sees none.
     jobs = synthesised(instance_type=instance_type, machine_image=None)["jobs"]
-    container = _container(only(jobs, "AWS::Batch::JobDefinition"))
+    container = _container(resources(jobs, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"])
     asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
     assert asked["GPU"] == gpus
     assert "Environment" not in container
 
 
 def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synthesised: Any) -> None:
-    stacks = synthesised(fsx_gib=1_200, instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0")
-    (task,) = only(stacks["jobs"], "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
+    stacks = synthesised(fsx_gib=1_200, instance_type="g5.4xlarge", machine_image=None)
+    definition = resources(stacks["jobs"], "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
+    (task,) = definition["EcsProperties"]["TaskProperties"]
     (volume,) = task["Volumes"]
     (mount,) = task["Containers"][0]["MountPoints"]
     assert mount == {"SourceVolume": volume["Name"], "ContainerPath": "/fsx", "ReadOnly": True}
     assert volume["Host"] == {"SourcePath": "/fsx"}
     announced = {item["Name"]: item["Value"] for item in resources(stacks["storage"], "AWS::SSM::Parameter").values()}
     assert announced["/trainyard/test/shared-data-mount"] == mount["ContainerPath"]
-    without = synthesised(instance_type="p3.8xlarge", machine_image="ami-0123456789abcdef0")["jobs"]
-    (task,) = only(without, "AWS::Batch::JobDefinition")["EcsProperties"]["TaskProperties"]
+    without = synthesised(instance_type="g5.4xlarge", machine_image=None)["jobs"]
+    definition = resources(without, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
+    (task,) = definition["EcsProperties"]["TaskProperties"]
     assert "Volumes" not in task
     assert "MountPoints" not in task["Containers"][0]
 
@@ -355,7 +391,7 @@ def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(sy
         for place in (definition, *definition.get("NodeProperties", {}).get("NodeRangeProperties", []))
         for task in place.get("EcsProperties", {}).get("TaskProperties", [])
     ]
-    assert len(tasks) == len(definitions) == 2
+    assert len(tasks) == len(definitions) == 3
     for task in tasks:
         (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["ContainerPath"] == "/scratch")
         assert not mount["ReadOnly"]

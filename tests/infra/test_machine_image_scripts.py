@@ -448,6 +448,26 @@ def test_a_job_image_that_is_not_built_yet_is_no_failure(
     assert result.called("docker") == ["docker pull --quiet registry/gaudi:1.21.0"]
 
 
+def test_the_job_image_is_the_one_that_was_pushed_last(machine: Machine) -> None:
+    # GIVEN a parameter's name in the image's place
+    digest = f"registry/gaudi@sha256:{'ab' * 32}"
+    machine.answers("aws", f"echo {digest}")
+    machine.answers("cloud-init", "echo us-west-2")
+    machine.answers("apt-get", "exit 0")
+    machine.answers("docker", "exit 0")
+    result = machine.run("job-image/build/Pull", Image="ssm:/trainyard/dev/image/gaudi/1.21.0")
+    assert result.code == 0, result.errors
+    assert f"pulled {digest}" in result.output
+    assert (machine.root / "etc/trainyard/job-image").read_text() == f"{digest}\n"
+    (asked,) = result.called("aws")
+    assert asked == (
+        "aws ssm get-parameter --region us-west-2 --name /trainyard/dev/image/gaudi/1.21.0 "
+        "--query Parameter.Value --output text"
+    )
+    # What was installed for that is in no AMI.
+    assert [call.split()[2] for call in result.called("apt-get")] == ["install", "purge"]
+
+
 def test_every_parameter_of_a_document_is_used_and_every_use_declared() -> None:
     for path in DOCUMENTS.glob("*.yaml"):
         document: dict[str, Any] = yaml.safe_load(path.read_text())

@@ -103,7 +103,7 @@ def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> No
     assert (current["gaudi"]["PackageVersion"], old["gaudi"]["PackageVersion"]) == ("1.21.0-555", "1.20.0-543")
     # The image_tag is the stage's; what retires keeps the image that its release's jobs were submitted with.
     assert current["job-image"]["Image"].endswith(":1.21.0-fix1")
-    assert old["job-image"]["Image"].endswith(":1.20.0")
+    assert old["job-image"]["Image"] == "ssm:/trainyard/test/image/gaudi/1.20.0"
 
 
 # One row for driver and images
@@ -121,12 +121,10 @@ def test_driver_and_job_image_follow_one_value(synthesised: Synthesised) -> None
             "PackageVersion": f"{row.name}-{row.build}",
             "HugePages": "15000",
         }
-        assert steps["job-image"]["Image"].endswith(f":{row.name}")
-        parameters = made["jobs"]["Parameters"]
-        used = re.findall(rf'"Ref": "(\w+)"}}, ":{row.name}"', json.dumps(made["jobs"]))
-        assert {parameters[name]["Default"] for name in used} == {"/trainyard/test/image-repository/gaudi"}
-        variables = only(made["image"], "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
-        assert {"Name": "RELEASE", "Value": row.name} in variables
+        assert steps["job-image"]["Image"] == f"ssm:/trainyard/test/image/gaudi/{row.name}"
+        read = {item["Default"] for item in made["jobs"]["Parameters"].values()}
+        assert {name for name in read if "/image/" in name} >= {f"/trainyard/test/image/gaudi/{row.name}"}
+        assert all(name.endswith(f"/{row.name}") for name in read if "/image/" in name)
 
 
 def test_another_release_changes_the_recipe_and_leaves_the_documents(synthesised: Synthesised) -> None:
@@ -249,6 +247,7 @@ def test_the_instance_may_be_managed_and_pull_the_job_image_and_nothing_else(sta
         for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
     }
     assert allowed.pop("ecr:GetAuthorizationToken") == "*"
+    assert allowed.pop("ssm:GetParameter").endswith(f":parameter/trainyard/dev/image/gaudi/{release().name}")
     assert set(allowed) == {"ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"}
     (uri,) = (name for name, item in stack["Parameters"].items() if "image-repository/gaudi" in str(item))
     assert all(where.endswith(f":repository/<{uri}>") for where in allowed.values())

@@ -5,8 +5,10 @@ from jobs.stage import (
     BudgetStop,
     DeployedStage,
     budget_stop_parameter,
+    image_parameter,
     image_repository_parameter,
     job_definition_parameter,
+    job_image_parameter,
     parameter_path,
     queue_parameter,
     share_identifier,
@@ -39,6 +41,8 @@ def test_parameters_have_these_names() -> None:
     )
     assert queue_parameter("gaudi-spot", retiring="dl1-24xlarge-1-20-0") == "queue/gaudi-spot/dl1-24xlarge-1-20-0"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
+    assert image_parameter("gaudi-ray", "1.21.0") == "image/gaudi-ray/1.21.0"
+    assert job_image_parameter("notebook") == "job-image/notebook"
     assert budget_stop_parameter("research") == "budget-stop/research"
 
 
@@ -51,6 +55,23 @@ def test_a_stage_is_what_its_parameters_say() -> None:
     assert stage.job_definition("research", "finetune-classification") == "arn:definition/research:3"
     assert not stage.embedded
     assert DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=2).embedded
+
+
+def test_a_stage_knows_what_was_pushed_and_what_its_jobs_run() -> None:
+    pushed, deployed = (f"registry/gaudi@sha256:{letter * 64}" for letter in "ab")
+    values = {
+        **PARAMETERS,
+        "release": "1.21.0",
+        image_parameter("gaudi", "1.21.0"): pushed,
+        job_image_parameter("finetune-classification"): deployed,
+        "image-tag": "1.21.0-0123456789ab",
+    }
+    stage = DeployedStage.from_parameters("dev", values)
+    assert stage.images == {("gaudi", "1.21.0"): pushed}
+    assert stage.job_images == {"finetune-classification": deployed}
+    assert (stage.release, stage.image_tag) == ("1.21.0", "1.21.0-0123456789ab")
+    # Where jobs are processes, no image matters.
+    assert DeployedStage.from_parameters("dev", values, runs_containers=False).job_images == {}
 
 
 @pytest.mark.parametrize("missing", ["bucket/data", "bucket/run", "log-group", "instance-type", "cpu-instance-type"])

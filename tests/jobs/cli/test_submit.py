@@ -13,6 +13,7 @@ import yaml
 
 from jobs import batch
 from jobs.aws import Aws
+from jobs.releases import release
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage
 from tests.conftest import EmbeddedAws
@@ -37,9 +38,38 @@ def network_environment(faulty_network: FaultyProxy) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def faulty_network(embedded: Aws, deployed_aws: EmbeddedAws) -> Iterator[FaultyProxy]:
+def pushed_images(embedded: Aws) -> Iterator[None]:
+    """What a submission finds where an image was pushed and deployed, as nobody does where jobs are processes."""
+    names = ["job-image/finetune-classification", f"image/gaudi/{release().name}"]
+    parameters = [embedded.ssm.get_parameter(Name=f"/trainyard/dev/{name}")["Parameter"] for name in names]
+    for parameter in parameters:
+        uri = parameter["Value"].replace(":not-built-yet", f"@sha256:{'ab' * 32}")
+        embedded.ssm.put_parameter(Name=parameter["Name"], Value=uri, Overwrite=True)
+    yield
+    for parameter in parameters:
+        embedded.ssm.put_parameter(Name=parameter["Name"], Value=parameter["Value"], Overwrite=True)
+
+
+@pytest.fixture
+def faulty_network(embedded: Aws, pushed_images: None, deployed_aws: EmbeddedAws) -> Iterator[FaultyProxy]:
     with FaultyProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
         yield proxy
+
+
+def test_nothing_is_submitted_to_an_account_whose_image_was_never_pushed(
+    trainyard: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws
+) -> None:
+    before = runs_of(embedded, stage)
+    with FaultyProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
+        refused = trainyard("submit", spec, "--yes", environment=environment_of(proxy.url))
+    assert refused.returncode == 3
+    assert (
+        "the image of 'finetune-classification' jobs had not been pushed when stage 'dev' was deployed"
+        in refused.stderr
+    )
+    assert "next: trainyard --stage dev images push gaudi, then cdk deploy 'dev/jobs' -c stage=dev" in refused.stderr
+    assert runs_of(embedded, stage) == before
+    assert "submitjob" not in proxy.seen
 
 
 def runs_of(aws: Aws, stage: DeployedStage) -> list[str]:
