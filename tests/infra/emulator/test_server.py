@@ -26,6 +26,7 @@ def test_state_file_says_where_it_is(fresh_aws: Any) -> None:
         "port": state["port"],
         "pid": fresh_aws.process.pid,
         "executor": "process",
+        "registry": None,
     }
     health = fresh_aws.health()
     assert (health["pid"], health["executor"], health["jobs"]) == (fresh_aws.process.pid, "process", {})

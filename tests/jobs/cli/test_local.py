@@ -66,6 +66,9 @@ def test_what_runs_is_shown_and_not_started_twice(
     other_port = trainyard("local", "up", "--no-deploy", "--port", "1")
     assert other_port.returncode == 3
     assert "next: trainyard local down" in other_port.stderr
+    with_registry = trainyard("local", "up", "--no-deploy", "--registry", "localhost:1")
+    assert with_registry.returncode == 3
+    assert "--executor process, not as asked" in with_registry.stderr
 
     lines = trainyard("local", "env", environment={"AWS_PROFILE": "mine"}).stdout
     shell = ["sh", "-c", f"{lines}\nenv"]
