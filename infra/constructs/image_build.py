@@ -49,7 +49,7 @@ _BUILD_SPEC = {
 }
 
 _BUILD_TIMEOUT_MINUTES = 120
-"""For several images, Habana's of tens of GiB among them."""
+"""For several images, Habana's large one among them."""
 
 
 class ImageBuild(Construct):
