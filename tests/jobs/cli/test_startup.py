@@ -47,6 +47,7 @@ def probe(report: Path, environment: dict[str, str], *arguments: str) -> dict[st
         # typer itself checks the options before the command with pydantic.
         (["submit", "--help"], set()),
         (["local", "up", "--help"], set()),
+        (["images", "build", "--help"], set()),
     ],
 )
 def test_help_loads_nothing_that_it_does_not_show(
@@ -54,7 +55,7 @@ def test_help_loads_nothing_that_it_does_not_show(
 ) -> None:
     found = probe(tmp_path / "report.json", clean_environment, *arguments)
     assert found["exit_code"] == 0
-    assert not {*NEVER, *also_never, "boto3", "botocore", "yaml"} & set(found["modules"])
+    assert not {*NEVER, *also_never, "boto3", "botocore", "docker", "yaml"} & set(found["modules"])
     assert found["started"] == []
 
 

@@ -102,6 +102,8 @@ def test_each_change_has_its_own_revision_and_the_same_one_has_the_same(root: Pa
         found.append(source_revision(root))
     assert found[0] == found[3]
     assert len(set(found)) == 3
+    _make_executable(code)
+    assert source_revision(root) not in found
 
 
 @pytest.mark.parametrize("name", ["jobs/new.py", "images/new/Dockerfile", "images/cpu/ignored.whl"])
