@@ -263,7 +263,7 @@ BREAKS = [
         "TY-ComputeEnvironment-GpuImage",
         "the plain image",
         on(COMPUTE_ENVIRONMENT, _image_type("ECS_AL2023")),
-        variant="p4d",
+        variant="p4d-24xlarge",
     ),
     *_rule(
         "LaunchTemplate",

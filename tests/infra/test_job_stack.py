@@ -368,17 +368,16 @@ def test_shared_data_is_mounted_read_only_where_the_stage_has_a_file_system(synt
     stacks = synthesised(fsx_gib=1_200, instance_type="g5.4xlarge", machine_image=None)
     definition = resources(stacks["jobs"], "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
     (task,) = definition["EcsProperties"]["TaskProperties"]
-    (volume,) = task["Volumes"]
-    (mount,) = task["Containers"][0]["MountPoints"]
+    (volume,) = (item for item in task["Volumes"] if item.get("Host") == {"SourcePath": "/fsx"})
+    (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["SourceVolume"] == volume["Name"])
     assert mount == {"SourceVolume": volume["Name"], "ContainerPath": "/fsx", "ReadOnly": True}
-    assert volume["Host"] == {"SourcePath": "/fsx"}
     announced = {item["Name"]: item["Value"] for item in resources(stacks["storage"], "AWS::SSM::Parameter").values()}
     assert announced["/trainyard/test/shared-data-mount"] == mount["ContainerPath"]
     without = synthesised(instance_type="g5.4xlarge", machine_image=None)["jobs"]
     definition = resources(without, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"]
     (task,) = definition["EcsProperties"]["TaskProperties"]
-    assert "Volumes" not in task
-    assert "MountPoints" not in task["Containers"][0]
+    assert {"SourcePath": "/fsx"} not in [item.get("Host") for item in task.get("Volumes", [])]
+    assert "/fsx" not in [item["ContainerPath"] for item in task["Containers"][0].get("MountPoints", [])]
 
 
 def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(synthesised: Any) -> None:
