@@ -274,11 +274,26 @@ def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
             with _explained_writes(self.state.global_step, Path(self.args.output_dir).parent, run):
                 return super()._save_checkpoint(*args, **kwargs)
 
+        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+            return _seeded_by_epoch(super()._get_train_sampler(*args, **kwargs))
+
         def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
             with _arrays_allowed():
                 return super()._load_rng_state(*args, **kwargs)
 
     return CheckpointingTrainer
+
+
+def _seeded_by_epoch(sampler: Any) -> Any:
+    """The same sampler, with an order of the examples that follows from the run's seed and the number of the epoch.
+
+    accelerate sees to that itself, but GaudiTrainer of the releases before 1.21 keeps it from doing so: over several
+    ranks it shuffles with a generator that starts from one fixed seed in every attempt, and so a resumed run would see
+    the examples in the first epoch's order again.
+    """
+    from accelerate.data_loader import SeedableRandomSampler
+
+    return SeedableRandomSampler(sampler.data_source, num_samples=sampler.num_samples)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ registry has them: the version of habana-torch-plugin, and the memory of a card.
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 import inspect
 import json
 import os
 import subprocess
 import sys
+import types
 from typing import Any
 
 import jobs.train.finetune_classification as entrypoint
@@ -66,8 +66,10 @@ def stand_in_for_habana() -> None:
 
 def synchronise_ranks() -> None:
     """Ranks on CPUs count as ranks on HPUs: only for those GaudiAccelerator makes the model DistributedDataParallel."""
-    if importlib.util.find_spec("optimum.habana.accelerate.state"):
-        _synchronise_ranks_before_release_1_21()
+    from optimum.habana.accelerate import state
+
+    if hasattr(state, "GaudiPartialState"):
+        _synchronise_ranks_before_release_1_21(state.GaudiPartialState)
         return
     from accelerate import Accelerator as HuggingFaceAccelerator
     from accelerate.utils import DistributedType
@@ -80,15 +82,11 @@ def synchronise_ranks() -> None:
     GaudiAccelerator.distributed_type = property(distributed_type)
 
 
-def _synchronise_ranks_before_release_1_21() -> None:
+def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
     """GaudiAccelerator had a state of its own, in which a CPU is always alone: it is told of an HPU named `cpu`.
 
     A third thing of Habana's is stood in for: the function that reads a rank's place from its environment.
     """
-    import types
-
-    from optimum.habana.accelerate.state import GaudiPartialState
-
     names = ["habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.distributed"]
     hccl = types.ModuleType("habana_frameworks.torch.distributed.hccl")
     hccl.initialize_distributed_hpu = lambda: tuple(  # type: ignore[attr-defined]
@@ -96,12 +94,12 @@ def _synchronise_ranks_before_release_1_21() -> None:
     )
     sys.modules |= {name: types.ModuleType(name) for name in names} | {hccl.__name__: hccl}
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    real = GaudiPartialState.__init__
+    real = partial_state.__init__
 
     def initialise(self: Any, cpu: bool = False, **options: Any) -> None:
         real(self, cpu=False, **{**options, "backend": "gloo"})
 
-    GaudiPartialState.__init__ = initialise
+    partial_state.__init__ = initialise
 
 
 def describe() -> dict[str, Any]:

@@ -107,7 +107,9 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     output = _train(run, recipe, gaudi_python, tmp_path / "second", nproc)
 
     assert "start: resumed from checkpoint step-40\n" in output
-    assert [line["step"] for line in run.metrics()] == [*range(4, 49, 4), 48]
+    assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
+        (line["step"], line.get("loss")) for line in lines
+    ]
     assert run.read("model/model.safetensors") == weights, "the resumed run went another way"
 
 

@@ -177,8 +177,8 @@ def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"nproc": 1, "flag": "--learning-rate=0.5"}, "checkpoint step-8 of this run was made with other arguments"),
-        ({"nproc": 2, "flag": "--seed=42"}, "checkpoint step-8 was made by 1 ranks; 2 cannot resume it"),
+        ({"nproc": 1, "flag": "--learning-rate=0.5"}, "checkpoint step-12 of this run was made with other arguments"),
+        ({"nproc": 2, "flag": "--seed=42"}, "checkpoint step-12 was made by 1 ranks; 2 cannot resume it"),
     ],
 )
 def test_another_recipe_or_number_of_ranks_is_refused(
