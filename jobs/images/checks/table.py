@@ -14,8 +14,12 @@ def _is_notebook(image: Image) -> bool:
     return image.folder == "notebook"
 
 
+def _is_root(image: Image) -> bool:
+    return image.parent is None
+
+
 def _is_child(image: Image) -> bool:
-    return image.parent is not None
+    return not _is_root(image)
 
 
 def _is_cpu(image: Image) -> bool:
@@ -23,7 +27,7 @@ def _is_cpu(image: Image) -> bool:
 
 
 def _has_accelerator(image: Image) -> bool:
-    return image.parent is None and IMAGES[image.name].torch != "cpu"
+    return _is_root(image) and IMAGES[image.name].torch != "cpu"
 
 
 CHECKS = (
@@ -96,6 +100,7 @@ CHECKS = (
         name="two ranks",
         shows="two ranks train a model together over gloo, without a network",
         run=processes.two_ranks,
+        concerns=_is_root,
     ),
     Check(
         name="accelerator",

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 import ray.train.torch
 import torch
-from ray._private.usage import usage_lib
+from ray._common.usage import usage_lib
 
 WORKERS = 2
 STEPS = 30

@@ -5,6 +5,7 @@ Takes the accelerator: cpu, cuda or hpu. The first process starts the ranks, whi
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -18,12 +19,19 @@ LENGTH = 16
 
 def start(asked: str) -> None:
     chosen = accelerators.choose(asked, nproc_per_node=RANKS)
-    os.environ.update(chosen.environment, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     ranks = ["--nnodes=1", f"--nproc-per-node={RANKS}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    os.execv(  # noqa: S606 - torchrun takes over
-        sys.executable,
-        [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", __file__, sys.argv[1]],
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", __file__],
+        env={**os.environ, **chosen.environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
+    told = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    if done.returncode or not told:
+        sys.exit("\n".join([done.stdout, *(told[:1] or [f"torchrun ended with exit code {done.returncode}"])]))
+    print(told[-1].partition(": ")[2])
 
 
 def train() -> None:
@@ -63,24 +71,26 @@ def train() -> None:
     weights = torch.cat([parameter.detach().float().flatten() for parameter in trainer.model.parameters()])
     everywhere = [torch.zeros_like(weights) for _ in range(world_size)]
     torch.distributed.all_gather(everywhere, weights)
-    rank = torch.distributed.get_rank()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     if (backend, world_size) != (chosen.backend, RANKS):
-        sys.exit(f"{world_size} ranks over {backend}, not {RANKS} over {chosen.backend}")
+        raise RuntimeError(f"{world_size} ranks over {backend}, not {RANKS} over {chosen.backend}")
     if not all(torch.equal(weights, others) for others in everywhere):
-        sys.exit("the ranks' weights differ: gradients were not averaged")
+        raise RuntimeError("the ranks' weights differ: gradients were not averaged")
     if losses[-1] > 0.5 * losses[0]:
-        sys.exit(f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} only: nothing was learned")
-    if rank == 0:
-        print(
-            f"{world_size} ranks over {backend} on {chosen.name}: loss {losses[0]:.3f} to {losses[-1]:.3f}", flush=True
-        )
+        raise RuntimeError(f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} only: nothing was learned")
+    if os.environ["RANK"] == "0":
+        told = f"{world_size} ranks over {backend} on {chosen.name}: loss {losses[0]:.3f} to {losses[-1]:.3f}"
+        print(f"rank 0: {told}", flush=True)
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        train()
+        try:
+            train()
+        except Exception as error:
+            print(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}", flush=True)
+            raise
     else:
         try:
             start(json.loads(sys.argv[1]))
