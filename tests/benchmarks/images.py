@@ -78,7 +78,7 @@ def _unknown_base(engine: docker.DockerClient, base: str) -> str:
 
 def _build(tree: SourceTree, chosen: Sequence[Image], options: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By name, what `trainyard images build` says of each."""
-    done = tree.images("build", *(one.name for one in chosen), *options, "-o", "json")
+    done = tree.images("build", *(one.name for one in chosen), *options, "-o", "json", timeout_seconds=None)
     if done.returncode:
         sys.exit(done.stderr)
     print(done.stderr, file=sys.stderr)

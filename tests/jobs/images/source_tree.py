@@ -68,6 +68,6 @@ class SourceTree:
             env=self.environment(environment),
             capture_output=True,
             text=True,
-            timeout=800,
+            timeout=timeout_seconds,
             check=False,
         )
