@@ -1,0 +1,209 @@
+"""A job from submission to result on a real Docker engine: the stage's stacks, an image that was pushed to a registry
+and pulled from it by its digest, two ranks in a container, and a Spot reclaim in between.
+"""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+from jobs.releases import release
+from jobs.stage import image_parameter, image_repository_parameter, job_image_parameter
+from tests.conftest import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
+from tests.images.registry import Registry, running_registry
+from tests.jobs.cli.terminal import TRAINYARD
+from tests.jobs.images.source_tree import SourceTree
+from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+
+# Two deployments and, where no other test built it before, the cpu image.
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+
+KIND = "finetune-classification"
+WAIT_SECONDS = 300
+FoundT = TypeVar("FoundT")
+
+
+@dataclass(frozen=True)
+class Laptop:
+    """An embedded AWS that runs containers, with stage `dev` deployed, and the command line that talks to it."""
+
+    aws: EmbeddedAws
+    registry: Registry
+    folder: Path
+
+    def deploy(self) -> None:
+        command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", self.aws.endpoint]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEPLOY_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def trainyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [TRAINYARD, *map(str, arguments)],
+            cwd=self.folder,
+            env=dict(self.aws.environment),
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+
+    def parameter(self, name: str) -> str:
+        value = self.aws.client("ssm").get_parameter(Name=f"/trainyard/dev/{name}")["Parameter"]["Value"]
+        assert isinstance(value, str)
+        return value
+
+    def upload(self, path: Path, key: str) -> None:
+        self.aws.client("s3").put_object(Bucket=self.parameter("bucket/data"), Key=key, Body=path.read_bytes())
+
+    def keys(self, prefix: str) -> list[str]:
+        listed = self.aws.client("s3").list_objects_v2(Bucket=self.parameter("bucket/run"), Prefix=prefix)
+        return [item["Key"].removeprefix(prefix) for item in listed.get("Contents", [])]
+
+    def read(self, key: str) -> bytes:
+        content = self.aws.client("s3").get_object(Bucket=self.parameter("bucket/run"), Key=key)["Body"].read()
+        assert isinstance(content, bytes)
+        return content
+
+    def job(self, run_id: str) -> Mapping[str, Any]:
+        batch = self.aws.client("batch")
+        found = batch.list_jobs(
+            jobQueue=self.parameter("queue/gaudi-spot"), filters=[{"name": "JOB_NAME", "values": [run_id]}]
+        )["jobSummaryList"]
+        (detail,) = batch.describe_jobs(jobs=[found[0]["jobId"]])["jobs"]
+        assert isinstance(detail, dict)
+        return detail
+
+    def reclaim(self, job_id: str) -> None:
+        url = f"{self.aws.endpoint}/trainyard/jobs/{job_id}/reclaim"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+            assert json.load(answer)["reclaimed"]
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    folder = tmp_path_factory.mktemp("laptop")
+    with (
+        running_registry(folder) as registry,
+        run_embedded_aws(folder, "--executor", "docker", "--registry", registry.address) as aws,
+    ):
+        made = Laptop(aws, registry, folder)
+        made.deploy()
+        yield made
+        assert aws.health()["server_errors"] == []
+
+
+@pytest.fixture
+def spec(laptop: Laptop, tmp_path: Path) -> Path:
+    """A tiny BERT on made-up reviews, over enough steps for a reclaim to come between two checkpoints."""
+    model = save_tiny_bert(tmp_path / "model")
+    for path in model.iterdir():
+        laptop.upload(path, f"shared/tiny/{path.name}")
+    laptop.upload(write_jsonl(tmp_path / "train.jsonl", reviews(1600, seed=1)), "shared/reviews.jsonl")
+    arguments = {
+        "model": "data://shared/tiny",
+        "train_data": "data://shared/reviews.jsonl",
+        "max_length": 16,
+        "epochs": 2,
+        "learning_rate": 1e-2,
+        "global_batch_size": 16,
+        "checkpoint_every_steps": 20,
+        "log_every_steps": 10,
+    }
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({"name": "boxed", "job": KIND, "team": "research", "arguments": arguments}))
+    return path
+
+
+@pytest.fixture
+def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
+    tree = SourceTree(tmp_path / "tree")
+    before = {name for image in docker_engine.images.list() for name in image.tags}
+    yield tree
+    for image in docker_engine.images.list():
+        for name in set(image.tags) - before:
+            if tree.revision in name:
+                docker_engine.images.remove(name, force=True)
+
+
+@pytest.fixture
+def options(base_image: str, torch_index: str) -> Sequence[str]:
+    """Those that the cpu image needs on this machine."""
+    given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
+    return (*given, "--network", "host")
+
+
+def until(look: Callable[[], FoundT | None], what: str) -> FoundT:
+    give_up_at = time.monotonic() + WAIT_SECONDS
+    while (found := look()) is None:
+        assert time.monotonic() < give_up_at, f"{what} did not come"
+        time.sleep(0.2)
+    return found
+
+
+def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
+    laptop: Laptop, spec: Path, tree: SourceTree, options: Sequence[str], docker_engine: Any
+) -> None:
+    # GIVEN a stage to which no image was pushed: nothing is submitted
+    refused = laptop.trainyard("submit", spec, "--detach")
+    assert refused.returncode == 3, refused.stderr
+    assert f"the image of '{KIND}' jobs had not been pushed" in refused.stderr
+    assert "next: trainyard --stage dev images push cpu, then trainyard --stage dev local up" in refused.stderr
+
+    # WHEN it is built and pushed
+    pushed = tree.images(*("push", "cpu", "-o", "json", *options), environment=laptop.aws.environment)
+    assert pushed.returncode == 0, pushed.stderr
+    [row] = json.loads(pushed.stdout)
+    repository = laptop.parameter(image_repository_parameter("cpu"))
+    name = repository.partition("/")[2]
+    digest = laptop.registry.digest(name, row["tag"])
+    assert row["uri"] == f"{repository}@{digest}"
+    assert laptop.parameter(image_parameter("gaudi", release().name)) == row["uri"]
+    # AND deployed: not before, though the stacks' templates are the same
+    waiting = laptop.trainyard("submit", spec, "--detach")
+    assert "next: trainyard --stage dev local up\n" in waiting.stderr
+    laptop.deploy()
+    assert laptop.parameter(job_image_parameter(KIND)) == row["uri"]
+
+    # THEN a job's container is of the image that the registry has
+    forget(docker_engine, f"{laptop.registry.address}/{name}", row["tag"], digest)
+    submitted = laptop.trainyard("submit", spec, "--detach")
+    assert submitted.returncode == 0, submitted.stderr
+    run_id = submitted.stdout.strip()
+    prefix = f"research/{run_id}/"
+    until(lambda: "checkpoints/step-20/manifest.json" in laptop.keys(prefix) or None, "a checkpoint")
+    job = laptop.job(run_id)
+    (container,) = docker_engine.containers.list(filters={"label": f"trainyard.job-id={job['jobId']}"})
+    assert container.attrs["Config"]["Image"] == f"{laptop.registry.address}/{name}@{digest}"
+    assert container.attrs["Config"]["User"] == "1000:1000"
+    # AND the job goes on from its checkpoint when its instance is taken away
+    laptop.reclaim(job["jobId"])
+    ended = until(
+        lambda: found if (found := laptop.job(run_id))["status"] in ("SUCCEEDED", "FAILED") else None, "an end"
+    )
+    logs = laptop.trainyard("logs", run_id).stdout
+    assert ended["status"] == "SUCCEEDED", logs
+    first, _ = ended["attempts"]
+    assert first["statusReason"].startswith("Host EC2 (instance i-")
+    assert "2 ranks on 1 node(s) over gloo" in logs
+    assert "start: resumed from checkpoint step-" in logs
+    # AND leaves its results in S3, and nothing on this machine
+    assert {"receipt.json", "metrics.jsonl", "model/model.safetensors"} <= set(laptop.keys(prefix))
+    receipt = json.loads(laptop.read(f"{prefix}receipt.json"))
+    assert len(receipt["attempts"]) == 2
+    assert receipt["result"]["eval_accuracy"] > 0.7
+    assert not docker_engine.containers.list(all=True, filters={"label": f"trainyard.job-id={job['jobId']}"})
+
+
+def forget(engine: Any, repository: str, tag: str, digest: str | None) -> None:
+    """Takes from the engine the names by which it knows an image of the registry: it has to ask there."""
+    engine.images.remove(f"{repository}:{tag}", force=True)
+    names: Sequence[str] = [name for image in engine.images.list() for name in image.attrs["RepoDigests"] or ()]
+    assert f"{repository}@{digest}" not in names
