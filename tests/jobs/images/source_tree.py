@@ -60,7 +60,9 @@ class SourceTree:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "TRAINYARD_"))}
         return {**kept, "PYTHONPATH": str(self.root), "AWS_EC2_METADATA_DISABLED": "true", **(more or {})}
 
-    def images(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def images(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 800
+    ) -> subprocess.CompletedProcess[str]:
         """Runs `trainyard images ARGUMENTS…` of this tree to its end."""
         return subprocess.run(
             self.command(*arguments),
