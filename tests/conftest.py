@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,11 @@ class GroupOrFileScheduling(LoadGroupScheduling):  # type: ignore[misc] # pytest
     def _split_scope(self, nodeid: str) -> str:
         group: str = super()._split_scope(nodeid)
         return group.partition("::")[0]
+
+
+def pytest_configure() -> None:
+    """Programs that tests start get Ctrl-C as users' do: a shell starts what runs in the background without it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

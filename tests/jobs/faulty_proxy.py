@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
@@ -34,6 +35,8 @@ class FaultyProxy:
         """By operation, in lower case (`submitjob`): the first is for its next request, None lets that one pass."""
         self.seen: list[str] = []
         """Operations asked for, in order."""
+        self.when_over: Callable[[], object] = lambda: None
+        """Called when the last of the faults is taken."""
         self._late: dict[str, tuple[str, str, dict[str, str], bytes]] = {}
         self._upstream = urlsplit(upstream).netloc
         self._lock = threading.Lock()
@@ -64,6 +67,8 @@ class FaultyProxy:
         with self._lock:
             self.seen.append(operation)
             fault = self.faults[operation].popleft() if self.faults[operation] else None
+            if fault is not None and not any(self.faults.values()):
+                self.when_over()
             late = self._late.pop(operation, None)
         if late is not None:
             self._pass_on(*late)

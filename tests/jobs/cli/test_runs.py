@@ -32,6 +32,11 @@ def aws_trainyard(trainyard: Trainyard, deployed_environment: Mapping[str, str])
     return lambda *arguments: trainyard(*arguments, environment=deployed_environment)
 
 
+def wait_for_file(path: Path) -> str:
+    """What a job's shell does until `path` is there."""
+    return f"while [ ! -e {path} ]; do sleep 0.05; done"
+
+
 def next_second() -> None:
     """Run ids tell runs apart by the second: of two in the same one, neither is the newer."""
     time.sleep(1 - time.time() % 1)
@@ -140,19 +145,22 @@ def test_progress_feeds_a_bar_on_a_terminal_and_the_other_lines_pass_above_it(
     deployed_environment: Mapping[str, str],
     tmp_path: Path,
 ) -> None:
-    script = "echo before; for step in 1 2 3; do echo [progress] $step/3 loss 0.$step; sleep 1; done; echo after"
-    plan = planned_to_run(embedded, stage, ["sh", "-c", script])
+    shown = tmp_path / "shown"
+    steps = f"for step in 1 2 3; do echo [progress] $step/3 loss 0.$step; {wait_for_file(shown)}; rm {shown}; done"
+    plan = planned_to_run(embedded, stage, ["sh", "-c", f"echo before; {steps}; echo after"])
     send(embedded, plan)
     with Terminal(
         [TRAINYARD, "logs", plan.run_id, "--follow"],
         environment={**clean_environment, **deployed_environment},
         folder=tmp_path,
     ) as terminal:
+        for step in (1, 2, 3):
+            terminal.wait_until_shown(f"{step}/3")
+            terminal.wait_until_shown(f"loss 0.{step}")
+            shown.touch()
         terminal.wait_until_shown("[SUCCEEDED]")
         assert terminal.wait() == 0
     assert "attempt 1" in terminal.shown
-    assert "2/3" in terminal.shown
-    assert "loss 0.2" in terminal.shown
     assert "[progress]" not in terminal.shown
     lines = [line.strip() for line in terminal.shown.splitlines()]
     assert any(line.endswith("before") for line in lines)
@@ -160,14 +168,17 @@ def test_progress_feeds_a_bar_on_a_terminal_and_the_other_lines_pass_above_it(
 
 
 def test_following_waits_out_throttling_and_loses_no_line(
-    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy, tmp_path: Path
 ) -> None:
-    plan = planned_to_run(embedded, stage, ["sh", "-c", "for i in 1 2 3 4 5 6; do echo line $i; sleep 0.4; done"])
+    over = tmp_path / "over"
+    script = f"for i in 1 2 3; do echo line $i; done; {wait_for_file(over)}; for i in 4 5 6; do echo line $i; done"
+    plan = planned_to_run(embedded, stage, ["sh", "-c", script])
     send(embedded, plan)
     throttled = Fault("answer", status=429, code="TooManyRequestsException")
     # The first call finds the run; then more in a row fail than boto3 itself tries again.
     faulty.faults["describejobs"].extend([None, *[throttled] * 6])
     faulty.faults["getlogevents"].extend([Fault("cut"), *[Fault("answer", status=500)] * 6])
+    faulty.when_over = over.touch
     finished = trainyard("logs", plan.run_id, "--follow", environment=environment_of(faulty.url))
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.splitlines() == [f"line {number}" for number in range(1, 7)]

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,7 +147,9 @@ def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) 
     numbers = itertools.count(1)
 
     def new() -> Run:
-        location = S3Location("runs", f"research/{tmp_path.name}-{next(numbers)}-20260102-030405-0a1b/")
+        # Unlike any other on this machine: by its location a run's processes are told, and killed.
+        name = f"{tmp_path.name}-{next(numbers)}-{uuid.uuid4().hex}"
+        location = S3Location("runs", f"research/{name}-20260102-030405-0a1b/")
         run = Run(s3, location, environment_of(s3_endpoint), tmp_path / "scratch", job_python)
         runs.append(run)
         return run

@@ -153,7 +153,7 @@ def container(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
     }
 
 
-def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 20) -> FoundT:
+def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
     """What `look` finds, once it finds something."""
     deadline = time.monotonic() + seconds
     while (found := look()) is None:

@@ -1,7 +1,6 @@
 """Nothing that a job starts outlives it, whatever it does to get away, and whatever becomes of the server."""
 
 import os
-import signal
 import subprocess
 import sys
 import uuid
@@ -105,9 +104,11 @@ def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
 def test_a_server_that_is_killed_leaves_nothing() -> None:
     marker = uuid.uuid4().hex
     with subprocess.Popen([sys.executable, "-c", EXECUTOR, DETACHED, marker]) as server:
-        until(lambda: marked(marker)[7:] or None, "the processes of two jobs run")
-        directories = {Path(process.cwd()) for process in marked(marker)}
-        os.kill(server.pid, signal.SIGKILL)
+        try:
+            until(lambda: marked(marker)[7:] or None, "the processes of two jobs run")
+            directories = {Path(process.cwd()) for process in marked(marker)}
+        finally:
+            server.kill()
     until(lambda: None if marked(marker) else True, "the processes of both jobs are gone")
     assert len(directories) == 2
     until(lambda: None if any(path.exists() for path in directories) else True, "the working directories are gone")
