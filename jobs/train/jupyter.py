@@ -37,6 +37,13 @@ AUTOSAVE_SECONDS = 30
 TENSORBOARD = "tensorboard"
 """Path of TensorBoard below JupyterLab's address."""
 
+_RUN_MODULE = (
+    sys.executable,
+    "-c",
+    "import runpy, sys; del sys.path[0]; runpy.run_module(sys.argv.pop(1), run_name='__main__')",
+)
+"""`python -m` without the working directory on the path: there are the user's files, who may call one `random.py`."""
+
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
 """Beginnings of what a rank is told of its peers. In a notebook, Trainer and torchrun would take it for their own."""
 
@@ -61,6 +68,7 @@ class JupyterLab:
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         """On loopback, once it answers."""
+        self._root = root
         self._settings = settings
         _write_settings(settings, root=root, token=self.token, tensorboard_logdir=tensorboard_logdir)
 
@@ -68,9 +76,8 @@ class JupyterLab:
         """Raises TrainyardError where it ends, or does not answer in time."""
         runtime, parent = self._settings / "runtime", os.getpid()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab"],
-            # Not where the user's files are: Python would import a module of JupyterLab's from one of the same name.
-            cwd=self._settings,
+            [*_RUN_MODULE, "jupyterlab"],
+            cwd=self._root,  # that of kernels without a notebook
             env={
                 **_environment(os.environ),
                 "JUPYTER_CONFIG_DIR": str(self._settings),
@@ -158,7 +165,7 @@ class JupyterLab:
 
 def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdir: str) -> None:
     logdir = tensorboard_logdir if "://" in tensorboard_logdir else str(root / tensorboard_logdir)
-    tensorboard = [sys.executable, "-m", "jobs.train.tensorboard_server", f"--logdir={_literally(logdir)}"]
+    tensorboard = [*_RUN_MODULE, "jobs.train.tensorboard_server", f"--logdir={_literally(logdir)}"]
     server = {
         "ServerApp": {
             "ip": LOOPBACK,

@@ -20,7 +20,8 @@ from tests.jobs.notebooks import Browser, wait_until
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
     folder = tmp_path_factory.mktemp("notebook")
-    (folder / "jupyterlab.py").write_text("raise SystemExit('a file of the user, who may call it so')")
+    for name in ("jupyterlab.py", "jobs.py"):
+        (folder / name).write_text("raise SystemExit('a file of the user, who may call it so')")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "KEPT": "yes"}.items():
             patch.setenv(name, value)
@@ -41,6 +42,12 @@ def test_its_settings_are_for_this_user_only(browser: Browser) -> None:
     assert stat.S_IMODE(settings.stat().st_mode) == 0o700
     assert stat.S_IMODE((settings / "jupyter_server_config.json").stat().st_mode) == 0o600
     assert browser.token in (settings / "jupyter_server_config.json").read_text()
+
+
+def test_files_of_the_user_are_where_kernels_start_and_hide_no_module(browser: Browser) -> None:
+    code = "import pathlib; print(sorted(path.name for path in pathlib.Path().glob('*.py')))"
+    assert browser.run(browser.start_kernel(), code) == "['jobs.py', 'jupyterlab.py']\n"
+    assert browser.ask("/tensorboard/data/logdir")[0] == 200
 
 
 def test_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
