@@ -69,8 +69,10 @@ def deepspeed_repository(tmp_path_factory: pytest.TempPathFactory, network_alone
     source = folder / f"deepspeed-{DEEPSPEED}"
     (source / "build.txt").write_text(f"+hpu.synapse.v{ROW.deepspeed}\n")
     git = ("git", "-C", str(source), "-c", "user.name=A", "-c", "user.email=a@example.com")
+    # One date, so that the same source is the same commit and the engine knows its layers again.
+    dated = {**os.environ, "GIT_AUTHOR_DATE": "2025-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z"}
     for command in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", DEEPSPEED], ["tag", ROW.deepspeed]):
-        subprocess.run([*git, *map(str, command)], check=True)
+        subprocess.run([*git, *map(str, command)], env=dated, check=True)
     repository = folder / "deepspeed.git"
     subprocess.run(["git", "clone", "--quiet", "--bare", str(source), str(repository)], check=True)
     return repository
