@@ -14,13 +14,12 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import BaseModel, ValidationError
 from transformers import TrainerCallback
 
@@ -267,51 +266,14 @@ def prune(s3: "S3Client", remote: S3Location) -> None:
 
 
 def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
-    """The Trainer class whose save says, when the disk is full, what that means for the run; and that resumes."""
+    """The Trainer class whose save says, when the disk is full, what that means for the run."""
 
     class CheckpointingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             with _explained_writes(self.state.global_step, Path(self.args.output_dir).parent, run):
                 return super()._save_checkpoint(*args, **kwargs)
 
-        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-            return _seeded_by_epoch(super()._get_train_sampler(*args, **kwargs))
-
-        def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
-            with _arrays_allowed():
-                return super()._load_rng_state(*args, **kwargs)
-
     return CheckpointingTrainer
-
-
-def _seeded_by_epoch(sampler: Any) -> Any:
-    """The same sampler, with an order of the examples that follows from the run's seed and the number of the epoch.
-
-    accelerate sees to that itself, but GaudiTrainer of the releases before 1.21 keeps it from doing so: over several
-    ranks it shuffles with a generator that starts from one fixed seed in every attempt, and so a resumed run would see
-    the examples in the first epoch's order again.
-    """
-    from accelerate.data_loader import SeedableRandomSampler
-
-    return SeedableRandomSampler(sampler.data_source, num_samples=sampler.num_samples)
-
-
-@contextlib.contextmanager
-def _arrays_allowed() -> Iterator[None]:
-    """For loading NumPy's random state: torch from 2.6 on refuses arrays that it was not told of.
-
-    transformers does so itself from 4.47 on. The images cpu and cuda have a newer PyTorch than their release's row.
-    """
-    try:
-        from torch.serialization import safe_globals
-    except ImportError:  # before torch 2.5, which loads whatever a file holds
-        yield
-        return
-    array = np.empty(0, np.uint32)
-    # What pickle rebuilds an array with lies elsewhere in NumPy 2 than in NumPy 1: the array knows.
-    rebuild = cast("Callable[..., Any]", array.__reduce__()[0])
-    with safe_globals([rebuild, np.ndarray, np.dtype, type(array.dtype)]):
-        yield
 
 
 @contextlib.contextmanager

@@ -152,6 +152,7 @@ def _train(
 
     from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
     from jobs.train.metrics import RunMetrics, Throughput, classification_metrics
+    from jobs.train.older_releases import mended
 
     # Its warnings tell that the classification head is new, which is the point of a fine-tuning.
     transformers.logging.set_verbosity_error()
@@ -180,7 +181,7 @@ def _train(
 
     accelerator.prepare()
     transformers.set_seed(arguments.seed)
-    trainer = checkpointing(accelerator.trainer_class(), rank.run)(
+    trainer = checkpointing(mended(accelerator.trainer_class()), rank.run)(
         model=_model(model_folder, arguments.model, prepared.class_names),
         args=accelerator.training_arguments_class()(
             output_dir=str(rank.scratch / "checkpoints"),
