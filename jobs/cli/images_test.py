@@ -8,7 +8,7 @@ from rich.text import Text
 
 from jobs.cli import tables
 from jobs.cli.build_view import BuildView
-from jobs.errors import TrainyardError, UsageError
+from jobs.errors import StoppedError, TrainyardError, UsageError
 from jobs.images import engine
 from jobs.images.build import Build, parse_build_arguments
 from jobs.images.checks.check import Check, Subject
@@ -50,14 +50,7 @@ def test(
             with BuildView(planned) as view:
                 build.run(planned, view)
     subjects = [Subject.find(one, release=row, revision=revision, client=client) for one in chosen.values()]
-    results: list[Result] = []
-    with console.status("") as status:
-        for subject in subjects:
-
-            def begins(check: Check, name: str = subject.image.name) -> None:
-                status.update(Text(f"{name}: {check.shows}"))
-
-            results += run_checks(subject, begins=begins, ends=lambda result: console.print(_line(result)))
+    results = _run(subjects)
     if output == "json":
         tables.print_json([_json(result, revision) for result in results])
     else:
@@ -68,6 +61,22 @@ def test(
             + ", ".join(f"{result.image.name} ({result.check.name})" for result in failed),
             next_step="what each found stands in its row; correct it, and test again",
         )
+
+
+def _run(subjects: Sequence[Subject]) -> list[Result]:
+    console = tables.stderr()
+    results: list[Result] = []
+    with console.status("") as status:
+        for subject in subjects:
+
+            def begins(check: Check, name: str = subject.image.name) -> None:
+                status.update(Text(f"{name}: {check.shows}"))
+
+            try:
+                results += run_checks(subject, begins=begins, ends=lambda result: console.print(_line(result)))
+            except KeyboardInterrupt:
+                raise StoppedError(f"stopped while '{subject.image.name}' was tested; its container is gone") from None
+    return results
 
 
 def _revision_of(tag: str, release_name: str) -> str:

@@ -44,6 +44,25 @@ def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[s
 
 
 @pytest.mark.parametrize(
+    ("arguments", "exit_code", "said"),
+    [
+        (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
+        (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history"),
+        (["cpu", "--tag", "latest"], 2, "tag 'latest' is not one of release 1.21.0, whose tags are 1.21.0-<revision>"),
+        (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_tested_is_refused(
+    trainyard: Trainyard, arguments: list[str], exit_code: int, said: str
+) -> None:
+    done = trainyard("images", "test", *arguments, environment=NO_ENGINE)
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("host", "said"),
     [
         ("tcp://127.0.0.1:1", "error: no Docker engine answers at tcp://127.0.0.1:1\nnext: start it"),
