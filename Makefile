@@ -69,7 +69,7 @@ synth: install
 # Resolved against torch's CPU build, as it is installed: the CUDA build would pin gigabytes of CUDA packages. What is
 # pinned already stays where it fits.
 pins: install
-	@cp requirements.txt requirements.new
+	@grep -v "^torch==" requirements.txt > requirements.new
 	@links="$$($(BIN)/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | head -1)"; \
 	UV_FIND_LINKS="$$links" uv pip compile pyproject.toml --all-extras --python-version 3.11 --no-header --quiet \
 		$$(test -n "$$links" || echo --torch-backend=cpu) -o requirements.new
