@@ -152,7 +152,7 @@ def _train(
 
     from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
     from jobs.train.metrics import RunMetrics, Throughput, classification_metrics
-    from jobs.train.older_releases import mended
+    from jobs.train.release_mends import mended
 
     # Its warnings tell that the classification head is new, which is the point of a fine-tuning.
     transformers.logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""What the transformers, accelerate and optimum-habana of older releases leave undone, in one place.
+"""What transformers, accelerate and optimum-habana of some releases leave undone, in one place.
 
-`make contract` runs jobs/train with the packages of every release. Each mend below is needed by some row of
-images/releases.toml, does nothing to the others, and goes when the rows that it names go.
+`make contract` runs jobs/train with the packages of every release. Each mend below is needed by the rows of
+images/releases.toml that it names, does the others no harm, and goes when those rows go.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
+import torch
+from torch.utils.data import RandomSampler, Sampler
 
 
 def mended(trainer_class: type[Any]) -> type[Any]:
@@ -19,7 +21,7 @@ def mended(trainer_class: type[Any]) -> type[Any]:
             return _with_modes(super().create_optimizer())
 
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-            return _seeded_by_epoch(super()._get_train_sampler(*args, **kwargs))
+            return _SeededByEpoch(super()._get_train_sampler(*args, **kwargs), self)
 
         def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
             with _arrays_allowed():
@@ -40,16 +42,28 @@ def _with_modes(optimizer: Any) -> Any:
     return optimizer
 
 
-def _seeded_by_epoch(sampler: Any) -> Any:
-    """For releases before 1.21 on HPUs: an order of the examples that follows from the run's seed and the epoch.
+class _SeededByEpoch(Sampler[int]):
+    """For releases before 1.21 on HPUs, and for 1.22 and 1.23: an order that follows from the run's seed and the epoch.
 
-    accelerate sees to that itself, but GaudiTrainer kept it from doing so: over several ranks it shuffles with a
-    generator that starts from one fixed seed in every attempt, and so a resumed run would see the examples in the first
-    epoch's order again.
+    accelerate has a sampler that is told the epoch, but accelerate 1.10 tells it a wrong one where an attempt resumes
+    in the middle of an epoch. GaudiTrainer before 1.21 does without it: several ranks shuffle with a generator that
+    starts from one fixed seed in every attempt. Either way a resumed run would take some examples twice and others not
+    at all.
     """
-    from accelerate.data_loader import SeedableRandomSampler
 
-    return SeedableRandomSampler(sampler.data_source, num_samples=sampler.num_samples)
+    def __init__(self, sampler: Any, trainer: Any) -> None:
+        self._examples = sampler.data_source
+        self._length = sampler.num_samples  # GaudiTrainer fills up the last batch of a single rank
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return cast("int", self._length)
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = int(self._trainer.state.epoch or 0)  # whole where one begins, and kept in a checkpoint
+        generator = torch.Generator()
+        generator.manual_seed(self._trainer.args.seed + epoch)
+        yield from RandomSampler(self._examples, num_samples=self._length, generator=generator)
 
 
 @contextlib.contextmanager
