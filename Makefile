@@ -56,9 +56,9 @@ lint: install
 	mypy --python-version 3.10 --package jobs.train
 	lint-imports
 
-# One process a core. What shares costly fixtures runs in one process: a file, or a group (pytest.mark.xdist_group).
+# One process a core, four at most; what shares costly fixtures stays in one (tests/conftest.py).
 test: lint
-	pytest --numprocesses logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+	pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 contract: install
 	@python -m tests.jobs.train.contract $(RELEASE)

@@ -17,19 +17,19 @@ from typing import Any
 import boto3
 import pytest
 from botocore.config import Config
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
 from infra.emulator import CREDENTIALS, client
 
 pytest_plugins = ["tests.docker_engine"]
 
 
-class GroupOrFileScheduling(LoadGroupScheduling):  # type: ignore[misc] # pytest-xdist has no types
-    """What has the mark xdist_group stays together, and so does every file of the rest, with its fixtures."""
+class FileOrImagesScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """Tests of a file run in one process, and those of images in one too: each image is built once for all of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group: str = super()._split_scope(nodeid)
-        return group.partition("::")[0]
+        folder = "tests/images/"
+        return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
 
 
 def pytest_configure() -> None:
@@ -38,8 +38,8 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupOrFileScheduling | None:
-    return GroupOrFileScheduling(config, log) if config.option.dist == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrImagesScheduling | None:
+    return FileOrImagesScheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 START_SECONDS = 60

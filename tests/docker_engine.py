@@ -66,18 +66,13 @@ def _leaves_docker_out(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # One worker of pytest-xdist runs them all: images are built once, and one after the other.
     config.addinivalue_line("markers", "docker: needs a Docker engine (tests/docker_engine.py)")
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    of_docker = [item for item in items if item.get_closest_marker("docker")]
     if _leaves_docker_out(config):
-        items[:] = [item for item in items if item not in of_docker]
-        config.hook.pytest_deselected(items=of_docker)
-    for item in of_docker:
-        item.add_marker(pytest.mark.xdist_group("docker"))
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("docker")])
+        items[:] = [item for item in items if not item.get_closest_marker("docker")]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
