@@ -18,7 +18,7 @@ from jobs.images import engine
 SUFFIX = ".spdx.json"
 
 _SCAN_SECONDS = 1800
-"""For Habana's image, which has tens of gigabytes."""
+"""For Habana's image, which is large."""
 
 
 def syft() -> Path:

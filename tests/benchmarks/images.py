@@ -31,7 +31,12 @@ SIZE_TARGET = 1.3
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.images", description=__doc__)
     parser.add_argument("images", metavar="IMAGE", nargs="*", help="as for trainyard images build")
-    parser.add_argument("--base-image", metavar="IMAGE", default="python:3.11-slim-bookworm", help="what roots extend")
+    parser.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        default="public.ecr.aws/docker/library/python:3.11-slim-bookworm",
+        help="what roots extend",
+    )
     parser.add_argument("--torch-index", metavar="URL", help="where torch's CPU build lies")
     parser.add_argument("--network", metavar="MODE", help="Docker's network mode")
     options = parser.parse_args()
