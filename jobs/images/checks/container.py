@@ -68,8 +68,6 @@ def started(subject: Subject, command: Sequence[str] | None = None, **options: A
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "shm_size": SHARED_MEMORY,
-        # What a check looks at must not be changed by the check.
-        "environment": {"PYTHONDONTWRITEBYTECODE": "1"},
     }
     container = subject.client.containers.create(
         subject.name, list(command) if command else None, **{**defaults, **options}

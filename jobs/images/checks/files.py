@@ -55,9 +55,15 @@ def _none(subject: Subject, kind: str, reason: str) -> None:
 @functools.lru_cache(maxsize=1)  # one walk for all checks of an image
 def _walk(subject: Subject) -> dict[str, Any]:
     number, home = stated_user(subject)
-    # As root, with the right to read whatever the modes say: nothing is overlooked.
     output = container.run_script(
-        subject, "file_tree.py", {"user": number, "home": home}, user="0:0", cap_add=["DAC_READ_SEARCH"]
+        subject,
+        "file_tree.py",
+        {"user": number, "home": home},
+        # As root, with the right to read whatever the modes say: nothing is overlooked.
+        user="0:0",
+        cap_add=["DAC_READ_SEARCH"],
+        # What is looked at must not be changed by the look.
+        environment={"PYTHONDONTWRITEBYTECODE": "1"},
     )
     found: dict[str, Any] = json.loads(container.last_line(output))
     return found

@@ -16,7 +16,8 @@ _PORT = 9000
 _STOP_SECONDS = 20
 """Of the 30 that AWS leaves a container after SIGTERM."""
 
-_TRAINING_SECONDS = 300
+_TRAINING_SECONDS = 600
+"""For what takes 20 to 60 s on two idle cores."""
 
 _ACCELERATORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gaudi": (
