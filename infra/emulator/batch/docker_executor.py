@@ -42,6 +42,7 @@ class DockerExecutor:
                 f"no Docker engine answers ({error})",
                 next_step="start one, or point DOCKER_HOST at it; or run jobs as local processes: --executor process",
             ) from error
+        check_host_network(self._client.info())
         self._remove_leftovers()
 
     def start(self, run: ContainerRun) -> "DockerHandle":
@@ -147,6 +148,24 @@ class DockerHandle:
         except APIError as error:
             if error.status_code != 409:  # it is not running any more
                 raise
+
+
+def check_host_network(engine: Mapping[str, Any]) -> None:
+    """Whether a container on the host's network finds the embedded AWS there. `engine` is what `docker info` says.
+
+    Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
+    """
+    if any("rootless" in option for option in engine.get("SecurityOptions") or ()):
+        raise ConfigurationError(
+            "the Docker engine is a rootless one, whose containers do not reach what listens on this machine's loopback",
+            next_step="use an engine that runs as root, or run jobs as local processes: --executor process",
+        )
+    if engine.get("OperatingSystem") == "Docker Desktop":
+        # Nothing that the engine tells says whether it is.
+        logger.warning(
+            "Docker Desktop's containers reach the embedded AWS only where host networking is enabled: "
+            "Settings > Resources > Network"
+        )
 
 
 def _host_options(properties: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
