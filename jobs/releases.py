@@ -37,6 +37,8 @@ class Release:
     """None only in history: the first optimum-habana did without it."""
     deepspeed: str | None = None
     """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
+    deepspeed_commit: str | None = None
+    """The commit that the tag stood for when somebody read it; None where nobody has."""
     base_digest: str | None = None
     """`sha256:…` of the base image; None where nobody has read it."""
 
@@ -65,7 +67,7 @@ class Release:
             "OPTIMUM_HABANA": self.optimum_habana,
             "TRANSFORMERS": self.transformers,
             "ACCELERATE": self.accelerate or "",
-            "DEEPSPEED": self.deepspeed or "",
+            "DEEPSPEED": self.deepspeed_commit or self.deepspeed or "",
         }
 
 

@@ -54,6 +54,11 @@ def test_a_base_image_whose_digest_is_known_is_that_very_one() -> None:
     assert replace(release(), base_digest=digest).build_arguments["HABANA_IMAGE"] == f"{release().base_image}@{digest}"
 
 
+def test_a_known_commit_of_deepspeed_is_what_is_installed() -> None:
+    assert release().build_arguments["DEEPSPEED"] == release().deepspeed
+    assert replace(release(), deepspeed_commit="0" * 40).build_arguments["DEEPSPEED"] == "0" * 40
+
+
 @pytest.mark.parametrize("row", history().values(), ids=lambda row: row.name)
 def test_the_tutorials_releases_are_refused_with_the_reason(row: Release) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -157,7 +157,7 @@ def check_host_network(engine: Mapping[str, Any]) -> None:
     """
     if any("rootless" in option for option in engine.get("SecurityOptions") or ()):
         raise ConfigurationError(
-            "the Docker engine is a rootless one, whose containers do not reach what listens on this machine's loopback",
+            "the Docker engine is rootless: its containers do not reach what listens on this machine's loopback",
             next_step="use an engine that runs as root, or run jobs as local processes: --executor process",
         )
     if engine.get("OperatingSystem") == "Docker Desktop":
