@@ -53,9 +53,9 @@ def test_an_older_release_asks_for_its_own_versions() -> None:
     assert "datasets" in asked  # unpinned: that optimum-habana ends before the laptop's
 
 
-def test_an_image_without_packages_of_its_own_is_refused() -> None:
+def test_an_image_that_there_is_not_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "jobs.images.lock", "gaudy"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: image 'gaudy' has no packages of its own; did you mean 'gaudi'?\n"
+    assert done.stderr == "error: image 'gaudy' not found; did you mean 'gaudi'?\n"
