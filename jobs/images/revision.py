@@ -1,7 +1,12 @@
 """The revision of what images are built from, and the tags that tell it: `<release>-<revision>`.
 
+It is made of what the sources hold, not of a commit: a shallow clone, a merge or a revert has the revision of its
+content. Of a commit, this prints it, in the root of the repository:
+
+    git rev-parse COMMIT:images COMMIT:jobs | sha256sum | cut -c 1-12
+
 git knows it. Where there is no git (CodeBuild gets the source without its history) the environment variable
-TRAINYARD_REVISION says it. A work tree with changes has a revision of its own content, so one tag is one content.
+TRAINYARD_REVISION says it. A work tree with changes has a revision of its own content too: one tag is one content.
 """
 
 import hashlib
@@ -11,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jobs.errors import ConfigurationError
+from jobs.errors import ConfigurationError, TrainyardError
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,22 +31,31 @@ REVISION_VARIABLE = "TRAINYARD_REVISION"
 _REVISION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a tag of an image may hold after a release and a hyphen; Docker allows 128 characters in all."""
 
-_COMMIT_DIGITS = 12
-_CONTENT_DIGITS = 8
+_DIRTY = "-dirty-"
+_DIGITS = 12
+_DIRTY_DIGITS = 8
 _GIT_SECONDS = 60
 
 
 def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Revision of the sources under `root`: 12 digits of the last commit that touched them.
+    """Revision of the sources under `root`: 12 digits of a hash of what the last commit has of them.
 
     Where they differ from that commit, by a file that git does not know too, `-dirty-` and 8 digits of a hash of what
-    differs follow. Raises ConfigurationError where neither git nor TRAINYARD_REVISION knows it.
+    differs follow. Raises ConfigurationError where neither git nor TRAINYARD_REVISION knows it, TrainyardError where
+    git does not answer.
     """
-    reason = _why_git_cannot_tell(root)
-    if reason is None:
-        commit = _git(root, "log", "-1", "--format=%H", "--", *SOURCES).strip()[:_COMMIT_DIGITS]
-        changed = sorted(_changed(root))
-        return f"{commit}-dirty-{_content(root, changed)}" if changed else commit
+    try:
+        return _revision_in_git(root)
+    except FileNotFoundError:
+        reason = "git is not installed"
+    except subprocess.CalledProcessError as error:
+        said: str = error.stderr.strip()
+        reason = said.splitlines()[0] if said else f"git ended with exit code {error.returncode}"
+    except subprocess.TimeoutExpired as error:
+        raise TrainyardError(
+            f"git did not answer within {error.timeout:.0f} s what differs in {root} from its last commit",
+            next_step=f"see what 'git -C {root} status' waits for, then the same command again",
+        ) from None
     given = environment.get(REVISION_VARIABLE, "")
     if not given:
         raise ConfigurationError(
@@ -51,7 +65,7 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
     if not _REVISION_PATTERN.fullmatch(given):
         raise ConfigurationError(
             f"{REVISION_VARIABLE}={given!r} cannot be part of an image's tag",
-            next_step="give a commit's hash: at most 64 letters, digits, '.', '_' and '-'",
+            next_step="give a revision or a commit's hash: at most 64 letters, digits, '.', '_' and '-'",
         )
     return given
 
@@ -66,16 +80,12 @@ def local_name(image: str, tag: str) -> str:
     return f"trainyard/{image}:{tag}"
 
 
-def _why_git_cannot_tell(root: Path) -> str | None:
-    """None: it can."""
-    try:
-        known = _git(root, "log", "-1", "--format=%H", "--", *SOURCES)
-    except FileNotFoundError:
-        return "git is not installed"
-    except subprocess.CalledProcessError as error:
-        said: str = error.stderr.strip()
-        return said.splitlines()[0] if said else f"git ended with exit code {error.returncode}"
-    return None if known else f"no commit of git has {' or '.join(SOURCES)} in this folder"
+def _revision_in_git(root: Path) -> str:
+    """Raises as `_git`, CalledProcessError too where the last commit has no sources in this folder."""
+    trees = _git(root, "rev-parse", *(f"HEAD:./{name}" for name in SOURCES))
+    revision = hashlib.sha256(trees.encode()).hexdigest()[:_DIGITS]
+    changed = sorted(_changed(root))
+    return f"{revision}{_DIRTY}{_content(root, changed)}" if changed else revision
 
 
 def _changed(root: Path) -> Iterator[str]:
@@ -99,7 +109,7 @@ def _content(root: Path, paths: list[str]) -> str:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
         else:
             digest.update(b"gone\0")
-    return digest.hexdigest()[:_CONTENT_DIGITS]
+    return digest.hexdigest()[:_DIRTY_DIGITS]
 
 
 def _paths(output: str) -> list[str]:
@@ -107,7 +117,10 @@ def _paths(output: str) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git prints. Raises CalledProcessError where it refuses, FileNotFoundError where there is none."""
+    """What git prints.
+
+    Raises CalledProcessError where it refuses, FileNotFoundError where there is none, TimeoutExpired.
+    """
     return subprocess.run(
         ["git", "-C", str(root), *arguments],
         # Others may work with the same index meanwhile.

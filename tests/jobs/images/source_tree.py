@@ -4,8 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from jobs.images.revision import source_revision
 
 ROOT = Path(__file__).parents[3]
 
@@ -13,13 +16,14 @@ _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
 
 class SourceTree:
-    """Committed and clean at first; nobody else edits it while a test builds."""
+    """Committed and clean at first; nobody else edits it while a test builds, and no other has its revision."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in ("images", "jobs"):
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         shutil.copy(ROOT / ".dockerignore", root)
+        self.write("images/of-this-tree", uuid.uuid4().hex)  # in no image: what BuildKit has of others fits
         self.git("init", "--quiet")
         self.commit()
 
@@ -50,7 +54,8 @@ class SourceTree:
 
     @property
     def revision(self) -> str:
-        return self.git("log", "-1", "--format=%H", "--", "images", "jobs")[:12]
+        """Of what is committed."""
+        return source_revision(self.root).partition("-")[0]
 
     def command(self, *arguments: str) -> list[str]:
         """`trainyard images ARGUMENTS…` of this tree."""

@@ -1,10 +1,12 @@
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from jobs.errors import ConfigurationError
+from jobs.errors import ConfigurationError, TrainyardError
+from jobs.images import revision
 from jobs.images.revision import image_tag, local_name, source_revision
 
 Git = Callable[..., str]
@@ -42,17 +44,47 @@ def git(root: Path) -> Git:
     return run
 
 
-def test_a_clean_tree_has_the_revision_of_the_last_commit_that_touched_what_images_are_built_from(
-    root: Path, git: Git
-) -> None:
-    first = git("rev-parse", "HEAD")[:12]
-    assert source_revision(root) == first
+def test_a_clean_tree_has_the_revision_of_what_images_are_built_from(root: Path, git: Git) -> None:
+    first = source_revision(root)
+    assert re.fullmatch("[0-9a-f]{12}", first)
     (root / "README.md").write_text("other\n")
     git("commit", "--quiet", "--all", "--message", "not in any image")
     assert source_revision(root) == first
     (root / "jobs/spec.py").write_text("other\n")
     git("commit", "--quiet", "--all", "--message", "in every image")
-    assert source_revision(root) == git("rev-parse", "HEAD")[:12] != first
+    second = source_revision(root)
+    assert "-dirty-" not in second != first
+    git("revert", "--no-edit", "HEAD")
+    assert source_revision(root) == first
+    # As the module's docstring has a user print it.
+    printed = "git rev-parse {0}:images {0}:jobs | sha256sum | cut -c 1-12"
+    for commit, expected in (("HEAD", first), ("HEAD~1", second)):
+        shell = ["sh", "-c", printed.format(commit)]
+        assert subprocess.run(shell, cwd=root, check=True, capture_output=True, text=True).stdout.strip() == expected
+
+
+def test_a_clone_without_history_has_the_same_revision(root: Path, git: Git, tmp_path: Path) -> None:
+    # GIVEN commits after the last one that touched the sources: they are not in the clone's own
+    git("commit", "--quiet", "--allow-empty", "--message", "later")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", root.as_uri(), clone], check=True, capture_output=True)
+    assert (clone / ".git/shallow").is_file()
+    assert source_revision(clone) == source_revision(root)
+
+
+def test_a_git_that_does_not_answer_is_told(
+    root: Path, git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow" / "git"
+    slow.parent.mkdir()
+    slow.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(slow.parent))
+    monkeypatch.setattr(revision, "_GIT_SECONDS", 0.1)
+    with pytest.raises(TrainyardError, match="git did not answer") as caught:
+        # Another revision than git's would be taken for it.
+        source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"})
+    assert "status" in str(caught.value.next_step)
 
 
 def _edit(path: Path) -> None:
@@ -147,7 +179,7 @@ def test_without_git_the_environment_says_it(root: Path) -> None:
 
 
 def test_where_git_knows_it_the_environment_is_not_asked(root: Path, git: Git) -> None:
-    assert source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"}) == git("rev-parse", "HEAD")[:12]
+    assert source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"}) == source_revision(root, {}) != "0123456789ab"
 
 
 @pytest.mark.parametrize("given", ["", "v1 final", "a/b", "-x", "x" * 65])
@@ -158,11 +190,11 @@ def test_without_git_and_without_a_revision_nothing_is_built(root: Path, given: 
 
 def test_a_copy_of_the_source_inside_another_repository_is_not_taken_for_a_part_of_it(root: Path) -> None:
     subprocess.run(["git", "init", "--quiet", root.parent], check=True)
-    with pytest.raises(ConfigurationError, match="does not have any commits yet"):
+    with pytest.raises(ConfigurationError, match="invalid object name 'HEAD'"):
         source_revision(root, {})
     identity = ["git", "-C", str(root.parent), "-c", "user.name=A", "-c", "user.email=a@example.com"]
     subprocess.run([*identity, "commit", "--quiet", "--allow-empty", "--message", "another"], check=True)
-    with pytest.raises(ConfigurationError, match="no commit of git has images or jobs in this folder"):
+    with pytest.raises(ConfigurationError, match="path 'source/images' exists on disk, but not in 'HEAD'"):
         source_revision(root, {})
 
 
