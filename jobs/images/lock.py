@@ -1,6 +1,7 @@
 """The Python packages of an image, pinned and hashed: images/<image>/requirements/<release>.txt.
 
     python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
+    python -m jobs.images.lock --check IMAGE          writes nothing: does the index still have what was written?
 
 A child asks for the group of pyproject.toml that is called like it, and has a file for each image that it is built on:
 images/<child>/requirements/<parent>/<release>.txt, which leaves all that its parent has as it is.
@@ -36,6 +37,11 @@ _PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS), "many
 
 _UNDECLARED = {("pyarrow", "26.0.0"): "numpy>=2", ("pyarrow", "26.0.1"): "numpy>=2"}
 """What packages ask for when they are imported, and their metadata does not say."""
+
+_UV_PLATFORM = f"x86_64-{_PLATFORMS[0].removesuffix('_x86_64')}"
+"""The first of them, as uv calls it."""
+
+_LOCKED_FILE = re.compile(r"^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$", re.MULTILINE)
 
 _RESOLUTION_SECONDS = 600
 
@@ -128,7 +134,7 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
         _run(
             *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
             *("--constraint", str(fixed)),
-            *("--python-version", python, "--python-platform", f"x86_64-{_PLATFORMS[0].removesuffix('_x86_64')}"),
+            *("--python-version", python, "--python-platform", _UV_PLATFORM),
             *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet", *indexes),
             *(option for name in left_out for option in ("--no-emit-package", name)),
         )
@@ -156,6 +162,32 @@ def lock(of: Image, row: Release, *, torch_index: str) -> str:
             "",
         ]
     )
+
+
+def check(of: Image, row: Release) -> None:
+    """See that the package index has every file of a lock file, by its hash, for the image's Python. Installs nothing.
+
+    PyTorch's CPU build is left out: it has an index of its own. Raises ConfigurationError where there is no lock file,
+    TrainyardError for a file that is not to be had.
+    """
+    locked(of, row)
+    wanted = dict(_LOCKED_FILE.findall(lock_file(of, row).read_text()))
+    wanted = {pin: digest for pin, digest in wanted.items() if not pin.endswith("+cpu")}
+    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
+        asked, found = Path(folder) / "in.txt", Path(folder) / "out.txt"
+        asked.write_text("\n".join(wanted))
+        _run(
+            *("uv", "pip", "compile", str(asked), "--output-file", str(found), "--no-deps", "--generate-hashes"),
+            *("--python-version", IMAGES[of.root].python or row.python, "--python-platform", _UV_PLATFORM),
+            *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet"),
+        )
+        had = set(re.findall(r"sha256:([0-9a-f]{64})", found.read_text()))
+    gone = [pin for pin, digest in wanted.items() if digest not in had]
+    if gone:
+        raise TrainyardError(
+            f"{lock_file(of, row).relative_to(ROOT)}: the package index has no such file of {', '.join(gone)}",
+            next_step=f"find out why, then python -m jobs.images.lock {of.name} {row.name}",
+        )
 
 
 def locked(of: Image, row: Release) -> dict[str, str]:
@@ -189,10 +221,15 @@ def main() -> None:
     parser.add_argument("image", metavar="IMAGE", help=", ".join(images()))
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
     parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
+    parser.add_argument("--check", action="store_true", help="write nothing: see that the index has what was written")
     given = parser.parse_args()
     chosen = image(given.image)
     for row in [release(name) for name in given.releases] or releases().values():
         path = lock_file(chosen, row)
+        if given.check:
+            check(chosen, row)
+            print(f"{path.relative_to(ROOT)}: every file is there", file=sys.stderr)
+            continue
         text = lock(chosen, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.images.hierarchy import image
-from jobs.images.lock import IMAGES, lock_file, requirements
+from jobs.errors import TrainyardError
+from jobs.images import lock
+from jobs.images.hierarchy import image, images
+from jobs.images.lock import IMAGES, check, lock_file, requirements
 from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[3]
@@ -59,3 +61,29 @@ def test_an_image_that_there_is_not_is_refused() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: image 'gaudy' not found; did you mean 'gaudi'?\n"
+
+
+@pytest.mark.parametrize("name", images())
+def test_the_index_has_every_file_of_the_default_release(name: str) -> None:
+    check(image(name), release())
+
+
+@pytest.mark.parametrize(
+    ("found", "put_in_its_place"),
+    [
+        (r"(?m)^(boto3==\S+ --hash=sha256:)[0-9a-f]{64}$", r"\g<1>" + "0" * 64),
+        (r"(?m)^boto3==[\d.]+", "boto3==0.0.999"),
+    ],
+    ids=["another hash", "a version that is gone"],
+)
+def test_a_file_that_the_index_lacks_is_named(
+    found: str, put_in_its_place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt = tmp_path / "1.21.0.txt"
+    text = lock_file(image("gaudi"), release()).read_text()
+    spoilt.write_text(re.sub(found, put_in_its_place, text))
+    assert spoilt.read_text() != text
+    monkeypatch.setattr(lock, "lock_file", lambda of, row: spoilt)
+    monkeypatch.setattr(lock, "ROOT", tmp_path)
+    with pytest.raises(TrainyardError, match="boto3"):
+        check(image("gaudi"), release())
