@@ -1,15 +1,16 @@
 """Images: an ECR repository for each image that the stage's jobs may run in, and the project that builds and pushes.
 
 The job stack reads an image's parameter at each deployment. `trainyard images push` writes it; CloudFormation only
-makes it, since it changes a resource when its properties in the template do, not when somebody else changed the
-resource (CloudFormation user guide, "AWS CloudFormation stack updates"). So what was pushed stays through all further
-deployments, but for one with `cdk deploy --revert-drift`, which is there to undo such things. Where a repository is
-replaced, for another key say, its parameter begins anew with it: the images are gone.
+makes it. It puts the template's value back whenever it updates the parameter, for a changed tag too (aws-cdk issue
+25949), so nothing of the parameter ever changes in the template but the URI of its repository: where that is replaced,
+for another key say, the images are gone. What is left are ways around the template: tags of the stack itself (`cdk
+deploy --tags`) and `--revert-drift`. After those `trainyard submit` refuses, and `trainyard images push` records again
+what the registry has.
 """
 
 from collections.abc import Iterable, Mapping
 
-from aws_cdk import Duration, Fn, RemovalPolicy
+from aws_cdk import CfnResource, Duration, Fn, RemovalPolicy
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_kms as kms
 from constructs import Construct
@@ -62,12 +63,29 @@ class ImageStack(StageStack):
         for name, repository in self.repositories.items():
             self.publish(image_repository_parameter(name), repository.repository_uri)
         for name, release in pairs:
-            self.publish(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
+            self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
         # For a push that names none: the rest of the stage may not be deployed yet.
         self.publish(RELEASE, stage.gaudi_release.name)
         self.publish(IMAGES, " ".join(images_of_new_jobs(stage, catalog.values())))
         build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
+
+    def _record(self, name: str, first: str) -> None:
+        """Publishes `first` under `name`, until a push writes something else.
+
+        A bare resource, out of reach of the tags that an organisation adds to all constructs of the app: see above.
+        """
+        CfnResource(
+            Construct(self, f"Parameter-{name.replace('/', '-')}"),
+            "Resource",
+            type="AWS::SSM::Parameter",
+            properties={
+                "Name": parameter_path(self.stage_row.name) + name,
+                "Tags": self.instance_tags,
+                "Type": "String",
+                "Value": first,
+            },
+        )
 
     def _repository(self, name: str) -> ecr.Repository:
         return ecr.Repository(

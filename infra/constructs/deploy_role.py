@@ -5,28 +5,35 @@ permissions: {id-token: write, contents: read}
   - uses: aws-actions/configure-aws-credentials@<commit>
     with: {role-to-assume: <SSM: /trainyard/<stage>/deploy-role>, aws-region: <region>}
   - run: cdk deploy '<stage>/*' -c stage=<stage> --require-approval never
+
+infra/README.md has the whole of it, with the build of the images between two deployments.
 """
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 
 from infra.constructs.inline_role import InlineRole
-from infra.constructs.permissions_boundary import DEPLOYER_TAG, bootstrap_roles
+from infra.constructs.permissions_boundary import BUILD_ACTIONS, DEPLOYER_TAG, bootstrap_roles, build_projects
 from infra.constructs.stage_stack import StageStack
 from infra.settings import GitHub
+from jobs.stage import IMAGE_BUILD_PROJECT, parameter_path
 
 ISSUER = "token.actions.githubusercontent.com"
 _AUDIENCE = "sts.amazonaws.com"
 
+_SESSION = cdk.Duration.hours(4)
+"""For a build of the images, which may take two hours, between two deployments; what a workflow asks for counts."""
+
 
 class DeployRole(InlineRole):
-    """Can become the roles of CDK's bootstrap in this account and region, and do nothing else."""
+    """Can become the roles of CDK's bootstrap in this account and region, have images built, and do nothing else."""
 
     def __init__(self, stack: StageStack, name: str, *, source: GitHub) -> None:
         super().__init__(
             stack,
             name,
             description=f"GitHub Actions of {source.repository}: deploys this stage",
+            max_session_duration=_SESSION,
             assumed_by=iam.FederatedPrincipal(
                 source.oidc_provider_arn or _provider(stack).attr_arn,
                 {
@@ -41,6 +48,19 @@ class DeployRole(InlineRole):
         )
         cdk.Tags.of(self).add(*DEPLOYER_TAG)
         self.allow("DeployThroughCdk", ["sts:AssumeRole"], *bootstrap_roles(stack))
+        self._allow_builds(stack)
+
+    def _allow_builds(self, stack: StageStack) -> None:
+        """By the tag that the image stack's project carries: that is made later, under a name nobody knows yet."""
+        projects = build_projects(stack)
+        of_the_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": stack.stage_row.name}}
+        self.allow("BuildImages", BUILD_ACTIONS, projects, conditions=of_the_stage)
+        self.explain(
+            "Only those with the stage's tag: the project that builds its images, whose name is made", projects
+        )
+        name = parameter_path(stack.stage_row.name).removeprefix("/") + IMAGE_BUILD_PROJECT
+        parameter = stack.format_arn(service="ssm", resource="parameter", resource_name=name)
+        self.allow("FindImageBuild", ["ssm:GetParameter"], parameter)
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:

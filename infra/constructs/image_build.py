@@ -71,10 +71,18 @@ class ImageBuild(Construct):
         logs = RetainedLogGroup(self, "Logs", retention_days=stage.log_retention_days)
         parameters = [image_parameter(image, release) for image, release in images]
         role = self._role(stage=stage, repositories=repositories, source=source, logs=logs, written=parameters, key=key)
+        revision = _revision(source)
+        if "-dirty-" in revision:
+            cdk.Annotations.of(self).add_warning_v2(
+                "trainyard:dirty-source",
+                f"images/ or jobs/ differ from the last commit (revision {revision}): CodeBuild would refuse to push "
+                f"what is built of them. Commit, and deploy '{stage.name}/image' before a build is started; all else "
+                "works as it is, and so does an embedded AWS.",
+            )
         variables = {
             "ARGUMENTS": "",
             "TRAINYARD_STAGE": stage.name,
-            REVISION_VARIABLE: _revision(source),
+            REVISION_VARIABLE: revision,
         }
         self.project = codebuild.CfnProject(
             self,
@@ -90,7 +98,7 @@ class ImageBuild(Construct):
             environment=codebuild.CfnProject.EnvironmentProperty(
                 type="LINUX_CONTAINER",
                 image="aws/codebuild/standard:7.0",
-                # For its 128 GB of disk: the size of Habana's image is not published, and unpacking takes it twice over.
+                # For its 128 GB of disk: the size of Habana's image is not published, and unpacking takes it twice.
                 compute_type="BUILD_GENERAL1_LARGE",
                 privileged_mode=True,
                 environment_variables=[

@@ -18,6 +18,9 @@ from jobs.stage import parameter_path
 DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume those of CDK's bootstrap: whoever has them can change everything."""
 
+BUILD_ACTIONS = ("codebuild:BatchGetBuilds", "codebuild:StartBuild")
+"""The deployer's as well: a build may be given other commands, so whoever starts one acts with the project's role."""
+
 _IN_THE_REGION = (
     "batch:CancelJob",
     "batch:Describe*",
@@ -164,12 +167,9 @@ class PermissionsBoundary(iam.ManagedPolicy):
 
     def _admit_deployer(self, stack: StageStack) -> None:
         key, value = DEPLOYER_TAG
-        self._admit(
-            "Deployer",
-            ["sts:AssumeRole"],
-            *bootstrap_roles(stack),
-            conditions={"StringEquals": {f"aws:PrincipalTag/{key}": value}},
-        )
+        deployer = {"StringEquals": {f"aws:PrincipalTag/{key}": value}}
+        self._admit("Deployer", ["sts:AssumeRole"], *bootstrap_roles(stack), conditions=deployer)
+        self._admit("Builds", BUILD_ACTIONS, build_projects(stack), conditions=deployer)
 
     def _admit(
         self,
@@ -198,6 +198,11 @@ def name_prefix(stage: str) -> str:
     It shortens a stack's name to 24 characters where a name would be too long for a service.
     """
     return f"trainyard-{stage}-"[:24]
+
+
+def build_projects(stack: cdk.Stack) -> str:
+    """ARN of all CodeBuild projects of the stack's account and region."""
+    return stack.format_arn(service="codebuild", resource="project", resource_name="*")
 
 
 def bootstrap_roles(stack: cdk.Stack) -> list[str]:

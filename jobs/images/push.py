@@ -2,8 +2,9 @@
 
     trainyard --stage dev images push gaudi
 
-A tag is one image for ever: what a repository has under it already is taken as it is, and never replaced. Parameters
-are written after all pushes have succeeded, so that a stage names images that are there.
+A tag is one revision of the sources, and one image for ever. Two builds of a revision are never the same to the byte;
+the first that was pushed counts: what a repository has under a tag is taken as it is, by everybody, and what is missing
+is built on it. Parameters are written after all pushes have succeeded, so that a stage names images that are there.
 
 The sign-in is ECR's token, which stays in this process: it is in no file of the docker command and in no process list.
 On the embedded AWS that token's registry is the one that it was started with; without any, an image is tagged in the
@@ -11,28 +12,28 @@ engine, which is where the embedded AWS looks for it.
 """
 
 import base64
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.models.images import Image as DockerImage
 
 from jobs.aws import Aws
-from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
+from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
 from jobs.images import engine
-from jobs.images.hierarchy import Image, child_name, image, images
-from jobs.images.revision import local_name
-from jobs.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter, parameter_path
-
-_PARAMETERS_OF_A_CALL = 10
-"""GetParameters' own limit."""
-
-_CPU_ROOT = "cpu"
-"""The root that every machine can run."""
+from jobs.images.build import BASE_LABEL, default_base
+from jobs.images.hierarchy import Image
+from jobs.images.hierarchy import image as image_called
+from jobs.images.revision import REVISION_VARIABLE, local_name
+from jobs.images.stage_images import StageImages
+from jobs.releases import release
+from jobs.stage import image_parameter, parameter_path
 
 _NO_NETWORK = re.compile(
     r"connection refused|no such host|no route to host|network is unreachable|timeout|timed out|connection reset|EOF",
@@ -41,77 +42,11 @@ _NO_NETWORK = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageImages:
-    """The images of a stage for one release, as its image stack and earlier pushes left them in SSM."""
-
-    stage: str
-    release: str
-    repositories: Mapping[str, str]
-    """Image to URI of its repository."""
-    recorded: Mapping[str, str]
-    """Image to what its parameter holds."""
-    default: tuple[str, ...]
-    """Names of the images that new jobs run in."""
-
-    @classmethod
-    def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
-        """`release`: None for the stage's own. Raises ConfigurationError where its image stack is not deployed."""
-        about = _parameters(aws, stage, [RELEASE, IMAGES])
-        if RELEASE not in about:
-            raise ConfigurationError(
-                f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
-                next_step=f"cdk deploy '{stage}/image' -c stage={stage}",
-            )
-        release = release or about[RELEASE]
-        repositories = {name: image_repository_parameter(name) for name in images()}
-        parameters = {name: image_parameter(name, release) for name in images()}
-        found = _parameters(aws, stage, [*repositories.values(), *parameters.values()])
-        return cls(
-            stage=stage,
-            release=release,
-            repositories={name: found[key] for name, key in repositories.items() if key in found},
-            recorded={name: found[key] for name, key in parameters.items() if key in found},
-            default=tuple(about.get(IMAGES, "").split()),
-        )
-
-    def chosen(self, names: Sequence[str], *, embedded: bool) -> list[Image]:
-        """The images called `names`; without any, those that new jobs run in (on the embedded AWS, their CPU twins).
-
-        Raises UsageError for an image that there is not, ConfigurationError for one that the stage has no place for.
-        """
-        if not names:
-            roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if embedded else name for name in self.default)
-            names = list(roots)
-        chosen = [image(name) for name in dict.fromkeys(names)]
-        deploy = f"cdk deploy '{self.stage}/image' -c stage={self.stage}"
-        for one in chosen:
-            if one.name not in self.repositories:
-                raise ConfigurationError(
-                    f"stage '{self.stage}' has no repository for image '{one.name}'"
-                    f"{did_you_mean(one.name, self.repositories)}",
-                    next_step=f"{deploy}, where a row of its settings names an instance type that runs it",
-                )
-            if one.name not in self.recorded:
-                raise ConfigurationError(
-                    f"no pool of stage '{self.stage}' runs image '{one.name}' of release {self.release}",
-                    next_step=f"name the stage's own release, or give it this one in infra/settings.py and {deploy}",
-                )
-        return chosen
-
-    def stand_ins(self, one: Image) -> list[str]:
-        """Names of the images that `one` stands in for on a machine without accelerators."""
-        if one.root != _CPU_ROOT:
-            return []
-        twins = {_twin(one, other.name) for other in images().values() if other.parent is None}
-        return sorted(name for name in twins if name in self.recorded and name != one.name)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Registry:
     """Where images go, signed in."""
 
     host: str
-    credentials: Mapping[str, str]
+    credentials: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def sign_in(cls, aws: Aws) -> "Registry":
@@ -140,6 +75,8 @@ class Pushed:
     """What its parameter shall hold."""
     was_there: bool
     """True: nothing had to be sent."""
+    leaves_own: bool = False
+    """True: this machine's own build of the tag was not sent, and may be another one."""
 
 
 class Watcher(Protocol):
@@ -157,6 +94,7 @@ class Push:
     """Images of one release and revision, to one stage."""
 
     client: docker.DockerClient
+    """One that may be silent for long (engine.TRANSFER_SECONDS)."""
     aws: Aws
     stage: StageImages
     registry: Registry
@@ -165,9 +103,47 @@ class Push:
     def missing(self, chosen: Iterable[Image]) -> list[str]:
         """Names of those that have to be built first: neither the engine has them nor the registry.
 
-        Raises TrainyardError for one that the registry has another build of, and as `run` does.
+        Raises as `run` does.
         """
-        return [one.name for one in chosen if self._there(one) is None and self._local(one) is None]
+        return [one.name for one in chosen if self._local(one) is None and self._there(one) is None]
+
+    def parents_there(self, missing: Iterable[str]) -> list[Image]:
+        """What the `missing` are built on that only the registry has: to `fetch`, not to build. Raises as `run` does."""
+        parents = {name: None for one in map(image_called, missing) if (name := one.parent) in self.stage.repositories}
+        found = [image_called(name) for name in parents if name]
+        return [one for one in found if self._local(one) is None and self._there(one)]
+
+    def fetch(self, one: Image) -> None:
+        """Have what the registry has under the tag in the engine, by the name of what is built here.
+
+        Raises as `run` does.
+        """
+        target = self.registry.repository(self.stage.repositories[one.name])
+        try:
+            pulled = self.client.images.pull(
+                target, tag=self._there(one), auth_config=dict(self.registry.credentials), platform=engine.PLATFORM
+            )
+            pulled.tag(*local_name(one.name, self.tag).rsplit(":", 1))
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped: '{one.name}' was not pulled, and nothing was pushed") from None
+        except (DockerException, OSError) as error:
+            raise self._refusal(one, f"pulled from {target}", _words(error)) from error
+
+    def check_bases(self, chosen: Iterable[Image]) -> None:
+        """Raises UsageError where an image that is to be sent is on another base than its release's own."""
+        row = release(self.stage.release)
+        for one in chosen:
+            local = self._local(one)
+            if local is None or self._there(one):
+                continue
+            found, own = local.labels.get(BASE_LABEL), default_base(image_called(one.root), row)
+            if found != own:
+                raise UsageError(
+                    f"'{one.name}' is built on {found or 'a base that no label tells'}, and images of its tag are on "
+                    f"{own or 'none of their own'}",
+                    next_step=f"trainyard images build {one.root} --all-descendants, then the same command again; or "
+                    "push it all the same with --allow-dirty",
+                )
 
     def run(self, chosen: Iterable[Image], watcher: Watcher) -> list[Pushed]:
         """Push them one after the other.
@@ -202,7 +178,8 @@ class Push:
             self._tag(one, uri)
             done = Pushed(image=one, tag=self.tag, uri=f"{uri}:{self.tag}", was_there=False)
         elif digest := self._there(one):
-            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{digest}", was_there=True)
+            own = self._leaves_own(one, digest)
+            done = Pushed(image=one, tag=self.tag, uri=f"{uri}@{digest}", was_there=True, leaves_own=own)
         else:
             target = self.registry.repository(uri)
             watcher.begins(one, f"{target}:{self.tag}")
@@ -241,7 +218,7 @@ class Push:
                 target, tag=self.tag, stream=True, decode=True, auth_config=dict(self.registry.credentials)
             ):
                 if "error" in line:
-                    raise self._refusal(one, target, str(line["error"]))
+                    raise self._refusal(one, f"pushed to {target}", str(line["error"]))
                 digest = (line.get("aux") or {}).get("Digest", digest)
                 progress = line.get("progressDetail") or {}
                 watcher.goes_on(
@@ -252,44 +229,38 @@ class Push:
                     progress.get("total", 0),
                 )
         except (DockerException, OSError) as error:
-            raise self._refusal(one, target, _words(error)) from error
+            raise self._refusal(one, f"pushed to {target}", _words(error)) from error
         return digest
 
     def _there(self, one: Image) -> str | None:
-        """Digest of what the registry has under the tag; None where it has nothing or there is no registry.
-
-        Raises TrainyardError where the engine's image of that tag is another one.
-        """
+        """Digest of what the registry has under the tag; None where it has nothing or there is no registry."""
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, embedded=self.aws.embedded):
             return None
-        target = self.registry.repository(uri)
-        digest = self._digest(one, target)
+        return self._digest(one, self.registry.repository(uri))
+
+    def _leaves_own(self, one: Image, digest: str) -> bool:
+        """Whether the engine has an image of the tag that is not known to be the one that the registry has."""
         local = self._local(one)
-        if digest and local and f"{target}@{digest}" not in local.attrs["RepoDigests"] and local.id != digest:
-            raise TrainyardError(
-                f"{uri} has an image tagged {self.tag} already ({digest}), which is not the one that this machine "
-                "built of the same sources, and tags cannot be moved",
-                next_step=f"docker image rm {local_name(one.name, self.tag)}, then the same command again: it takes "
-                "what is there",
-            )
-        return digest
+        if local is None or local.id == digest:  # an engine that keeps images in containerd calls them by their digest
+            return False
+        return not any(name.endswith(f"@{digest}") for name in local.attrs["RepoDigests"] or ())
 
     def _digest(self, one: Image, target: str) -> str | None:
         try:
             found = self.client.images.get_registry_data(f"{target}:{self.tag}", dict(self.registry.credentials))
         except NotFound as error:
             if _is_no_repository(_words(error)):
-                raise self._refusal(one, target, _words(error)) from error
+                raise self._refusal(one, f"pushed to {target}", _words(error)) from error
             return None
         except (DockerException, OSError) as error:
-            raise self._refusal(one, target, _words(error)) from error
+            raise self._refusal(one, f"pushed to {target}", _words(error)) from error
         digest: str = found.id
         return digest
 
-    def _refusal(self, one: Image, target: str, reason: str) -> TrainyardError:
-        """What a user should read where the registry, or the engine on its behalf, said no."""
-        message = f"'{one.name}' was not pushed to {target}, and nothing was recorded: {reason}"
+    def _refusal(self, one: Image, done: str, reason: str) -> TrainyardError:
+        """What a user should read where the registry, or the engine on its behalf, said no to what was to be `done`."""
+        message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
             return engine.disk_full(message, self.client)
         if "expired" in reason:
@@ -308,7 +279,7 @@ class Push:
             )
         return TrainyardError(message, next_step="the same command again; what has arrived is not sent twice")
 
-    def _local(self, one: Image) -> Any | None:
+    def _local(self, one: Image) -> DockerImage | None:
         """The engine's image of that tag."""
         try:
             return self.client.images.get(local_name(one.name, self.tag))
@@ -328,28 +299,20 @@ class Push:
 
 def check_clean(revision: str, *, embedded: bool, allow_dirty: bool) -> None:
     """Raises UsageError where images of sources that nobody else has would go to an AWS account."""
-    if "-dirty-" in revision and not (embedded or allow_dirty):
+    if "-dirty-" not in revision or embedded or allow_dirty:
+        return
+    if os.environ.get(REVISION_VARIABLE) == revision:
         raise UsageError(
-            f"images/ or jobs/ differ from the last commit (revision {revision}): nobody could tell later what the "
-            "image holds",
-            next_step="commit first, or push it all the same with --allow-dirty; its tag says so for ever",
+            f"these sources are no commit's ({REVISION_VARIABLE}={revision}): nobody could tell later what the image "
+            "holds",
+            next_step="in CodeBuild: commit, deploy the image stack, which uploads the sources again, then start a new "
+            "build; or give it --allow-dirty among its ARGUMENTS",
         )
-
-
-def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
-    """Those that are there, without the stage's path."""
-    path = parameter_path(stage)
-    found: dict[str, str] = {}
-    for start in range(0, len(names), _PARAMETERS_OF_A_CALL):
-        asked = [path + name for name in names[start : start + _PARAMETERS_OF_A_CALL]]
-        answer = aws.ssm.get_parameters(Names=asked)["Parameters"]
-        found.update({item["Name"].removeprefix(path): item["Value"] for item in answer})
-    return found
-
-
-def _twin(one: Image, root: str) -> str:
-    """Name of the image that has the same on another root."""
-    return child_name(root, one.folder if one.parent else None)
+    raise UsageError(
+        f"images/ or jobs/ differ from the last commit (revision {revision}): nobody could tell later what the "
+        "image holds",
+        next_step="commit first, or push it all the same with --allow-dirty; its tag says so for ever",
+    )
 
 
 def _is_no_repository(reason: str) -> bool:

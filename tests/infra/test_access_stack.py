@@ -1,11 +1,13 @@
+import re
 from typing import Any
 
 import pytest
 
 from infra.settings import GitHub, Team
+from jobs.stage import IMAGE_BUILD_PROJECT
 from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
 from tests.infra.policy_evaluation import Request, applies, as_list
-from tests.infra.synthesis import only, resources
+from tests.infra.synthesis import ROOT, only, resources
 
 ISSUER = "token.actions.githubusercontent.com"
 PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
@@ -50,7 +52,7 @@ def test_ci_deploys_from_the_one_place_that_is_named(synthesised: Any, source: G
     assert not trusted(template, subject=subject, audience="https://github.com/org")
 
 
-def test_ci_may_become_cdks_roles_of_this_account_and_region_and_nothing_else(synthesised: Any) -> None:
+def test_ci_may_become_cdks_roles_of_this_account_and_region_and_little_else(synthesised: Any) -> None:
     stacks = synthesised(deploy_from=GitHub(repository="org/repo"))
     role = DeployedStage("test", {"access": stacks["access"]}).role("access", "Deploy")
     for name in ("deploy", "file-publishing", "image-publishing", "lookup"):
@@ -66,6 +68,39 @@ def test_ci_may_become_cdks_roles_of_this_account_and_region_and_nothing_else(sy
         assert not role.may(action)
     published = {item["Name"] for item in resources(stacks["access"], "AWS::SSM::Parameter").values()}
     assert published == {"/trainyard/test/permissions-boundary", "/trainyard/test/deploy-role"}
+
+
+def test_ci_has_the_stages_images_built_and_no_other_project(synthesised: Any) -> None:
+    # GIVEN the project, by the tags that its template gives it
+    stacks = synthesised(deploy_from=GitHub(repository="org/repo"))
+    stage = DeployedStage("test", stacks)
+    role = stage.role("access", "Deploy")
+    project = stage.arn("image", stage.only("image", "AWS::CodeBuild::Project"))
+    tags = {
+        f"aws:ResourceTag/{tag['Key']}": tag["Value"]
+        for tag in only(stacks["image"], "AWS::CodeBuild::Project")["Tags"]
+    }
+    parameter = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/{IMAGE_BUILD_PROJECT}"
+    assert parameter.split(":parameter")[1] in {
+        item["Name"] for item in resources(stacks["image"], "AWS::SSM::Parameter").values()
+    }
+    # THEN each call of the workflow in infra/README.md is allowed
+    needed = {
+        "ssm:GetParameter": (parameter, {}),
+        "codebuild:StartBuild": (project, tags),
+        "codebuild:BatchGetBuilds": (project, tags),
+    }
+    assert calls_of_the_workflow() == set(needed)
+    for action, (resource, context) in needed.items():
+        assert role.decide_in(action, resource, context) == "allowed", action
+    # AND nothing of another stage's project or of one that is nobody's
+    for action in ("codebuild:StartBuild", "codebuild:BatchGetBuilds"):
+        assert role.decide_in(action, project, {**tags, "aws:ResourceTag/trainyard:stage": "prod"}) != "allowed"
+        assert role.decide_in(action, project, {}) == "implicitly denied"
+    # AND nothing else of CodeBuild or SSM
+    assert role.decide_in("codebuild:UpdateProject", project, tags) == "implicitly denied"
+    assert not role.may("ssm:PutParameter", parameter)
+    assert not role.may("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/bucket/data")
 
 
 def test_the_accounts_provider_is_made_or_taken(synthesised: Any) -> None:
@@ -100,3 +135,13 @@ def test_the_role_of_ci_and_those_of_people_say_whose_they_are(synthesised: Any)
 def federated(template: dict[str, Any]) -> Any:
     (statement,) = only(template, "AWS::IAM::Role")["AssumeRolePolicyDocument"]["Statement"]
     return statement["Principal"]["Federated"]
+
+
+def calls_of_the_workflow() -> set[str]:
+    """The permissions that the `aws` commands of the workflow in infra/README.md need."""
+    section = (ROOT / "infra/README.md").read_text().split("### From CI, without a key")[1].split("\n## ")[0]
+    (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    return {
+        f"{service}:{command.title().replace('-', '')}"
+        for service, command in re.findall(r"\baws ([a-z]+) ([a-z-]+)", workflow)
+    }

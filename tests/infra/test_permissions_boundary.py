@@ -161,6 +161,13 @@ OWN_STAGE = {"aws:ResourceTag/trainyard:stage": "test"}
         ("batch:RegisterJobDefinition", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition/x", {}),
         ("kms:ScheduleKeyDeletion", f"arn:aws:kms:{REGION}:{ACCOUNT}:key/x", {}),
         ("kms:PutKeyPolicy", f"arn:aws:kms:{REGION}:{ACCOUNT}:key/x", {}),
+        # Somebody else's commands with the role of a build, but for the deployer.
+        ("codebuild:StartBuild", f"arn:aws:codebuild:{REGION}:{ACCOUNT}:project/x", OWN_STAGE),
+        (
+            "codebuild:StartBuild",
+            f"arn:aws:codebuild:{REGION}:{ACCOUNT}:project/x",
+            {**OTHER_STAGE, "aws:PrincipalTag/trainyard:role": "deployer"},
+        ),
         # Other regions.
         ("batch:SubmitJob", f"arn:aws:batch:eu-west-1:{ACCOUNT}:job-queue/x", {"aws:RequestedRegion": "eu-west-1"}),
         # Other stages, in the same account.
@@ -195,6 +202,17 @@ def test_what_is_the_stages_or_no_stages_is_not_refused(boundary: Mapping[str, A
 def test_only_the_deployer_becomes_cdks_roles(stage: DeployedStage) -> None:
     deploy = f"arn:aws:iam::{ACCOUNT}:role/cdk-hnb659fds-deploy-role-{ACCOUNT}-{REGION}"
     able = [role.logical_id for role in stage.roles if role.may("sts:AssumeRole", deploy)]
+    assert len(able) == 1
+    assert able[0].startswith("Deploy")
+
+
+def test_only_the_deployer_starts_builds(stage: DeployedStage) -> None:
+    project = stage.arn("image", stage.only("image", "AWS::CodeBuild::Project"))
+    able = [
+        role.logical_id
+        for role in stage.roles
+        if role.decide_in("codebuild:StartBuild", project, OWN_STAGE) == "allowed"
+    ]
     assert len(able) == 1
     assert able[0].startswith("Deploy")
 
