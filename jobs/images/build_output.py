@@ -20,7 +20,7 @@ _TAIL_LINES = 15
 CONTEXT = "[internal] load build context"
 """What BuildKit calls the reading of the source files."""
 
-_FROM = re.compile(r"^FROM \S+(?: AS (?P<name>\S+))?", re.MULTILINE | re.IGNORECASE)
+_FROM = re.compile(r"^FROM (?P<base>\S+)(?: AS (?P<name>\S+))?", re.MULTILINE | re.IGNORECASE)
 _BASE = re.compile(r"\[internal\] load metadata for (?P<base>\S+)|\[.*\] FROM (?P<pulled>\S+)")
 
 
@@ -63,8 +63,7 @@ class BuildOutput:
 
     def __init__(self, dockerfile: str) -> None:
         """`dockerfile`: the text that is built."""
-        names = [stage["name"] for stage in _FROM.finditer(dockerfile)]
-        self._last_stage = (names[-1] or (f"stage-{len(names) - 1}" if len(names) > 1 else "")) if names else ""
+        self._stages = _stages_of_the_image(dockerfile)
         self._vertices: dict[str, Vertex] = {}
         self.rest: deque[str] = deque(maxlen=_TAIL_LINES)
         """The last lines that belong to no vertex: how the command itself says what went wrong."""
@@ -76,8 +75,8 @@ class BuildOutput:
 
     @property
     def layers(self) -> list[Vertex]:
-        """The steps that the image's own layers come from: those of the last stage, after its FROM."""
-        return [step for step in self.steps if step.stage == self._last_stage and step.number > 1]
+        """The steps that the image's own layers come from: of the last stage, and of those that it is built on."""
+        return [step for step in self.steps if step.stage in self._stages and not step.instruction.startswith("FROM ")]
 
     @property
     def total(self) -> int:
@@ -124,3 +123,14 @@ class BuildOutput:
         vertex.is_cached = end["how"] == "CACHED"
         vertex.error = end["error"]
         return vertex
+
+
+def _stages_of_the_image(dockerfile: str) -> frozenset[str]:
+    """What BuildKit calls the last stage, and those that it begins with; a single stage has no name."""
+    found = list(_FROM.finditer(dockerfile))
+    names = [stage["name"] or (f"stage-{number}" if len(found) > 1 else "") for number, stage in enumerate(found)]
+    bases = {name: stage["base"] for name, stage in zip(names, found, strict=True)}
+    chain = names[-1:]
+    while chain and (base := bases[chain[-1]]) in bases:
+        chain.append(base)
+    return frozenset(chain)

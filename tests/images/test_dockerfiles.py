@@ -39,7 +39,7 @@ def test_without_arguments_it_is_the_default_release(dockerfile: Path) -> None:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_an_argument_is_one_that_builds_give(dockerfile: Path) -> None:
-    own = {"BASE_IMAGE", "PARENT_IMAGE", "PARENT", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL"}
+    own = {"BASE_IMAGE", "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL"}
     declared = set(re.findall(r"^ARG (\w+)", dockerfile.read_text(), flags=re.MULTILINE))
     assert declared <= own | set(release().build_arguments)
 

@@ -52,6 +52,19 @@ def test_an_images_layers_are_those_of_its_last_stage() -> None:
     assert named.layers == []
 
 
+def test_a_stage_that_the_last_one_begins_with_is_the_images_too() -> None:
+    output = BuildOutput("FROM a AS packages\nRUN a\nFROM b AS other\nRUN b\nFROM packages\nCOPY --from=other /b /b\n")
+    begun = (
+        "[packages 1/2] FROM a",
+        "[packages 2/2] RUN a",
+        "[other 2/2] RUN b",
+        "[stage-2 1/1] COPY --from=other /b /b",
+    )
+    for number, step in enumerate(begun):
+        output.feed(f"#{number} {step}\n")
+    assert [step.place for step in output.layers] == ["packages 2/2", "stage-2 1/1"]
+
+
 def test_steps_of_ten_and_more_are_padded() -> None:
     output = BuildOutput(ONE_STAGE)
     for line in ("#5 [ 2/10] RUN a\n", "#5 DONE 1.0s\n", "#6 [10/10] RUN b\n", "#6 DONE 0.0s\n"):
