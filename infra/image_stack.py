@@ -73,7 +73,7 @@ class ImageStack(StageStack):
     def _record(self, name: str, first: str) -> None:
         """Publishes `first` under `name`, until a push writes something else.
 
-        A bare resource, out of reach of the tags that an organisation adds to all constructs of the app: see above.
+        A bare resource, out of reach of the tags that an organisation adds to all constructs of a stage: see above.
         """
         CfnResource(
             Construct(self, f"Parameter-{name.replace('/', '-')}"),

@@ -222,6 +222,8 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
             f"definitions name {deployed}",
             next_step=push + deploy,
         )
+    if pushed.endswith(f":{NOT_BUILT_TAG}"):
+        return [f"runs in {deployed}, which the stage no longer records: 'trainyard images push' before it is deployed"]
     if pushed != deployed and stage.image_tag is None:
         return [f"runs in {deployed}; a newer image was pushed, which '{deploy}' rolls out"]
     return []

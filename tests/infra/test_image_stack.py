@@ -1,19 +1,30 @@
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aws_cdk as cdk
 import pytest
 
+from infra.app import build
 from infra.constructs.image_build import PROGRAM
-from infra.settings import Pool
+from infra.settings import Pool, Stage, Team
 from jobs.catalog import CATALOG
-from jobs.images.hierarchy import child_name, with_descendants
+from jobs.images.hierarchy import child_name, images, with_descendants
 from jobs.images.revision import SOURCES
 from jobs.releases import release
-from jobs.stage import image_parameter, image_repository_parameter
-from tests.infra.synthesis import ROOT, Templates, flatten, only, resources
+from jobs.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter
+from tests.infra.calls import permissions_of
+from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
+from tests.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, synthesise
+
+PUSHES = [
+    ROOT / "jobs/cli/images_push.py",
+    *(path for path in (ROOT / "jobs/images").rglob("*.py") if path.name != "inventory.py"),
+]
+"""What runs as images are pushed; `jobs.images.inventory` is what people list them with."""
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +171,137 @@ def test_a_build_may_do_what_it_needs_and_nothing_else(templates: Templates) -> 
     for action, where in allowed.items():
         assert not any("*" in item for item in where), action
     assert {action.split(":")[0] for action in allowed} == {"ecr", "logs", "s3", "ssm"}
+
+
+REGISTRY_ACTIONS = {
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:CompleteLayerUpload",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+}
+"""What an engine asks of a repository that it pushes to, by ECR's user guide, and of a tag whose digest it looks up."""
+
+
+@pytest.mark.parametrize("own_kms_key", [False, True])
+def test_every_call_of_a_push_is_allowed_to_codebuild(synthesised: Callable[..., Templates], own_kms_key: bool) -> None:
+    # GIVEN what each permission is needed for
+    template = synthesised(own_kms_key=own_kms_key)
+    stage = DeployedStage("test", template)
+    role = stage.role("image", "BuildRole")
+    parameter = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
+    names = published(template["image"], "test")
+    recorded = [f"{parameter}/{name}" for name in names if name.startswith("image/")]
+    read = [f"{parameter}/{name}" for name in names if name.startswith("image-repository/")]
+    assert recorded
+    assert read
+    needed = {
+        "ecr:GetAuthorizationToken": ["*"],
+        "ssm:GetParameters": [
+            *recorded,
+            *read,
+            # It asks for what the stage may lack, too: SSM refuses the whole call where one name is not allowed.
+            *(f"{parameter}/{image_repository_parameter(name)}" for name in images()),
+            *(f"{parameter}/{image_parameter(name, '1.0.0')}" for name in images()),
+            f"{parameter}/{RELEASE}",
+            f"{parameter}/{IMAGES}",
+        ],
+        "ssm:PutParameter": recorded,
+    }
+    # WHEN a push makes a call, THEN its permission is among them
+    assert permissions_of(PUSHES) == needed.keys()
+    # AND the role has it, within its boundary, as it has what the engine asks the repositories
+    for logical_id in resources(template["image"], "AWS::ECR::Repository"):
+        for action in REGISTRY_ACTIONS:
+            needed.setdefault(action, []).append(stage.arn("image", logical_id))
+    refused = [
+        f"{action} on {resource}"
+        for action, asked in needed.items()
+        for resource in asked
+        if not role.may(action, resource)
+    ]
+    assert refused == []
+    assert role.boundary is not None
+
+
+def test_people_who_push_are_told_what_they_need(templates: Templates) -> None:
+    # GIVEN what CodeBuild's role may do of what is a push's: the rest is about builds themselves
+    role = DeployedStage("dev", {"image": templates["dev/image"], "access": templates["dev/access"]}).role(
+        "image", "BuildRole"
+    )
+    actions = {action for statement in statements(role) for action in _list(statement["Action"])}
+    of_pushes = {action for action in actions if action.startswith(("ecr:", "ssm:"))}
+    # THEN infra/README.md has the same
+    section = (ROOT / "infra/README.md").read_text().split("## Deploy to an account")[1].split("\n## ")[0]
+    assert set(re.findall(r"`((?:ecr|ssm):\w+)`", section)) == of_pushes
+
+
+def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path) -> None:
+    # Trap: CloudFormation puts the template's value back into a parameter that it updates, for a tag as well.
+    row = Stage(name="test", teams=(Team(name="research"),))
+    made = []
+    for name in ("before", "after"):
+        app = new_app(tmp_path / name)
+        build(app, [row])
+        if name == "after":
+            cdk.Tags.of(app.node.find_child("test")).add("cost-centre", "4711")
+        app.synth()
+        made.append(read_assembly(tmp_path / name)["test/image"])
+        for path in (tmp_path / name).rglob("manifest.json"):
+            for artifact in json.loads(path.read_text())["artifacts"].values():
+                # Those of a stack reach each of its resources, whatever the template says.
+                assert not artifact.get("properties", {}).get("tags"), path
+    before, after = (
+        {item["Name"]: item for item in resources(template, "AWS::SSM::Parameter").values()} for template in made
+    )
+    changed = {name.removeprefix("/trainyard/test/") for name in before if before[name] != after[name]}
+    assert "release" in changed
+    assert not [name for name in changed if name.startswith("image/")]
+    assert before.keys() == after.keys()
+    # AND they have the stage's own tags
+    for name, item in after.items():
+        assert item["Tags"].items() >= {"trainyard:project": "trainyard", "trainyard:stage": "test"}.items(), name
+    # AND the names by which CloudFormation knows them never change: a new one could not be made beside the old
+    assert "Parameterimagegaudi121091E0A922" in made[0]["Resources"]
+
+
+def test_a_deployment_of_what_nobody_else_has_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git_of_others: Path
+) -> None:
+    # GIVEN a git that has other sources, so these differ from its last commit; and then none at all
+    row = Stage(name="test", teams=(Team(name="research"),))
+    for name, git, count in (("dirty", git_of_others, 1), ("without-git", tmp_path / "nowhere", 0)):
+        monkeypatch.setenv("GIT_DIR", str(git))
+        template = synthesise([row], tmp_path / name)["test/image"]
+        revision = {
+            item["Name"]: item["Value"]
+            for item in only(template, "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
+        }["TRAINYARD_REVISION"]
+        # THEN the first is told so, with what to do
+        told = [
+            entry["data"]
+            for path in (tmp_path / name).rglob("*.metadata.json")
+            for entries in json.loads(path.read_text()).values()
+            for entry in entries
+            if entry["type"] == "aws:cdk:warning"
+        ]
+        assert len(told) == count, told
+        assert all(revision in text and "deploy 'test/image'" in text for text in told)
+        assert ("-dirty-" in revision) == bool(count)
+
+
+@pytest.fixture
+def git_of_others(tmp_path: Path) -> Path:
+    """A repository whose last commit has the folders that images are built from, and other files in them."""
+    root = tmp_path / "others"
+    for folder in SOURCES:
+        (root / folder).mkdir(parents=True)
+        (root / folder / "of-others").write_text("x")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    for arguments in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "--message", "x")):
+        subprocess.run(["git", "-C", str(root), *arguments], check=True)
+    return root / ".git"
 
 
 def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly: Path, project: dict[str, Any]) -> None:

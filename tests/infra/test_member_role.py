@@ -1,17 +1,15 @@
 """A team's people: whatever a `trainyard` command asks of AWS is allowed them, for their own team and stage."""
 
-import ast
 import re
 from collections.abc import Iterator
 
 import pytest
-from botocore import xform_name
-from botocore.session import Session
 
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Stage, Team
 from jobs.catalog import CATALOG
 from jobs.port_forwarding import DOCUMENT
+from tests.infra.calls import permissions_of
 from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
 from tests.infra.policy_evaluation import as_list
 from tests.infra.synthesis import ROOT, Templates, resources, synthesise
@@ -27,14 +25,6 @@ ROW = Stage(
     max_on_demand_nodes=2,
 )
 JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/0f0f"
-S3_OPERATIONS = {
-    "ListObjectsV2": "s3:ListBucket",
-    "HeadObject": "s3:GetObject",
-    "UploadFileobj": "s3:PutObject",
-    "DownloadFile": "s3:GetObject",
-    "DownloadFileobj": "s3:GetObject",
-}
-"""Those whose permission is called otherwise than they are."""
 
 
 @pytest.fixture(scope="module")
@@ -288,41 +278,20 @@ def tags_of(templates: Templates, stack: str, resource_type: str, beginning: str
     return {f"aws:ResourceTag/{key}": value for key, value in found[0].items()}
 
 
+def test_people_do_not_push_images(people: Role) -> None:
+    for name in ("image/gaudi/1.21.0", "image-repository/gaudi"):
+        assert not people.may("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/{name}")
+    for action in ("ecr:GetAuthorizationToken", "ecr:PutImage", "codebuild:StartBuild"):
+        assert not people.may(action)
+
+
 def permissions_of_commands() -> set[str]:
-    """The permissions that the calls in jobs/ need, but for those of the container: read from the code itself."""
-    clients = dict(_clients())
-    assert {"batch", "s3", "ssm", "logs"} <= clients.keys()
-    operations = {name: _operations(service) for name, service in clients.items()}
-    found = set()
-    for path in (ROOT / "jobs").rglob("*.py"):
-        if (ROOT / "jobs/train") in path.parents:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=client), attr=method), args=arguments):
-                    if client not in clients:
-                        continue
-                    if method == "get_paginator":
-                        assert isinstance(arguments[0], ast.Constant)
-                        method = str(arguments[0].value)
-                    operation = operations[client].get(method, method.title().replace("_", ""))
-                    found.add(_permission(clients[client], operation))
-    return found
+    """The permissions that the calls in jobs/ need, read from the code itself.
 
-
-def _clients() -> Iterator[tuple[str, str]]:
-    """Attribute of jobs.aws.Aws and the service that it is a client of."""
-    for node in ast.walk(ast.parse((ROOT / "jobs/aws.py").read_text())):
-        if isinstance(node, ast.FunctionDef):
-            for service in re.findall(r"_session\.client\('([a-z0-9-]+)'", ast.unparse(node)):
-                yield node.name, service
-
-
-def _operations(service: str) -> dict[str, str]:
-    """boto3's method to the operation of the API."""
-    model = Session().get_service_model(service)
-    return {xform_name(operation): operation for operation in model.operation_names}
-
-
-def _permission(service: str, operation: str) -> str:
-    return S3_OPERATIONS.get(operation, f"{service.replace('-', '')}:{operation}")
+    But for those of the container, which has a role of its own, and of jobs/images: whoever runs the platform pushes
+    and lists images, by CodeBuild's role or his own, and tests/infra/test_image_stack.py holds what that needs.
+    """
+    others = (ROOT / "jobs/train", ROOT / "jobs/images")
+    return permissions_of(
+        path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others)
+    )

@@ -57,3 +57,10 @@ def test_a_newer_image_than_the_deployed_one_is_noted() -> None:
     ]
     # Where the settings name a tag, that is on purpose.
     assert notes(with_images(STAGE, deployed=f"{REPOSITORY}:1", pushed=NEW, image_tag="1")) == []
+
+
+def test_an_image_that_the_next_deployment_would_take_away_is_noted() -> None:
+    # GIVEN a deployment that put the first value back into the parameter, and no other since
+    assert notes(with_images(STAGE, deployed=OLD, pushed=NEVER)) == [
+        f"runs in {OLD}, which the stage no longer records: 'trainyard images push' before it is deployed"
+    ]

@@ -19,6 +19,7 @@ class Parameter(ChangeableModel):
 
     @classmethod
     def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        """Puts the template's value, whatever else changed: what somebody wrote meanwhile is lost, as on AWS."""
         renamed = name != resource.name
         parameter = _put(name, properties, place, overwrite=not renamed)
         if renamed:
@@ -50,6 +51,8 @@ def _put(name: str, properties: Properties, place: AccountRegion, *, overwrite: 
         policies=properties.get("Policies"),
     )
     tags = properties.get("Tags", {})  # here, and almost nowhere else, a map
+    gone = ssm.list_tags_for_resource("Parameter", name).keys() - tags.keys()
+    ssm.remove_tags_from_resource("Parameter", name, sorted(gone))
     if tags:
         ssm.add_tags_to_resource("Parameter", name, tags)
     return parameter

@@ -272,3 +272,39 @@ def test_an_unproven_type_is_listed_as_long_as_it_is_there(fresh_aws: Any) -> No
     assert value_of(fresh_aws, "/unproven") == f"named {arn}"
     cloudformation.delete_stack(StackName="unproven")
     assert fresh_aws.health()["unproven"] == []
+
+
+def test_a_parameter_that_is_updated_has_the_templates_value_again(cloudformation: Any, embedded_aws: Any) -> None:
+    # Trap: CloudFormation does so for a changed tag too, and whatever somebody wrote meanwhile is lost.
+    ssm = embedded_aws.client("ssm")
+
+    def resources(*, cost_centre: str | None, other: str = "1") -> str:
+        tags = {"stage": "dev", **({"cost-centre": cost_centre} if cost_centre else {})}
+        written = parameter("/reset/written", "first")
+        return body(
+            {
+                "Written": {**written, "Properties": {**written["Properties"], "Tags": tags}},
+                "Other": parameter("/reset/other", other),
+            }
+        )
+
+    cloudformation.create_stack(StackName="reset", TemplateBody=resources(cost_centre=None))
+    # WHEN another resource changes, THEN what was written stays
+    ssm.put_parameter(Name="/reset/written", Value="pushed", Overwrite=True)
+    cloudformation.update_stack(StackName="reset", TemplateBody=resources(cost_centre=None, other="2"))
+    assert value_of(embedded_aws, "/reset/other") == "2"
+    assert value_of(embedded_aws, "/reset/written") == "pushed"
+    # WHEN a tag comes, THEN it does not
+    cloudformation.update_stack(StackName="reset", TemplateBody=resources(cost_centre="4711", other="2"))
+    assert value_of(embedded_aws, "/reset/written") == "first"
+    assert tags_of(ssm, "/reset/written") == {"stage": "dev", "cost-centre": "4711"}
+    # AND as little when it goes
+    ssm.put_parameter(Name="/reset/written", Value="pushed", Overwrite=True)
+    cloudformation.update_stack(StackName="reset", TemplateBody=resources(cost_centre=None, other="2"))
+    assert value_of(embedded_aws, "/reset/written") == "first"
+    assert tags_of(ssm, "/reset/written") == {"stage": "dev"}
+
+
+def tags_of(ssm: Any, name: str) -> dict[str, str]:
+    listed = ssm.list_tags_for_resource(ResourceType="Parameter", ResourceId=name)["TagList"]
+    return {tag["Key"]: tag["Value"] for tag in listed if not tag["Key"].startswith("aws:")}
