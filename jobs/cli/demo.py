@@ -62,7 +62,7 @@ def _deploy(steps: "Steps", server: embedded.Server) -> None:
 
 def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[str], network: str | None) -> None:
     from jobs.cli.images_push import push_images
-    from jobs.images.push import StageImages
+    from jobs.images.stage_images import StageImages
 
     aws = Aws()
     with steps.step("trainyard images push cpu"):

@@ -10,14 +10,17 @@ from rich.text import Text
 from jobs.aws import Aws, explain
 from jobs.cli import tables
 from jobs.cli.build_view import BuildView
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.errors import TrainyardError
 from jobs.images import engine, hierarchy
 from jobs.images.build import Build, BuiltImage, parse_build_arguments
-from jobs.images.inventory import LocalImage, local_images, pushed_images
-from jobs.images.push import StageImages
+from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorded_images, remote_images
 from jobs.images.revision import image_tag, source_revision
+from jobs.images.stage_images import StageImages
 from jobs.instance_types import instance_type
 from jobs.releases import Release, release, release_for
+
+_NEWEST = 5
+"""So many of an image's tags in a stage are in the table."""
 
 _STATE_STYLES = {"current": "green", "outdated": "yellow"}
 
@@ -67,17 +70,20 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
     unknown: dict[str, str] = {}
     revision: str | None = None
     local: dict[str, LocalImage] = {}
-    pushed: dict[str, str | None] = {}
+    recorded: dict[str, str | None] = {}
+    pushed: dict[str, tuple[RemoteImage, ...]] = {}
     try:
         revision = source_revision()
-    except ConfigurationError as error:
+    except TrainyardError as error:
         unknown["sources"] = str(error.args[0])
     try:
         local = dict(local_images(engine.connect(), row.name, revision=revision))
     except TrainyardError as error:
         unknown["engine"] = str(error.args[0])
     try:
-        pushed = dict(pushed_images(StageImages.read(aws, stage, row.name)))
+        there = StageImages.read(aws, stage, row.name)
+        recorded = dict(recorded_images(there))
+        pushed = dict(remote_images(aws, there))
     except TrainyardError as error:
         unknown["stage"] = str(error.args[0])
     except Exception as error:
@@ -86,7 +92,8 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
             raise
         unknown["stage"] = str(explained.args[0])
     rows = [
-        _list_json(name, local.get(name), pushed, revision=revision, unknown=unknown) for name in hierarchy.images()
+        _list_json(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
+        for name in hierarchy.images()
     ]
     if output == "json":
         tag = image_tag(row.name, revision) if revision else None
@@ -132,13 +139,14 @@ def _built_table(built: Sequence[BuiltImage]) -> Table:
 def _list_json(
     name: str,
     local: LocalImage | None,
-    pushed: Mapping[str, str | None],
+    recorded: Mapping[str, str | None],
+    pushed: Sequence[RemoteImage],
     *,
     revision: str | None,
     unknown: Mapping[str, str],
 ) -> dict[str, Any]:
     """None is what could not be asked, or what there is not."""
-    uri = pushed.get(name)
+    uri = recorded.get(name)
     return {
         "image": name,
         "tag": local.tag if local else None,
@@ -148,9 +156,18 @@ def _list_json(
         "created_at": local.created_at.isoformat() if local else None,
         "is_built": None if "engine" in unknown else local is not None,
         "is_current": local.revision == revision if local and revision else None,
-        "in_stage": None if "stage" in unknown else name in pushed,
-        "pushed": uri,
-        "pushed_is_local": (uri in local.digests or uri.endswith(f":{local.tag}")) if local and uri else None,
+        "in_stage": None if "stage" in unknown else name in recorded,
+        "recorded": uri,
+        "recorded_is_local": (uri in local.digests or uri.endswith(f":{local.tag}")) if local and uri else None,
+        "pushed": [
+            {
+                "tag": one.tag,
+                "digest": one.digest,
+                "pushed_at": one.pushed_at.isoformat(),
+                "is_recorded": bool(uri) and str(uri).endswith(f"@{one.digest}"),
+            }
+            for one in pushed
+        ],
     }
 
 
@@ -178,15 +195,25 @@ def _state(row: Mapping[str, Any], unknown: Mapping[str, str]) -> Text:
 
 
 def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
+    """What was pushed, the newest first, a line each; of many the newest and the recorded one."""
     if "stage" in unknown:
         return "?"
     if not row["in_stage"]:
         return "not in this stage"
-    if row["pushed"] is None:
-        return "no"
-    repository, _, digest = str(row["pushed"]).partition("@")
-    what = digest[:19] if digest else repository.rpartition(":")[2]
-    return f"{what}{' (this one)' if row['pushed_is_local'] else ''}"
+    lines = []
+    if row["recorded"] and not any(one["is_recorded"] for one in row["pushed"]):
+        # On an embedded AWS, whose ECR does not see what the registry beside it has.
+        repository, _, digest = str(row["recorded"]).partition("@")
+        lines = [f"{digest[:19] or repository.rpartition(':')[2]}, recorded"]
+    shown = [one for place, one in enumerate(row["pushed"]) if place < _NEWEST or one["is_recorded"]]
+    lines += [
+        f"{one['tag']}, {tables.moment(datetime.fromisoformat(one['pushed_at']))}"
+        f"{', recorded' if one['is_recorded'] else ''}"
+        for one in shown
+    ]
+    if hidden := len(row["pushed"]) - len(shown):
+        lines.append(f"and {hidden} older (-o json)")
+    return "\n".join(lines) or "no"
 
 
 def _table(*headings: str) -> Table:

@@ -34,7 +34,7 @@ def images_build(
 ) -> None:
     """Build images with the Docker engine, each after the one it is built on, as trainyard/IMAGE:<release>-<revision>.
 
-    The revision is that of the last commit which touched images/ or jobs/; what differs from it is part of the tag. An
+    The revision is a hash of what the last commit has in images/ and jobs/; what differs from it is part of the tag. An
     image gets its name when all its steps have passed.
     """
     from jobs.cli import images as command
@@ -95,7 +95,10 @@ def images_push(
         str | None, typer.Option("--release", help="A row of images/releases.toml; default: the stage's own.")
     ] = None,
     allow_dirty: Annotated[
-        bool, typer.Option("--allow-dirty", help="Also where images/ or jobs/ differ from the last commit.")
+        bool,
+        typer.Option(
+            "--allow-dirty", help="Also where images/ or jobs/ differ from the last commit, or on a base of one's own."
+        ),
     ] = False,
     build_arguments: BuildArguments = None,
     network: Network = None,
@@ -103,7 +106,8 @@ def images_push(
 ) -> None:
     """Push images to the stage's repositories, and record their digests for its next deployment.
 
-    Builds what this machine does not have at the sources' revision. A tag that is there already is never replaced.
+    Builds what neither this machine nor the stage has at the sources' revision. A tag that is there already is never
+    replaced: what is there is taken.
     """
     from jobs.cli import images_push as command
 
@@ -121,7 +125,10 @@ def images_push(
 
 @images.command("list")
 def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output = "table") -> None:
-    """List the images of a release: what this machine's Docker engine has, and what was pushed to the stage."""
+    """List the images of a release: what this machine's Docker engine has, and every tag that the stage has of it.
+
+    `recorded` is what the stage's next deployment has jobs run in.
+    """
     from jobs.cli import images as command
 
     command.list_images(ctx.obj.aws(), ctx.obj.stage, release_name=release, output=output)

@@ -44,11 +44,16 @@ def test(
     if not tag:
         current = image_tag(row.name, revision)
         missing = [name for name in chosen if not client.images.list(name=local_name(name, current))]
+        build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
+        build.check_bases(one for one in chosen.values() if one.name not in missing)
         if missing:
-            build = Build(client=client, release=row, revision=revision, build_arguments=arguments, network=network)
             planned = build.plan(missing, all_descendants=False)
             with BuildView(planned) as view:
                 build.run(planned, view)
+        elif arguments:
+            console.print(f"note: nothing was to be built, so --build-arg {', '.join(arguments)} changed nothing")
+    elif arguments:
+        raise UsageError("--tag builds nothing, so --build-arg would change nothing", next_step="leave one of them out")
     subjects = [Subject.find(one, release=row, revision=revision, client=client) for one in chosen.values()]
     results = _run(subjects)
     if output == "json":

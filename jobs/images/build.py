@@ -1,7 +1,8 @@
 """Builds images with BuildKit, in the order of the hierarchy, each under `trainyard/<image>:<release>-<revision>`.
 
 What decides an image, its release and its revision, is decided here alone; build arguments of a user's own say where
-things are fetched (BASE_IMAGE, TORCH_INDEX) and can change no version.
+things are fetched (BASE_IMAGE, TORCH_INDEX) and can change no version. They are in no tag; which base an image is built
+on, its label tells, and a push to an account refuses any but the release's own.
 """
 
 import os
@@ -15,6 +16,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import docker
+from docker.errors import ImageNotFound
+from docker.models.images import Image as DockerImage
 
 from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
 from jobs.images import engine
@@ -29,6 +32,16 @@ _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP"
 
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 """In a URL."""
+
+BASE_ARGUMENT = "BASE_IMAGE"
+
+BASE_LABEL = "trainyard.base"
+"""Of an image and all that is built on it: the base from elsewhere, as BASE_IMAGE named it."""
+
+_PACKAGES = "packages"
+"""The stage of a root's Dockerfile that has all but the code of jobs/."""
+
+_PACKAGES_STAGE = re.compile(rf"^FROM \S+ AS {_PACKAGES}$", re.MULTILINE)
 
 _STOP_SECONDS = 20
 """How long the docker command may take to stop a build."""
@@ -90,21 +103,37 @@ class Build:
     def plan(self, names: Iterable[str], *, all_descendants: bool) -> list[Image]:
         """Which images to build for `names`, in order: parents that are not there at this revision come first.
 
-        Raises UsageError for an image or a build argument that there is not, ConfigurationError where the release has
-        no lock of an image's packages.
+        Raises UsageError for an image or a build argument that there is not, or for another base than that of what is
+        there already, ConfigurationError where the release has no lock of an image's packages.
         """
         wanted: dict[str, Image] = {}
         for name in names:
             for one in with_descendants(name) if all_descendants else (image(name),):
-                if one.parent and one.parent not in wanted and not self._exists(one.parent):
+                if one.parent and one.parent not in wanted and self._find(one.parent) is None:
                     wanted[one.parent] = image(one.parent)
                 wanted[one.name] = one
         ordered = sorted(wanted.values(), key=lambda one: one.parent is not None)
         parents = [image(one.parent) for one in ordered if one.parent]
         self._check_build_arguments([*parents, *ordered])
+        self.check_bases(parent for parent in parents if parent not in ordered)
         for one in ordered:
             self._check_lock(one)
         return ordered
+
+    def check_bases(self, there: Iterable[Image]) -> None:
+        """Raises UsageError for one of the images `there`, not to be built, that is on another base than asked for."""
+        asked = self.build_arguments.get(BASE_ARGUMENT)
+        if asked is None:
+            return
+        for one in there:
+            found = self._find(one.name)
+            if found and (base := found.labels.get(BASE_LABEL)) != asked:
+                raise UsageError(
+                    f"{self._name(one.name)} is there already, built on {base or 'a base that no label tells'}: "
+                    f"{BASE_ARGUMENT}={asked} would change nothing",
+                    next_step=f"leave it out, or build anew: trainyard images build {one.root} --all-descendants "
+                    f"--build-arg {BASE_ARGUMENT}={asked}",
+                )
 
     def run(self, planned: Sequence[Image], watcher: Watcher) -> list[BuiltImage]:
         """Build the images of a plan one after the other.
@@ -120,7 +149,7 @@ class Build:
         output = BuildOutput(one.dockerfile.read_text())
         process = subprocess.Popen(
             self._command(one),
-            env={**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"},
+            env=_environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -136,6 +165,7 @@ class Build:
             _stop(process)
         if exit_code:
             raise self._failure(one, output, exit_code)
+        self._keep_packages(one)
         built = self._built(one, output, time.monotonic() - began)
         watcher.ends(built)
         return built
@@ -153,18 +183,36 @@ class Build:
                     next_step="the same command again",
                 )
 
-    def _command(self, one: Image) -> list[str]:
+    def _keep_packages(self, one: Image) -> None:
+        """Give the stage a name that children add their packages to. BuildKit has just made it, so this takes a moment.
+
+        Without the name they are built on the image itself, and anew after each edit of code: slower, no failure.
+        """
+        if _PACKAGES_STAGE.search(one.dockerfile.read_text()) and one.parent is None:
+            command = self._command(one, stage=_PACKAGES)
+            subprocess.run(command, env=_environment(os.environ), capture_output=True, check=False)
+
+    def _command(self, one: Image, *, stage: str | None = None) -> list[str]:
+        """`stage`: None for the image itself."""
+        name = f"{one.name}-{stage}" if stage else one.name
         return [
             *(str(engine.build_command()), "build", "--progress", "plain", "--platform", engine.PLATFORM),
-            *("--file", str(one.dockerfile), "--tag", self._name(one.name)),
+            *("--file", str(one.dockerfile), "--tag", self._name(name)),
+            *(("--target", stage) if stage else ()),
             *(("--network", self.network) if self.network else ()),
             *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
+            *(() if one.parent else ("--label", f"{BASE_LABEL}={self._base(one)}")),  # a child inherits it
             str(ROOT),
         ]
+
+    def _base(self, root: Image) -> str:
+        return self.build_arguments.get(BASE_ARGUMENT) or default_base(root, self.release)
 
     def _arguments(self, one: Image) -> dict[str, str]:
         """Those that the Dockerfile declares."""
         parent = {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent} if one.parent else {}
+        if one.parent and self._find(f"{one.parent}-{_PACKAGES}"):
+            parent["PARENT_PACKAGES"] = self._name(f"{one.parent}-{_PACKAGES}")
         given = {**self.build_arguments, **self._decided, **parent}
         declared = declared_arguments(one)
         return {name: value for name, value in given.items() if name in declared or _is_proxy(name)}
@@ -176,13 +224,16 @@ class Build:
     def _name(self, name: str) -> str:
         return local_name(name, image_tag(self.release.name, self.revision))
 
-    def _exists(self, name: str) -> bool:
-        return bool(self.client.images.list(name=self._name(name)))
+    def _find(self, name: str) -> DockerImage | None:
+        try:
+            return self.client.images.get(self._name(name))
+        except ImageNotFound:
+            return None
 
     def _check_build_arguments(self, lineage: Sequence[Image]) -> None:
         """An argument of a parent is right too where the parent is there already."""
         known = {name for one in lineage for name in declared_arguments(one)}
-        decided = {*self._decided, "PARENT_IMAGE", "PARENT"}
+        decided = {*self._decided, "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
         for name, value in self.build_arguments.items():
             if name in decided:
                 raise UsageError(
@@ -230,14 +281,20 @@ class Build:
         return TrainyardError("\n".join([f"'{one.name}' was not built, and no image got its name; {place}:", *said]))
 
     def _built(self, one: Image, output: BuildOutput, seconds: float) -> BuiltImage:
-        found = self.client.images.get(self._name(one.name))
+        found = self._find(one.name)
+        if found is None:
+            raise ConfigurationError(
+                f"'{one.name}' was built, and the Docker engine does not have it: the builder that the docker command "
+                "uses keeps images to itself",
+                next_step="docker buildx ls, then docker buildx use with a builder whose driver is docker (default)",
+            )
         layers = output.layers
         return BuiltImage(
             image=one,
             release=self.release.name,
             revision=self.revision,
             id=found.id,
-            size_bytes=found.attrs["Size"],
+            size_bytes=engine.size_bytes(found),
             added_bytes=_added_bytes(found.history(), len(layers)),
             seconds=seconds,
             layers=len(layers),
@@ -250,6 +307,13 @@ def declared_arguments(one: Image) -> frozenset[str]:
     return frozenset(re.findall(r"^ARG (\w+)", one.dockerfile.read_text(), re.MULTILINE))
 
 
+def default_base(root: Image, release: Release) -> str:
+    """What a root is built on where nobody says otherwise; empty where its Dockerfile leaves that to the build."""
+    defaults = dict(re.findall(r"^ARG (\w+)=\"?([^\s\"]+)", root.dockerfile.read_text(), re.MULTILINE))
+    known = {**defaults, **release.build_arguments}
+    return re.sub(r"\$\{(\w+)\}", lambda found: known.get(found[1], ""), known.get(BASE_ARGUMENT, ""))
+
+
 def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
     """From `NAME=VALUE`. Raises UsageError for anything else."""
     parsed = {}
@@ -259,6 +323,13 @@ def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"--build-arg '{pair}' is not NAME=VALUE", next_step="--build-arg BASE_IMAGE=…")
         parsed[name] = value
     return parsed
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """For the docker command."""
+    # Such a builder is another one than the engine's own, and would keep what it builds.
+    kept = {name: value for name, value in given.items() if name != "BUILDX_BUILDER"}
+    return {**kept, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
 
 
 def _is_proxy(name: str) -> bool:

@@ -10,33 +10,49 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import docker
 from docker.context import ContextAPI
 from docker.errors import APIError, DockerException
+from docker.models.images import Image as DockerImage
 
 from jobs.errors import ConfigurationError, TrainyardError
 
 PLATFORM = "linux/amd64"
 """Of every image: the instances of jobs/instance_types.py are all x86-64, and so are the packages that are locked."""
 
-_ENGINE_SECONDS = 120
+ANSWER_SECONDS = 120
 """How long the engine may take for one answer; it counts the layers of all images for some."""
+TRANSFER_SECONDS = 3600
+"""How long it may be silent while it pushes or pulls: it tells nothing of a layer that it packs, or waits to send."""
 _COMMAND_SECONDS = 30
 
 _NO_SPACE = re.compile(r"no space left on device|\[Errno 28\]|disk quota exceeded", re.IGNORECASE)
 
 
-def connect() -> docker.DockerClient:
-    """A client of the engine, which answers. Raises ConfigurationError where none does, or not to this user."""
+def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
+    """A client of the engine, which answers, and may then be silent for so long.
+
+    Raises ConfigurationError where none answers, or not to this user.
+    """
     try:
-        client = docker.from_env(timeout=_ENGINE_SECONDS)
-        client.ping()
+        with closing(docker.from_env(timeout=ANSWER_SECONDS)) as client:
+            client.ping()
+        return docker.from_env(timeout=silence_seconds)
     except DockerException as error:
         raise explain(error) from None
-    return client
+
+
+def size_bytes(found: DockerImage) -> int:
+    """Size of an image unpacked, with what it is built on.
+
+    An engine that keeps images in containerd tells the packed size where others tell this one; the history's sizes are
+    those of the layers in both.
+    """
+    return sum(int(entry["Size"]) for entry in found.history())
 
 
 def explain(error: Exception) -> TrainyardError:

@@ -6,8 +6,10 @@ from datetime import datetime, timezone
 
 import docker
 
-from jobs.images.push import StageImages
+from jobs.aws import Aws
+from jobs.images import engine
 from jobs.images.revision import image_tag, local_name
+from jobs.images.stage_images import StageImages
 from jobs.stage import NOT_BUILT_TAG
 
 
@@ -20,10 +22,19 @@ class LocalImage:
     tag: str
     revision: str
     id: str
-    size_bytes: int
     created_at: datetime
     digests: tuple[str, ...]
     """`<repository>@sha256:…` of each repository that it was pushed to or pulled from."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteImage:
+    """One that a repository of a stage has."""
+
+    tag: str
+    digest: str
+    pushed_at: datetime
 
 
 def local_images(client: docker.DockerClient, release: str, *, revision: str | None) -> Mapping[str, LocalImage]:
@@ -32,31 +43,49 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
     Raises docker's errors.
     """
     prefix = local_name("", "").removesuffix(":")
-    wanted: dict[str, LocalImage] = {}
+    current = image_tag(release, revision or "")
+    found: dict[str, tuple[bool, int, str]] = {}
     for entry in client.api.images():
         for reference in entry["RepoTags"] or ():
             name, _, tag = reference.removeprefix(prefix).rpartition(":")
-            if not reference.startswith(prefix) or not tag.startswith(image_tag(release, "")):
-                continue
-            found = LocalImage(
-                name=name,
-                tag=tag,
-                revision=tag.removeprefix(image_tag(release, "")),
-                id=entry["Id"],
-                size_bytes=entry["Size"],
-                created_at=datetime.fromtimestamp(entry["Created"], timezone.utc),
-                digests=tuple(entry["RepoDigests"] or ()),
-            )
-            other = wanted.get(name)
-            if other is None or _rank(found, revision) > _rank(other, revision):
-                wanted[name] = found
-    return wanted
+            if reference.startswith(prefix) and tag.startswith(image_tag(release, "")):
+                found[name] = max(found.get(name, (False, 0, "")), (tag == current, entry["Created"], tag))
+    return {name: _local_image(client, release, name, tag, created) for name, (_, created, tag) in found.items()}
 
 
-def pushed_images(stage: StageImages) -> Mapping[str, str | None]:
+def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
     """By name, the URI of what was pushed last of each image that the stage has a place for; None: nothing yet."""
     return {name: None if uri.endswith(f":{NOT_BUILT_TAG}") else uri for name, uri in stage.recorded.items()}
 
 
-def _rank(found: LocalImage, revision: str | None) -> tuple[bool, datetime]:
-    return found.revision == revision, found.created_at
+def remote_images(aws: Aws, stage: StageImages) -> Mapping[str, tuple[RemoteImage, ...]]:
+    """By name, what ECR has of the stage's release, the newest first. Raises boto3's errors."""
+    there = [name for name in stage.recorded if name in stage.repositories]
+    return {name: _tags(aws, stage.repositories[name], stage.release) for name in there}
+
+
+def _tags(aws: Aws, repository: str, release: str) -> tuple[RemoteImage, ...]:
+    pages = aws.ecr.get_paginator("describe_images").paginate(
+        repositoryName=repository.partition("/")[2], filter={"tagStatus": "TAGGED"}
+    )
+    found = [
+        RemoteImage(tag=tag, digest=detail["imageDigest"], pushed_at=detail["imagePushedAt"])
+        for page in pages
+        for detail in page["imageDetails"]
+        for tag in detail["imageTags"]
+        if tag.startswith(image_tag(release, ""))
+    ]
+    return tuple(sorted(found, key=lambda one: (one.pushed_at, one.tag), reverse=True))
+
+
+def _local_image(client: docker.DockerClient, release: str, name: str, tag: str, created: int) -> LocalImage:
+    image = client.images.get(local_name(name, tag))
+    return LocalImage(
+        name=name,
+        tag=tag,
+        revision=tag.removeprefix(image_tag(release, "")),
+        id=str(image.id),
+        created_at=datetime.fromtimestamp(created, timezone.utc),
+        digests=tuple(image.attrs["RepoDigests"] or ()),
+        size_bytes=engine.size_bytes(image),
+    )

@@ -108,10 +108,10 @@ class Push:
         return [one.name for one in chosen if self._local(one) is None and self._there(one) is None]
 
     def parents_there(self, missing: Iterable[str]) -> list[Image]:
-        """What the `missing` are built on that only the registry has: to `fetch`, not to build. Raises as `run` does."""
-        parents = {name: None for one in map(image_called, missing) if (name := one.parent) in self.stage.repositories}
-        found = [image_called(name) for name in parents if name]
-        return [one for one in found if self._local(one) is None and self._there(one)]
+        """What the `missing` are built on that only the registry has: to be fetched, not built. Raises as `run`."""
+        names = dict.fromkeys(parent for name in missing if (parent := image_called(name).parent))
+        parents = [image_called(name) for name in names if name in self.stage.repositories]
+        return [one for one in parents if self._local(one) is None and self._there(one)]
 
     def fetch(self, one: Image) -> None:
         """Have what the registry has under the tag in the engine, by the name of what is built here.

@@ -1,6 +1,7 @@
 """`trainyard images build` and `list` with a Docker engine, from a copy of the source that nobody else edits."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -120,6 +121,39 @@ def test_parents_are_built_first_and_only_where_they_are_missing(
     again = built(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [(row["image"], row["rebuilt_layers"]) for row in again] == [("probe-more", 0)]
     assert again[0]["id"] == rows[1]["id"]
+
+
+def test_an_image_tells_the_base_that_it_is_built_on(
+    tree: SourceTree, base: Sequence[str], base_image: str, docker_engine: Any
+) -> None:
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    tree.commit()
+    for row in built(tree.images("build", "probe-more", *base, "-o", "json")):
+        assert docker_engine.images.get(row["name"]).labels["trainyard.base"] == base_image
+    # A child is not built on what is there as if it were on another base.
+    done = tree.images("build", "probe-more", "--build-arg", "BASE_IMAGE=localhost:1/python:3.11")
+    assert done.returncode == 2
+    assert f"trainyard/probe:{RELEASE}-{tree.revision} is there already, built on {base_image}" in done.stderr
+
+
+def test_a_builder_of_the_users_own_is_left_out_and_one_that_keeps_images_is_told(
+    tree: SourceTree, base: Sequence[str], docker_engine: Any, tmp_path: Path
+) -> None:
+    # GIVEN a docker command as buildx has it with a builder in a container: it ends well, and the engine has nothing
+    command = tmp_path / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text(
+        '#!/bin/sh\n[ -z "$BUILDX_BUILDER" ] || { echo "ERROR: no builder $BUILDX_BUILDER found" >&2; exit 1; }\n'
+        "echo '      --progress string'\n"
+    )
+    command.chmod(0o755)
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    environment = {"PATH": f"{command.parent}:{os.environ['PATH']}", "BUILDX_BUILDER": "of-the-users"}
+    done = tree.images("build", "probe", *base, environment=environment)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "error: 'probe' was built, and the Docker engine does not have it" in done.stderr
+    assert "next: docker buildx ls, then docker buildx use" in done.stderr
 
 
 def test_all_descendants_need_one_word(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 from infra.constructs.image_build import PROGRAM
+from jobs.aws import Aws
 from jobs.errors import UsageError
-from jobs.images.push import check_clean
+from jobs.images import hierarchy
+from jobs.images.build import default_base
+from jobs.images.push import Push, Registry, check_clean
 from jobs.images.revision import REVISION_VARIABLE
+from jobs.images.stage_images import StageImages
 from jobs.releases import release
 from jobs.stage import image_parameter, image_repository_parameter
 from tests.conftest import EmbeddedAws, run_embedded_aws
@@ -81,14 +85,17 @@ class Bench:
     def name_in_registry(self, image: str) -> str:
         return self.stage.repository(image).partition("/")[2]
 
-    def have(self, image: str, content: str) -> None:
+    def have(self, image: str, content: str, labels: Mapping[str, str] | None = None) -> None:
         """Puts an image of one small file into the engine, as if it had been built from the tree."""
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
             member = tarfile.TarInfo("content")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content.encode()))
-        self.engine.api.import_image_from_data(archive.getvalue(), repository=f"trainyard/{image}", tag=self.tag)
+        changes = [f"LABEL {name}={value}" for name, value in (labels or {}).items()]
+        self.engine.api.import_image_from_data(
+            archive.getvalue(), repository=f"trainyard/{image}", tag=self.tag, changes=changes
+        )
 
     def push(self, *arguments: str, stage: Stage | None = None) -> subprocess.CompletedProcess[str]:
         stage = stage or self.stage
@@ -114,13 +121,8 @@ def with_registry(door: FrontDoor, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def bench(
-    door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Bench]:
+def bench(door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tmp_path: Path) -> Iterator[Bench]:
     tree = SourceTree(tmp_path / "tree")
-    # A revision of its own: tests share a registry, where a tag is one image for ever.
-    tree.write("images/of-this-test", request.node.name)
-    tree.commit()
     home = tmp_path / "home"
     home.mkdir()
     name = "t" + re.sub(r"\W", "", tmp_path.name)[-12:].lower()
@@ -177,22 +179,80 @@ def test_a_push_says_what_it_does_and_what_rolls_it_out(bench: Bench) -> None:
     )
 
 
-def test_a_tag_that_another_build_has_is_refused_before_anything_is_sent(bench: Bench) -> None:
+def test_what_another_machine_pushed_is_taken_and_said(bench: Bench) -> None:
     bench.have("cpu", "of one machine")
     [first] = pushed(bench.push("cpu", "-o", "json"))
     # GIVEN another machine, on which the same sources were built too
     bench.engine.images.remove(f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}")
     bench.have("cpu", "of another machine")
-    bench.have("cpu-ray", "of another machine")
     bench.door.asked.clear()
-    done = bench.push("cpu-ray", "cpu")
-    assert done.returncode == 1
-    digest = first["uri"].partition("@")[2]
-    assert f"has an image tagged {bench.tag} already ({digest}), which is not the one" in done.stderr
-    assert f"next: docker image rm trainyard/cpu:{bench.tag}, then the same command again" in done.stderr
+    done = bench.push("cpu", "-o", "json")
+    # THEN a tag stays the image that it was
+    [second] = pushed(done)
+    assert (second["uri"], second["was_there"]) == (first["uri"], True)
+    assert f"note: cpu:{bench.tag} was pushed before, and is taken; what was built here is not sent" in done.stderr
     assert not [path for method, path in bench.door.asked if method in {"PUT", "PATCH", "POST"}]
-    assert "cpu-ray" not in bench.stage.recorded()
-    assert not bench.names_of_others()
+    # AND nothing is said where this machine has that one
+    found = bench.engine.images.pull(
+        f"{bench.door.address}/{bench.name_in_registry('cpu')}",
+        tag=bench.tag,
+        auth_config={"username": "AWS", "password": TOKEN},
+    )
+    found.tag("trainyard/cpu", bench.tag)
+    assert "note:" not in bench.push("cpu").stderr
+
+
+def test_a_child_is_built_on_the_parent_that_was_pushed(bench: Bench) -> None:
+    # GIVEN a parent in the registry only
+    bench.tree.write("images/ray/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
+    bench.tree.commit()
+    bench.have("cpu", "pushed by somebody")
+    [parent] = pushed(bench.push("cpu", "-o", "json"))
+    layers = bench.engine.images.get(f"trainyard/cpu:{bench.tag}").attrs["RootFS"]["Layers"]
+    for name in (f"trainyard/cpu:{bench.tag}", f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}"):
+        bench.engine.images.remove(name, force=True)
+    # WHEN its child is built and pushed
+    done = bench.push("cpu-ray", "-o", "json")
+    [child] = pushed(done)
+    # THEN it is built on what was there
+    assert "cpu: pull what was pushed already, to build on it" in done.stderr
+    assert child["image"] == "cpu-ray"
+    local = bench.engine.images.get(f"trainyard/cpu-ray:{bench.tag}")
+    assert local.labels["is"] == "child"
+    assert local.attrs["RootFS"]["Layers"] == layers
+    assert bench.stage.recorded()["cpu"] == parent["uri"]
+
+
+def test_build_arguments_where_nothing_is_built_are_not_passed_over(bench: Bench) -> None:
+    bench.have("cpu", "built before")
+    said = bench.push("cpu", "--build-arg", "TORCH_INDEX=http://localhost:1/").stderr
+    assert "note: nothing was to be built, so --build-arg TORCH_INDEX changed nothing" in said
+    done = bench.push("cpu", "--build-arg", "BASE_IMAGE=localhost:1/python:3.11")
+    assert done.returncode == 2
+    assert f"trainyard/cpu:{bench.tag} is there already, built on a base that no label tells" in done.stderr
+    assert "next: leave it out, or build anew: trainyard images build cpu --all-descendants" in done.stderr
+
+
+def test_an_account_gets_no_image_on_a_base_of_ones_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    account = Aws(region="us-east-1")
+    assert not account.embedded
+    uris = {name: f"123456789012.dkr.ecr.us-east-1.amazonaws.com/{bench.name_in_registry(name)}" for name in IMAGES}
+    stage = StageImages(stage="dev", release=RELEASE, repositories=uris, recorded={}, default=())
+    registry = Registry(host=bench.door.address, credentials={"username": "AWS", "password": TOKEN})
+    assert TOKEN not in repr(registry)
+    push = Push(client=bench.engine, aws=account, stage=stage, registry=registry, tag=bench.tag)
+    official = default_base(hierarchy.image("cpu"), release())
+    for base, name in ((official, "cpu"), (official, "cpu-ray"), ("evil/python:3.11", "gaudi"), (None, "gaudi-ray")):
+        bench.have(name, f"{base}", labels={} if base is None else {"trainyard.base": base})
+    push.check_bases([hierarchy.image("cpu"), hierarchy.image("cpu-ray")])
+    with pytest.raises(
+        UsageError, match=r"'gaudi' is built on evil/python:3.11, and images of its tag are on vault"
+    ) as no:
+        push.check_bases([hierarchy.image("cpu"), hierarchy.image("gaudi")])
+    assert "--allow-dirty" in str(no.value.next_step)
+    with pytest.raises(UsageError, match="'gaudi-ray' is built on a base that no label tells"):
+        push.check_bases([hierarchy.image("gaudi-ray")])
 
 
 DENIED = "User: arn:aws:iam::123456789012:user/a is not authorized to perform: ecr:InitiateLayerUpload"
@@ -297,6 +357,21 @@ def test_a_push_to_an_account_wants_a_clean_tree() -> None:
     check_clean(dirty, embedded=False, allow_dirty=True)
     check_clean(dirty, embedded=True, allow_dirty=False)
     check_clean("0123456789ab", embedded=False, allow_dirty=False)
+
+
+def test_what_was_deployed_dirty_is_refused_with_the_way_to_deploy_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN sources without git, as CodeBuild has them, where nobody can commit
+    dirty = "0123456789ab-dirty-01234567"
+    monkeypatch.setenv("TRAINYARD_REVISION", dirty)
+    with pytest.raises(UsageError, match=dirty) as caught:
+        check_clean(dirty, embedded=False, allow_dirty=False)
+    assert caught.value.next_step is not None
+    assert "deploy the image stack" in caught.value.next_step
+    # AND what git says of the work tree is another matter
+    with pytest.raises(UsageError) as caught:
+        check_clean("ba9876543210-dirty-76543210", embedded=False, allow_dirty=False)
+    assert "deploy" not in str(caught.value.next_step)
+    check_clean(dirty, embedded=False, allow_dirty=True)
 
 
 def test_codebuild_does_the_same(bench: Bench, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import docker
 from docker.errors import ImageNotFound
 
 from jobs.errors import NotFoundError
+from jobs.images import engine
 from jobs.images.hierarchy import Image
 from jobs.images.revision import image_tag, local_name
 from jobs.releases import Release
@@ -63,7 +64,7 @@ class Subject:
 
     @property
     def size_bytes(self) -> int:
-        return int(self.attributes["Size"])
+        return engine.size_bytes(self.client.images.get(self.name))
 
 
 def every(_: Image) -> bool:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from jobs.images import engine
+from jobs.images.build import BASE_LABEL
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, Subject
 from jobs.images.hierarchy import image
@@ -54,7 +56,7 @@ def labels(subject: Subject) -> str:
         **({BASE_NAME: subject.parent} if subject.parent else {}),
     }
     arguments = {name.lower().replace("_", "-"): value for name, value in subject.release.build_arguments.items()}
-    own = {name: value for name, value in found.items() if name.startswith(OWN_LABEL)}
+    own = {name: value for name, value in found.items() if name.startswith(OWN_LABEL) and name != BASE_LABEL}
     expected |= {name: arguments.get(name.removeprefix(OWN_LABEL)) for name in own}
     wrong = [
         f"{name} is {found.get(name)!r}, not {value!r}" for name, value in expected.items() if found.get(name) != value
@@ -78,7 +80,7 @@ def environment(subject: Subject) -> str:
 
 
 def size_of_child(subject: Subject) -> str:
-    parent = subject.client.images.get(subject.parent).attrs["Size"]
+    parent = engine.size_bytes(subject.client.images.get(subject.parent))
     added = subject.size_bytes - parent
     if added > CHILD_LIMIT_BYTES:
         raise CheckFailedError(f"{_mb(added)} over its base, more than {_mb(CHILD_LIMIT_BYTES)}")
@@ -98,9 +100,8 @@ def size_of_root(subject: Subject) -> str:
 
 
 def _size_of_base(subject: Subject) -> int:
-    """Size of all below the layers that the root's own Dockerfile makes."""
-    text = subject.image.dockerfile.read_text()
-    own = len(re.findall(r"^(?:RUN|COPY|ADD|WORKDIR) ", text[text.rindex("FROM ") :], re.MULTILINE))
+    """Size of all below the layers that the root's own Dockerfile makes, whose stages stand on each other."""
+    own = len(re.findall(r"^(?:RUN|COPY|ADD|WORKDIR) ", subject.image.dockerfile.read_text(), re.MULTILINE))
     history = subject.client.images.get(subject.name).history()
     layers = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_WHOLE_LAYERS)]
     return subject.size_bytes - sum(layers[:own])

@@ -1,6 +1,9 @@
 """`trainyard images` without a Docker engine; tests/images/test_build.py has one."""
 
+import hashlib
+import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +102,21 @@ def test_a_list_where_no_revision_is_known_says_so(tmp_path: Path) -> None:
     assert json.loads(told.stdout)["tag"] == f"{release().name}-0123456789ab"
 
 
-def test_a_list_tells_what_the_stage_has(
+def _put(embedded: Aws, repository: str, tag: str) -> str:
+    """Puts an image into ECR, and tells its digest."""
+    digest = f"sha256:{hashlib.sha256(tag.encode()).hexdigest()}"
+    layer = {"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "size": 1, "digest": digest}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+        "config": {**layer, "mediaType": "application/vnd.docker.container.image.v1+json"},
+        "layers": [layer],
+    }
+    image = embedded.ecr.put_image(repositoryName=repository, imageManifest=json.dumps(manifest), imageTag=tag)["image"]
+    return image["imageId"]["imageDigest"]
+
+
+def test_a_list_tells_every_tag_that_the_stage_has_and_which_is_recorded(
     trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws
 ) -> None:
     def row(name: str) -> dict[str, Any]:
@@ -109,21 +126,54 @@ def test_a_list_tells_what_the_stage_has(
         assert set(answer["unknown"]) == {"engine"}
         return next(item for item in answer["images"] if item["image"] == name)
 
-    path = parameter_path(DEFAULT_STAGE)
-    parameter = path + image_parameter("gaudi", release().name)
+    def shown() -> list[str]:
+        table = trainyard("images", "list", environment={**deployed_environment, **NO_ENGINE}).stdout.splitlines()
+        first = next(number for number, line in enumerate(table) if line.startswith("gaudi "))
+        rest = itertools.takewhile(lambda line: line.startswith(" "), table[first + 1 :])
+        return [" ".join(line.split()) for line in (table[first], *rest)]
+
+    path, version = parameter_path(DEFAULT_STAGE), release().name
+    parameter = path + image_parameter("gaudi", version)
     before = embedded.ssm.get_parameter(Name=parameter)["Parameter"]["Value"]
-    assert (row("gaudi")["in_stage"], row("gaudi")["pushed"], row("gaudi")["is_built"]) == (True, None, None)
+    uri = embedded.ssm.get_parameter(Name=path + image_repository_parameter("gaudi"))["Parameter"]["Value"]
+    repository = uri.partition("/")[2]
+    assert {key: row("gaudi")[key] for key in ("in_stage", "recorded", "is_built", "pushed")} == {
+        "in_stage": True,
+        "recorded": None,
+        "is_built": None,
+        "pushed": [],
+    }
+    assert shown() == ["gaudi ? no"]
     assert row("cuda")["in_stage"] is False  # an image that no instance type of the stage runs
-    repository = embedded.ssm.get_parameter(Name=path + image_repository_parameter("gaudi"))["Parameter"]["Value"]
-    pushed = f"{repository}@sha256:{'0123456789abcdef' * 4}"
-    embedded.ssm.put_parameter(Name=parameter, Value=pushed, Overwrite=True)
+    # GIVEN what was pushed over time, of another release too, of which the oldest is the one that is recorded
+    oldest = f"{version}-000000000000"
+    digest = _put(embedded, repository, oldest)
+    tags = [oldest, *(f"{version}-{number:012d}" for number in range(1, 8))]
+    for tag in (*tags[1:], "1.20.0-000000000000"):
+        _put(embedded, repository, tag)
+    embedded.ssm.put_parameter(Name=parameter, Value=f"{uri}@{digest}", Overwrite=True)
     try:
-        assert (row("gaudi")["in_stage"], row("gaudi")["pushed"]) == (True, pushed)
-        table = trainyard("images", "list", environment={**deployed_environment, **NO_ENGINE})
-        gaudi = next(line.split() for line in table.stdout.splitlines() if line.startswith("gaudi "))
-        assert gaudi == ["gaudi", "?", "sha256:0123456789ab"]
+        listed = row("gaudi")
+        assert listed["recorded"] == f"{uri}@{digest}"
+        assert {one["tag"]: one["is_recorded"] for one in listed["pushed"]} == {tag: tag == oldest for tag in tags}
+        assert [one["pushed_at"] for one in listed["pushed"]] == sorted(
+            (one["pushed_at"] for one in listed["pushed"]), reverse=True
+        )
+        lines = shown()
+        moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+        assert re.fullmatch(rf"gaudi \? {version}-000000000007, {moment}", lines[0])
+        assert len(lines) == 7  # five, the recorded one, and that there are more
+        assert re.fullmatch(rf"{oldest}, {moment}, recorded", lines[5])
+        assert lines[6] == "and 2 older (-o json)"
+        # What was recorded need not be in ECR: an embedded AWS has a registry beside it.
+        elsewhere = f"{uri}@sha256:{'0123456789abcdef' * 4}"
+        embedded.ssm.put_parameter(Name=parameter, Value=elsewhere, Overwrite=True)
+        assert shown()[0] == "gaudi ? sha256:0123456789ab, recorded"
     finally:
         embedded.ssm.put_parameter(Name=parameter, Value=before, Overwrite=True)
+        embedded.ecr.batch_delete_image(
+            repositoryName=repository, imageIds=[{"imageTag": tag} for tag in (*tags, "1.20.0-000000000000")]
+        )
 
 
 def test_a_stage_that_is_not_deployed_is_told(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> None:

@@ -1,4 +1,8 @@
-"""On what Docker's engine 20.10 and its command really printed: tests/jobs/images/build_output/."""
+"""On what Docker's engine 20.10 and its command really printed: tests/jobs/images/build_output/.
+
+The transcripts whose names begin with buildx are put together from BuildKit's own format of its progress and buildx'
+lines around it; no buildx printed them.
+"""
 
 from pathlib import Path
 
@@ -70,6 +74,32 @@ def test_steps_of_ten_and_more_are_padded() -> None:
     for line in ("#5 [ 2/10] RUN a\n", "#5 DONE 1.0s\n", "#6 [10/10] RUN b\n", "#6 DONE 0.0s\n"):
         output.feed(line)
     assert [(step.number, step.total) for step in output.layers] == [(2, 10), (10, 10)]
+
+
+def test_buildx_prints_the_same_with_more_around_it() -> None:
+    output, events = read("buildx_warning")
+    assert output.failed is None
+    assert output.current is None
+    assert output.total == 10
+    assert [(step.number, step.seconds, step.is_cached) for step in output.layers] == [
+        (2, 0.0, True),
+        (3, 31.5, False),
+        (10, 0.0, False),
+    ]
+    assert output.layers[1].summary == "RUN /mnt/install-packages"
+    # Said again, after the lines of another one, it does not begin again.
+    assert [vertex.number for vertex in events].count(1) == 2
+    context = [vertex.is_done for vertex in events if vertex.name == "[internal] load build context"]
+    assert len(context) == 2
+
+
+def test_a_failure_in_buildx_is_known_with_its_step() -> None:
+    output, _ = read("buildx_failing", "FROM x AS packages\nRUN a\nFROM packages\nCOPY jobs /jobs\n")
+    assert output.failed
+    assert (output.failed.place, output.failed.summary) == ("packages 4/4", "RUN /mnt/install-packages")
+    assert list(output.failed.tail)[-1] == "ModuleNotFoundError: No module named 'nothing_like_it'"
+    assert str(output.failed.error).endswith("did not complete successfully: exit code: 1")
+    assert output.failed.base is None
 
 
 def test_what_runs_now_is_the_last_that_began() -> None:

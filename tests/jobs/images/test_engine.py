@@ -3,26 +3,51 @@
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from time import sleep
+from urllib.parse import urlsplit
 
 import pytest
 from docker import DockerClient
 from docker.errors import DockerException
+from requests import ReadTimeout
 
 from jobs.errors import ConfigurationError
 from jobs.images import engine
+from jobs.images.inventory import local_images
+
+IN_CONTAINERD = {
+    "/images/json": [
+        {"Id": "sha256:1", "RepoTags": ["trainyard/cpu:1.21.0-0123456789ab"], "Created": 1_700_000_000, "Size": 400},
+        {"Id": "sha256:2", "RepoTags": None, "Created": 1_700_000_001, "Size": 1},
+    ],
+    "/images/trainyard/cpu:1.21.0-0123456789ab/json": {"Id": "sha256:1", "RepoDigests": None, "Size": 300},
+    "/images/sha256:1/history": [{"Size": 0}, {"Size": 400}, {"Size": 600}],
+}
+"""What an engine answers that keeps images in containerd: sizes of what is packed, and of layers unpacked."""
 
 
 class FakeEngine(BaseHTTPRequestHandler):
-    """Answers as an engine on another architecture does; every other question finds a full disk."""
+    """Answers as an engine on another architecture does, late to a push; every other question finds a full disk."""
 
     def do_GET(self) -> None:
         self.close_connection = True
-        if self.path.endswith("/version"):
+        path = urlsplit(self.path).path.removeprefix("/v1.41")
+        if path == "/version":
             self._answer(200, {"ApiVersion": "1.41", "Arch": "arm64", "Os": "linux"})
+        elif path == "/_ping":
+            self._answer(200, "OK")
+        elif path in IN_CONTAINERD:
+            self._answer(200, IN_CONTAINERD[path])
         else:
             self._answer(500, {"message": "write /var/lib/docker/tmp/x: no space left on device"})
+
+    def do_POST(self) -> None:
+        self.close_connection = True
+        sleep(2)  # as long as it packs a layer
+        self._answer(200, {"status": "done"})
 
     def _answer(self, status: int, value: object) -> None:
         body = json.dumps(value).encode()
@@ -103,6 +128,22 @@ def test_an_engine_of_another_architecture_emulates(other_engine: DockerClient) 
     note = engine.emulation_note(other_engine)
     assert note
     assert "runs on arm64, the images are for linux/amd64" in note
+
+
+def test_a_push_may_be_silent_for_longer_than_an_answer(
+    other_engine: DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", other_engine.api.base_url.replace("http://", "tcp://"))
+    monkeypatch.setattr(engine, "ANSWER_SECONDS", 1)
+    with closing(engine.connect(engine.TRANSFER_SECONDS)) as client:
+        assert list(client.api.push("a", stream=True, decode=True)) == [{"status": "done"}]
+    with closing(engine.connect(engine.ANSWER_SECONDS)) as client, pytest.raises(ReadTimeout):
+        client.api.push("a", stream=True)
+
+
+def test_a_size_is_that_of_what_is_unpacked_wherever_the_engine_keeps_it(other_engine: DockerClient) -> None:
+    (found,) = local_images(other_engine, "1.21.0", revision=None).values()
+    assert (found.name, found.id, found.size_bytes, found.digests) == ("cpu", "sha256:1", 1000, ())
 
 
 def test_a_full_disk_is_told_wherever_the_engine_tells_it(other_engine: DockerClient) -> None:
