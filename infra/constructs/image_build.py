@@ -166,6 +166,7 @@ class ImageBuild(Construct):
                 "ecr:BatchCheckLayerAvailability",
                 "ecr:BatchGetImage",  # which digest a tag has
                 "ecr:CompleteLayerUpload",
+                "ecr:GetDownloadUrlForLayer",  # a parent that was pushed already, to build on
                 "ecr:InitiateLayerUpload",
                 "ecr:PutImage",
                 "ecr:UploadLayerPart",

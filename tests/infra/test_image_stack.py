@@ -177,11 +177,12 @@ REGISTRY_ACTIONS = {
     "ecr:BatchCheckLayerAvailability",
     "ecr:BatchGetImage",
     "ecr:CompleteLayerUpload",
+    "ecr:GetDownloadUrlForLayer",
     "ecr:InitiateLayerUpload",
     "ecr:PutImage",
     "ecr:UploadLayerPart",
 }
-"""What an engine asks of a repository that it pushes to, by ECR's user guide, and of a tag whose digest it looks up."""
+"""What an engine asks of a repository that it pushes to and pulls parents from, by ECR's user guide."""
 
 
 @pytest.mark.parametrize("own_kms_key", [False, True])
