@@ -157,11 +157,11 @@ def test_the_agent_pulls_and_logs_for_its_team_and_does_nothing_else(
     agent = stage.role("jobs", "Executionresearch")
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
     repositories = [stage.arn("image", name) for name in resources(templates["image"], "AWS::ECR::Repository")]
-    runs = [name for name in repositories if agent.may("ecr:BatchGetImage", name)]
+    pulled = [name for name in repositories if agent.may("ecr:BatchGetImage", name)]
     # Those that its kinds run in; no job runs in Ray's.
-    assert any("Gaudi" in name for name in runs)
-    assert 0 < len(runs) < len(repositories)
-    assert not any("Ray" in name for name in runs)
+    assert any("Gaudi" in name for name in pulled)
+    assert 0 < len(pulled) < len(repositories)
+    assert not any("Ray" in name for name in pulled)
     assert not any(agent.may("ecr:PutImage", name) for name in repositories)
     for action in ("logs:CreateLogStream", "logs:PutLogEvents"):
         assert agent.may(action, f"{group}:log-stream:research/finetune-classification/main/1")
