@@ -43,7 +43,7 @@ TRAPS = (
         "driver and image of different releases",
         tests=(
             "test_gaudi_instances_boot_what_the_stage_built_for_their_release",
-            "test_a_build_takes_everything_from_the_releases_row_and_notes_the_digest",
+            "test_the_row_is_installed_and_the_base_keeps_what_is_its_own",
             "test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it",
         ),
     ),
@@ -174,6 +174,13 @@ TRAPS = (
         tests=("test_buckets_keep_their_logical_ids", "test_compute_environments_and_queues_keep_their_logical_ids"),
     ),
     Trap("functions whose logs never expire", tests=("test_every_log_expires",)),
+    Trap(
+        "a parameter's value is the template's again when CloudFormation updates it, for a tag too",
+        tests=(
+            "test_tags_of_the_whole_stage_change_nothing_that_pushes_write",
+            "test_a_parameter_that_is_updated_has_the_templates_value_again",
+        ),
+    ),
 )
 
 
