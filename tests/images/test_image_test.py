@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ NOTEBOOK = {
 
 
 @dataclass(frozen=True)
-class Tested:
+class Images:
     """Images that were built and tested once for all."""
 
     tree: SourceTree
@@ -100,17 +101,17 @@ class Address:
 @pytest.fixture(scope="module")
 def tested(
     base_image: str, torch_index: str, docker_engine: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Tested]:
+) -> Iterator[Images]:
     tree = SourceTree(tmp_path_factory.mktemp("image-test") / "tree")
     options = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
-    yield Tested(tree, tree.images("test", "cpu", *options, "--network", "host", "-o", "json"))
+    yield Images(tree, tree.images("test", "cpu", *options, "--network", "host", "-o", "json"))
     for image in docker_engine.images.list():
         for name in image.tags:
             if tree.revision in name:
                 docker_engine.images.remove(name, force=True)
 
 
-def test_the_cpu_image_and_its_descendants_pass(tested: Tested) -> None:
+def test_the_cpu_image_and_its_descendants_pass(tested: Images) -> None:
     assert tested.done.returncode == 0, tested.done.stdout + tested.done.stderr
     assert {row["outcome"] for row in tested.rows} == {"ok"}
     assert {row["revision"] for row in tested.rows} == {tested.tree.revision}
@@ -139,7 +140,7 @@ def test_the_cpu_image_and_its_descendants_pass(tested: Tested) -> None:
     assert "exit code 75" in found["cpu-notebook", "SIGTERM"]
 
 
-def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Tested, docker_engine: Any) -> None:
+def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_engine: Any) -> None:
     # Called cuda: what a check needs an accelerator for must not be called good where there is none.
     tag = f"{RELEASE}-{tested.tree.revision}-broken"
     _build(docker_engine, BROKEN.format(image=tested.name("cpu")), f"trainyard/cuda:{tag}")
@@ -170,7 +171,7 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Tested, docker_
 
 
 @pytest.fixture
-def notebook(tested: Tested, docker_engine: Any) -> Iterator[Address]:
+def notebook(tested: Images, docker_engine: Any) -> Iterator[Address]:
     """JupyterLab in a container, on the host's loopback as on an instance."""
     container = docker_engine.containers.run(
         tested.name("cpu-notebook"),
@@ -181,12 +182,10 @@ def notebook(tested: Tested, docker_engine: Any) -> Iterator[Address]:
         detach=True,
     )
     try:
-        for line in container.logs(stream=True, follow=True):
-            if line.startswith(b"["):
-                yield Address(*json.loads(line))
-                break
-        else:
-            pytest.fail(container.logs().decode())
+        with closing(container.logs(stream=True, follow=True)) as lines:
+            told = next((line for line in lines if line.startswith(b"[")), None)
+        assert told, container.logs().decode()
+        yield Address(*json.loads(told))
     finally:
         container.remove(force=True)
 
@@ -209,10 +208,12 @@ def test_a_notebook_runs_a_cell_in_a_browser(notebook: Address, page: Page) -> N
     page.goto(f"{notebook.url}/lab")
     assert "/login" in page.url, "without its token there is nothing to see"
     page.goto(f"{notebook.url}/lab/tree/check.ipynb?token={notebook.token}")
-    cell = page.locator(".jp-Notebook .jp-CodeCell")
-    cell.locator(".cm-content").click(timeout=BROWSER_MILLISECONDS)
+    # A cell that is run before its kernel is there is not run at all.
+    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible(timeout=BROWSER_MILLISECONDS)
+    cell = page.locator(".jp-Notebook .jp-CodeCell").first
+    cell.locator(".cm-content").click()
     page.keyboard.press("Shift+Enter")
-    output = cell.first.locator(".jp-OutputArea-output")
+    output = cell.locator(".jp-OutputArea-output")
     expect(output).to_have_text("sum of jobs 3.0", timeout=BROWSER_MILLISECONDS)
 
 

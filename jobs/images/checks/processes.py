@@ -1,6 +1,7 @@
 """Checks of what runs in an image: the launcher, ranks that train, and what its children add."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from docker.types import DeviceRequest
@@ -62,10 +63,9 @@ def sigterm(subject: Subject) -> str:
     with container.started(
         subject, ["sh", "-c", f"python {script} {_PORT} & exec {launch}"], environment=environment
     ) as started:
-        for line in started.logs(stream=True, follow=True):
-            if b"asked" in line:
-                break
-        else:
+        with closing(started.logs(stream=True, follow=True)) as lines:
+            asked = any(b"asked" in line for line in lines)
+        if not asked:
             raise CheckFailedError(f"{container.output_of(started)}\nthe launcher ended before it asked for its run")
         started.kill(signal="SIGTERM")
         code = container.exit_code(started, timeout_seconds=_STOP_SECONDS)
