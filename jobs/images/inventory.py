@@ -1,10 +1,12 @@
 """Which images there are: in the engine of this machine, and in the repositories of a stage."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import docker
+from docker.errors import ImageNotFound
 
 from jobs.aws import Aws
 from jobs.images import engine
@@ -50,7 +52,11 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
             name, _, tag = reference.removeprefix(prefix).rpartition(":")
             if reference.startswith(prefix) and tag.startswith(image_tag(release, "")):
                 found[name] = max(found.get(name, (False, 0, "")), (tag == current, entry["Created"], tag))
-    return {name: _local_image(client, release, name, tag, created) for name, (_, created, tag) in found.items()}
+    images = {}
+    for name, (_, created, tag) in found.items():
+        with suppress(ImageNotFound):  # somebody has removed it meanwhile
+            images[name] = _local_image(client, release, name, tag, created)
+    return images
 
 
 def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
