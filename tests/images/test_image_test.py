@@ -170,7 +170,7 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_
     assert re.search(r"^error: 1[34] of 15 checks failed: cuda \(labels\), ", done.stderr, re.MULTILINE), done.stderr
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook(tested: Images, docker_engine: Any) -> Iterator[Address]:
     """JupyterLab in a container, on the host's loopback as on an instance."""
     container = docker_engine.containers.run(
