@@ -39,7 +39,7 @@ def stage(prod_aws: EmbeddedAws) -> DeployedStage:
     path = parameter_path("prod")
     pages = prod_aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
     values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
-    return DeployedStage.from_parameters("prod", values, embedded_processes=2)
+    return DeployedStage.from_parameters("prod", values, embedded_processes=2, runs_containers=False)
 
 
 def test_every_row_of_the_queues_is_there_and_leads_to_its_capacity(

@@ -20,7 +20,7 @@ def test_an_instance_type_that_ec2_does_not_offer_is_a_problem_that_names_what_i
     assert accelerated.text == (
         "EC2 offers dl1.24xlarge in no zone of us-east-1; AWS seems to have withdrawn it in 2026, unconfirmed"
     )
-    assert accelerated.next_step.startswith("offered there: p4d.24xlarge, g5.48xlarge, g6e.48xlarge; ")
+    assert accelerated.next_step.startswith("offered there: p4d.24xlarge, g5.4xlarge, g5.48xlarge, g6e.48xlarge; ")
     assert "`instance_type` in infra/settings.py" in accelerated.next_step
     assert "m6i" not in accelerated.next_step
     # DL1's only zone is where the stage's subnets would be; CPU instances are offered there too.
