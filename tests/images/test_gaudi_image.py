@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 from jobs.images import engine
+from jobs.images.checks.check import Subject
 from jobs.images.hierarchy import image
+from jobs.images.image_test import run_checks
 from jobs.images.lock import lock, lock_file, locked
 from jobs.releases import release
 from tests.docker_engine import pip_environment
@@ -206,3 +208,20 @@ def test_packages_that_do_not_fit_together_fail_the_build(docker_engine: Any, ga
     assert "lightning 2.2.0.post0 has requirement fsspec" in said
     assert re.search(r"^transformers \S+ requires huggingface-hub, which is not installed\.$", said, re.MULTILINE)
     assert "error: the packages of /tmp/lock do not fit together" in said
+
+
+def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi_image: str) -> None:
+    revision = gaudi_image.partition(f":{ROW.name}-")[2]
+    subject = Subject.find(image("gaudi"), release=ROW, revision=revision, client=docker_engine)
+    results = run_checks(subject, begins=lambda _: None, ends=lambda _: None)
+    told = "\n".join(f"{result.check.name}: {result.outcome}: {result.found}" for result in results)
+    outcomes = {result.check.name: result.outcome for result in results}
+    assert {name for name, outcome in outcomes.items() if outcome == "left out"} == {
+        "ownership",
+        "build tools",
+        "accelerator",
+    }, told
+    assert "accelerator: left out: the Docker engine has no runtime 'habana', which hands in HPUs" in told
+    # The stand-in's PyTorch is this machine's.
+    assert {name for name, outcome in outcomes.items() if outcome == "failed"} == {"versions"}, told
+    assert re.search(rf"^versions: failed: .*torch is \S+, not {re.escape(ROW.pytorch)}", told, re.MULTILINE), told
