@@ -19,9 +19,10 @@ from infra.constructs.image_build import ImageBuild
 from infra.constructs.stage_stack import StageStack
 from infra.settings import Pool, Stage
 from infra.storage_stack import StorageStack
-from jobs.catalog import CATALOG, JobKind
+from jobs.catalog import CATALOG
 from jobs.images.hierarchy import child_name, image, with_descendants
 from jobs.instance_types import InstanceType
+from jobs.job_kind import JobKind
 from jobs.stage import (
     IMAGE_BUILD_PROJECT,
     IMAGES,

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Any
 
 from jobs.arguments import Arguments
-from jobs.catalog import JobKind
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.images.hierarchy import child_name
 from jobs.instance_types import InstanceType
+from jobs.job_kind import JobKind
 from jobs.locations import DATA
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at

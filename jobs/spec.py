@@ -19,8 +19,9 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from jobs.arguments import Arguments, Strict
-from jobs.catalog import CATALOG, JobKind, job_kind
+from jobs.catalog import CATALOG, job_kind
 from jobs.errors import UsageError, did_you_mean
+from jobs.job_kind import JobKind
 from jobs.queues import Capacity
 from jobs.stage import TEAM_PATTERN
 

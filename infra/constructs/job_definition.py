@@ -14,8 +14,8 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
-from jobs.catalog import JobKind
 from jobs.instance_types import SCRATCH, InstanceType
+from jobs.job_kind import JobKind
 from jobs.plan import CONTAINER_NAME, RETRY_RULES
 from jobs.spec import JobSpec
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel
 
-from jobs.catalog import FinetuneClassification, GlueTask
 from jobs.errors import UsageError, did_you_mean
+from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
 from jobs.train.sources import Table, read_table
 
 if TYPE_CHECKING:

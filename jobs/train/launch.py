@@ -25,9 +25,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.arguments import Arguments, parse_flags
-from jobs.catalog import CATALOG, JobKind
+from jobs.catalog import CATALOG
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
 from jobs.instance_types import SCRATCH, InstanceType, instance_type
+from jobs.job_kind import JobKind
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
 from jobs.train import s3 as object_store

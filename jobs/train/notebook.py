@@ -14,8 +14,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.catalog import Notebook
 from jobs.errors import TrainyardError, UsageError
+from jobs.kinds.notebook import Notebook
 from jobs.runs import NOTEBOOK, NOTEBOOK_SERVER, NotebookServer
 from jobs.train import s3 as object_store
 from jobs.train import sources

@@ -11,8 +11,9 @@ from infra.job_stack import JobStack
 from infra.network_stack import NetworkStack
 from infra.settings import STAGES, TEAMS, Stage, Team
 from infra.storage_stack import StorageStack
-from jobs.catalog import CATALOG, JobKind
+from jobs.catalog import CATALOG
 from jobs.instance_types import instance_type
+from jobs.job_kind import JobKind
 from jobs.plan import CONTAINER_NAME, RETRY_RULES
 from jobs.releases import release
 from jobs.stage import DeployedStage, job_definition_parameter

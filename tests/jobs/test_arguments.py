@@ -6,8 +6,10 @@ import pytest
 from pydantic import Field, ValidationError
 
 from jobs.arguments import Arguments, Model, Table, parse_flags
-from jobs.catalog import CATALOG, FinetuneClassification, JobKind
+from jobs.catalog import CATALOG
 from jobs.errors import UsageError
+from jobs.job_kind import JobKind
+from jobs.kinds.finetune_classification import FinetuneClassification
 
 
 class Example(Arguments):

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from jobs.arguments import parse_flags
-from jobs.catalog import FinetuneClassification
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.plan import RETRY_RULES, plan
 from jobs.spec import parse_spec
 from jobs.stage import DeployedStage

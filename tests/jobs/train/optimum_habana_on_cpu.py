@@ -20,7 +20,7 @@ import types
 from typing import Any
 
 import jobs.train.finetune_classification as entrypoint
-from jobs.catalog import FinetuneClassification
+from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.releases import releases
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import run

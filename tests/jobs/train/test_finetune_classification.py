@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.catalog import FinetuneClassification
 from jobs.errors import UsageError
+from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.runs import Progress
-from jobs.train.finetune_classification import batch_of_rank
 from tests.jobs.train.launching import Run
 from tests.jobs.train.reviews import reviews
 
@@ -127,13 +126,13 @@ def test_the_global_batch_is_split_over_ranks_and_accumulated(
     global_batch_size: int, at_most: int, world_size: int, expected: tuple[int, int]
 ) -> None:
     arguments = _arguments(global_batch_size=global_batch_size, max_batch_size_per_rank=at_most)
-    assert batch_of_rank(arguments, world_size) == expected
+    assert arguments.batch_of_rank(world_size) == expected
 
 
 @pytest.mark.parametrize(("global_batch_size", "sizes"), [(30, "24 or 32"), (4, "8")])
 def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(global_batch_size: int, sizes: str) -> None:
     with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {sizes}$"):
-        batch_of_rank(_arguments(global_batch_size=global_batch_size), 8)
+        _arguments(global_batch_size=global_batch_size).batch_of_rank(8)
 
 
 def _arguments(**values: int) -> FinetuneClassification:

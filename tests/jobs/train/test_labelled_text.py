@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from jobs.catalog import FinetuneClassification, GlueTask
 from jobs.errors import UsageError
+from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
 from jobs.train import labelled_text
 from jobs.train.labelled_text import Examples
 from tests.jobs.train.hub import Splits, save_data_set

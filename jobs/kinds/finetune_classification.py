@@ -1,0 +1,56 @@
+"""finetune-classification: an encoder that puts single sentences, or pairs, into classes."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from jobs.arguments import Model, Table
+from jobs.job_kind import JobKind
+from jobs.recipe import Recipe
+
+GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
+"""GLUE's classification tasks (all but STS-B, which is a regression)."""
+
+
+class FinetuneClassification(Recipe):
+    """Fine-tune a pretrained encoder to put single sentences, or pairs, into classes."""
+
+    model: Model
+    """Pretrained weights and tokenizer: hf://org/name, data://…, s3://… or a folder."""
+    glue_task: GlueTask | None = None
+    """A GLUE task by name; brings its own data and columns."""
+    train_data: Table | None = None
+    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…"""
+    eval_data: Table | None = None
+    """Held-out examples; without it, eval_fraction of the training data is held out."""
+    eval_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of train_data that is held out where eval_data is not given; drawn by the seed."""
+    text_column: str = "text"
+    """Column of the sentence (of a pair: the first)."""
+    text_pair_column: str | None = None
+    """Column of the second sentence of a pair."""
+    label_column: str = "label"
+    """Column of the class, a number or a name."""
+    max_length: int = Field(default=128, ge=8, le=8192)
+    """Tokens a sequence is cut at and padded to; one static shape, since Gaudi compiles a graph for each new one."""
+    epochs: float = Field(default=3.0, gt=0)
+    """Passes over the training data."""
+
+    @model_validator(mode="after")
+    def _one_data_set(self) -> Self:
+        if (self.glue_task is None) == (self.train_data is None):
+            raise ValueError("name exactly one of 'glue_task' and 'train_data'")
+        if self.glue_task is not None and self.eval_data is not None:
+            raise ValueError("'glue_task' brings its own held-out data; leave 'eval_data' out")
+        return self
+
+
+KIND = JobKind(
+    name="finetune-classification",
+    summary="fine-tune an encoder on labelled sentences or pairs",
+    entrypoint="jobs.train.finetune_classification",
+    arguments=FinetuneClassification,
+    accelerated=True,
+    timeout_hours=12,
+)

@@ -1,0 +1,39 @@
+"""notebook: JupyterLab and TensorBoard on an instance of the stage."""
+
+import re
+
+from pydantic import Field, field_validator
+
+from jobs.arguments import Arguments, Folder
+from jobs.job_kind import JobKind
+
+
+class Notebook(Arguments):
+    """JupyterLab and TensorBoard on an instance with all its cards, reached with `trainyard connect`."""
+
+    files: Folder | None = None
+    """What the notebook's folder begins with: that of an earlier run (s3://…/<run id>/notebook/), or any other.
+    A run's own second attempt goes on with what the first has saved."""
+    tensorboard_logdir: str = "."
+    """What TensorBoard shows: a folder below the notebook's, or s3://…, a run's tensorboard/ for instance."""
+    idle_timeout_hours: float = Field(default=2.0, gt=0)
+    """Ends the job once no cell and no terminal's command has run, and no file was saved, for that long."""
+
+    @field_validator("tensorboard_logdir")
+    @classmethod
+    def _below_the_notebooks(cls, logdir: str) -> str:
+        if not logdir.startswith("s3://") and (re.match(r"/|\w+://", logdir) or ".." in logdir.split("/")):
+            raise ValueError(f"'{logdir}' is neither a folder below the notebook's nor s3://…")
+        return logdir
+
+
+KIND = JobKind(
+    name="notebook",
+    summary="JupyterLab and TensorBoard on the instance",
+    entrypoint="jobs.train.notebook",
+    arguments=Notebook,
+    accelerated=True,
+    timeout_hours=12,
+    one_process=True,
+    image="notebook",
+)

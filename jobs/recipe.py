@@ -1,0 +1,55 @@
+"""Recipe: how an entrypoint that trains does it, in the same words in every kind and on any world size."""
+
+import math
+
+from pydantic import Field
+
+from jobs.arguments import Arguments
+from jobs.errors import UsageError
+
+
+class Recipe(Arguments):
+    """Base of the arguments of every kind that trains."""
+
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Peak learning rate; it falls linearly to zero."""
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises to its peak."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's weight decay."""
+    global_batch_size: int = Field(default=32, ge=1)
+    """Sequences in one optimizer step over all ranks, so that a recipe means the same on 8 HPUs and on a laptop."""
+    max_batch_size_per_rank: int = Field(default=32, ge=1)
+    """What one rank holds at once; a larger share of the global batch is accumulated."""
+    eval_batch_size: int = Field(default=64, ge=1)
+    """Sequences a rank evaluates at once."""
+    checkpoint_every_steps: int = Field(default=500, ge=1)
+    """Optimizer steps between checkpoints."""
+    log_every_steps: int = Field(default=10, ge=1)
+    """Optimizer steps between lines of metrics."""
+    seed: int = 42
+    """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
+
+    def check(self, *world_sizes: int) -> None:
+        """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
+        for world_size in world_sizes:
+            if self.global_batch_size % world_size:
+                together = math.lcm(*world_sizes)
+                below = self.global_batch_size // together * together
+                sizes = [str(size) for size in (below, below + together) if size]
+                raise UsageError(
+                    f"global_batch_size {self.global_batch_size} does not divide over {world_size} ranks",
+                    next_step=f"set it to {' or '.join(sizes)}",
+                )
+
+    def batch_of_rank(self, world_size: int) -> tuple[int, int]:
+        """Sequences a rank holds at once, and how many such batches make its share of the global batch.
+
+        Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks.
+        """
+        self.check(world_size)
+        share = self.global_batch_size // world_size
+        at_once = max(
+            size for size in range(1, share + 1) if share % size == 0 and size <= self.max_batch_size_per_rank
+        )
+        return at_once, share // at_once

@@ -1,0 +1,168 @@
+"""What every entrypoint that trains has in common: resume, train, evaluate, and leave model, metrics and checkpoints.
+
+An entrypoint prepares its data, describes the rest as a `Task`, and calls `train`.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.errors import UsageError
+from jobs.recipe import Recipe
+from jobs.runs import MODEL
+from jobs.train import s3 as object_store
+from jobs.train.accelerator import Accelerator
+from jobs.train.rank import Rank
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained on what."""
+
+    model: Callable[[], Any]
+    """Makes the model, once the seed is set. Called on every rank."""
+    start: str
+    """Of what it makes, for the log: `the pretrained weights`, …"""
+    train_data: Any
+    """A data set with `__len__` and `__getitems__`; an item is one sequence."""
+    eval_data: Any
+    collate: Callable[[Any], Any]
+    evaluate: Callable[[Any], Mapping[str, Any]]
+    """Final metrics of the trained Trainer. Called on every rank."""
+    save_beside: Callable[[Path], None]
+    """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
+    schedule: Mapping[str, Any]
+    """How long: `num_train_epochs` or `max_steps` of the training arguments."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further training arguments, on top of the recipe's and the accelerator's."""
+
+
+def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", accelerator: Accelerator) -> None:
+    """One attempt, from the newest checkpoint to the final metrics. All ranks call it.
+
+    `s3` is needed on the first rank of each node.
+    """
+    import transformers
+    from transformers.trainer_callback import PrinterCallback
+
+    from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
+    from jobs.train.metrics import RunMetrics, Throughput
+    from jobs.train.release_mends import mended
+
+    # Its warnings tell that a head is new, which is the point of a fine-tuning.
+    transformers.logging.set_verbosity_error()
+    per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
+    _check_size(task, recipe)
+    resume = newest_complete(rank, s3 or object_store.connect(), recipe)
+    metrics = RunMetrics(
+        rank,
+        s3 if rank.is_first else None,
+        resumed_from_step=resume.step if resume else 0,
+        throughput=resume.throughput if resume else Throughput(),
+        samples_per_step=recipe.global_batch_size,
+        warmup_steps=accelerator.warmup_steps,
+    )
+    uploads = CheckpointUploads(rank, s3, recipe, metrics)
+    if rank.is_first:
+        log.info(
+            "batch: %s = %s ranks x %s sequences x %s accumulated",
+            recipe.global_batch_size,
+            rank.world_size,
+            per_rank,
+            accumulation,
+        )
+        log.info("start: %s", f"resumed from checkpoint step-{resume.step}" if resume else f"from {task.start}")
+
+    accelerator.prepare()
+    transformers.set_seed(recipe.seed)
+    trainer = checkpointing(mended(accelerator.trainer_class()), rank.run)(
+        model=task.model(),
+        args=accelerator.training_arguments_class()(
+            output_dir=str(rank.scratch / "checkpoints"),
+            seed=recipe.seed,
+            learning_rate=recipe.learning_rate,
+            lr_scheduler_type="linear",
+            warmup_ratio=recipe.warmup_ratio,
+            weight_decay=recipe.weight_decay,
+            per_device_train_batch_size=per_rank,
+            gradient_accumulation_steps=accumulation,
+            per_device_eval_batch_size=recipe.eval_batch_size,
+            logging_steps=recipe.log_every_steps,
+            save_steps=recipe.checkpoint_every_steps,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            report_to=[],
+            **{**accelerator.training_arguments(), **task.schedule, **task.settings},
+        ),
+        train_dataset=_whole_batches(task.train_data, recipe) if accumulation > 1 else task.train_data,
+        eval_dataset=task.eval_data,
+        data_collator=task.collate,
+        callbacks=[metrics, uploads],
+        **accelerator.trainer_arguments(),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
+
+    evaluation_started = time.monotonic()
+    result = {
+        **task.evaluate(trainer),
+        "eval_samples": len(task.eval_data),
+        "train_samples_per_second": round(metrics.throughput.samples_per_second, 3),
+        "train_runtime_seconds": round(metrics.throughput.train_seconds, 3),
+    }
+    if rank.is_first:
+        log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - evaluation_started)
+    _save_model(rank, trainer, task, s3)
+    uploads.finish()
+    metrics.result(trainer.state.global_step, result)
+    metrics.close()
+    if rank.is_first:
+        log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
+    # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
+    rank.once("finished", lambda: True)
+
+
+def _check_size(task: Task, recipe: Recipe) -> None:
+    if len(task.train_data) < recipe.global_batch_size:
+        raise UsageError(
+            f"there are {len(task.train_data)} examples to train on, less than one global batch of "
+            f"{recipe.global_batch_size}",
+            next_step="set global_batch_size lower, or give more examples",
+        )
+
+
+def _whole_batches(examples: Any, recipe: Recipe) -> Any:
+    """The examples, some of them twice, so that they fill whole global batches.
+
+    transformers 4.51 counts the steps of an epoch without the last, incomplete accumulation but takes it: the schedule
+    ends too early, and a resumed run continues at the wrong example.
+    """
+    from torch.utils.data import Subset
+
+    missing = -len(examples) % recipe.global_batch_size
+    twice = np.random.default_rng(recipe.seed).permutation(len(examples))[:missing]
+    return Subset(examples, [*range(len(examples)), *twice.tolist()])
+
+
+def _save_model(rank: Rank, trainer: Any, task: Task, s3: "S3Client | None") -> None:
+    """Weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without."""
+    folder = rank.scratch / "final"
+    trainer.save_model(str(folder))
+    if not rank.is_first:
+        return
+    assert s3 is not None  # noqa: S101 - rank 0 is the first of its node
+    task.save_beside(folder)
+    (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
+    names = object_store.files_below(folder)
+    object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], rank.run / MODEL)
+    object_store.upload_all(s3, folder, ["config.json"], rank.run / MODEL)
