@@ -66,7 +66,7 @@ IMAGES = {
         python=None,
         torch="base",
         # Habana's packages are compiled against the base's NumPy, and one of them asks for just that version. 1.23.5 is
-        # the oldest that a row's base has (the newer ones have 1.26): what takes it takes a newer one too. A setuptools
+        # the oldest known of a row's base: what takes it takes a newer one too. A setuptools
         # without pkg_resources would break the older PyTorch's extensions, and so DeepSpeed.
         brings=("numpy==1.23.5", "setuptools"),
         # The last ones: all that the rows' versions of DeepSpeed ask for between them. A later pynvml warns, at each

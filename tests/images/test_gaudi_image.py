@@ -38,7 +38,7 @@ PYTHON = "3.11"
 """The base image's."""
 NUMPY = "1.26.4"
 DEEPSPEED = "0.16.1"
-"""What Habana's fork of the default release started from, by its own version file."""
+"""A release of its own, in the place of Habana's fork, which no registry has."""
 
 
 @pytest.fixture(scope="session")
