@@ -8,24 +8,26 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args
+from itertools import chain
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from jobs.locations import folder_location, model_location, table_location
+from jobs.locations import artifact_location, folder_location, model_location, table_location
 
 
 @dataclass(frozen=True)
 class SourceMarker:
-    """Marks a field that names something to read: `hf://name`, `s3://bucket/key`, `data://key` or a local path."""
+    """Marks a field that names something to read: `hf://…`, `s3://…`, `data://…`, `run://…` or a local path."""
 
     what: str
 
 
 MODEL_FOLDER = "a pretrained model's folder"
 FILES_FOLDER = "a folder of files"
+ARTIFACT_FOLDER = "an artifact's folder"
 
 Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER)]
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
@@ -35,6 +37,10 @@ Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of 
 
 Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""
+
+Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFACT_FOLDER)]
+"""What a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds artifact.json
+or manifest.json, on S3 (`data://`, `s3://`) or local."""
 
 
 class Strict(BaseModel):
@@ -55,16 +61,31 @@ class Arguments(Strict):
     """Base of every entrypoint's arguments; a field's docstring is its --help."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
-        """`(field, location, what it should be)` of each input that is set, in the order of the fields."""
+        """`(field, location, what it should be)` of each input that is set, in the order of the fields.
+
+        The inputs of a field that holds a list are `field.0`, `field.1`, …
+        """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             marker = _marker(field)
-            if marker is not None and value is not None:
+            if marker is None or value is None:
+                continue
+            if isinstance(value, str):
                 yield name, value, marker.what
+            else:
+                yield from ((f"{name}.{number}", item, marker.what) for number, item in enumerate(value))
 
     def with_sources(self, **locations: str) -> Self:
-        """A copy in which the named inputs lie elsewhere."""
-        return type(self).model_validate({**self.model_dump(), **locations})
+        """A copy in which the named inputs, by the names of `sources`, lie elsewhere."""
+        values = self.model_dump()
+        for name, location in locations.items():
+            field, _, number = name.partition(".")
+            if number:
+                values[field] = [*values[field]]
+                values[field][int(number)] = location
+            else:
+                values[field] = location
+        return type(self).model_validate(values)
 
     def check(self, *world_sizes: int) -> None:
         """Raises UsageError where these arguments cannot work on each of so many ranks.
@@ -102,19 +123,25 @@ def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) 
 
 
 def _marker(field: FieldInfo) -> SourceMarker | None:
-    direct = [item for item in field.metadata if isinstance(item, SourceMarker)]
-    nested = [
-        item
-        for part in getattr(field.annotation, "__args__", ())
-        for item in getattr(part, "__metadata__", ())
-        if isinstance(item, SourceMarker)
-    ]
-    return next(iter(direct + nested), None)
+    return next(
+        chain((item for item in field.metadata if isinstance(item, SourceMarker)), _inside(field.annotation)), None
+    )
+
+
+def _inside(annotation: Any) -> Iterator[SourceMarker]:
+    """The markers of what an optional, a list or an optional list holds."""
+    for part in getattr(annotation, "__args__", ()):
+        yield from (item for item in getattr(part, "__metadata__", ()) if isinstance(item, SourceMarker))
+        yield from _inside(part)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (list, tuple) or any(_is_list(part) for part in get_args(annotation))
 
 
 def _from_text(field: FieldInfo, text: str) -> Any:
     """A flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
-    if field.annotation is str or _marker(field) is not None:
+    if field.annotation is str or (_marker(field) is not None and not _is_list(field.annotation)):
         return text
     try:
         return json.loads(text)

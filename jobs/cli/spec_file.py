@@ -109,7 +109,10 @@ def _with_absolute_paths(spec: JobSpec) -> JobSpec:
         for name, location, _ in arguments.sources()
         if "://" not in location
     }
-    return spec.model_copy(update={"arguments": {**spec.arguments, **absolute}}) if absolute else spec
+    if not absolute:
+        return spec
+    resolved = arguments.with_sources(**absolute).model_dump(mode="json")
+    return spec.model_copy(update={"arguments": {name: resolved[name] for name in spec.arguments}})
 
 
 def _closest(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
-from jobs.locations import DATA, DELIMITERS, HUB, S3, hub_parts, table_suffix
+from jobs.locations import DATA, DELIMITERS, HUB, RUN, S3, hub_parts, table_suffix
 from jobs.runs import S3Location
 from jobs.train import s3 as object_store
 
@@ -125,9 +125,10 @@ def _local_file(location: str, s3: Callable[[], "S3Client"], scratch: Path) -> t
 
 
 def _refuse_unresolved(location: str) -> None:
-    if location.startswith(DATA):
+    if location.startswith((DATA, RUN)):
+        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
         raise UsageError(
-            f"{location} is a place in a stage's data bucket, which only `trainyard submit` can resolve",
+            f"{location} is {what}, which only `trainyard submit` can resolve",
             next_step="submit the job, or give an s3:// location",
         )
 

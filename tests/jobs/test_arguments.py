@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from jobs.arguments import Arguments, Model, Table, parse_flags
+from jobs.arguments import Arguments, Artifact, Model, Table, parse_flags
 from jobs.catalog import CATALOG
 from jobs.errors import UsageError
 from jobs.job_kind import JobKind
@@ -175,3 +175,27 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(
 
 def test_a_global_batch_that_divides_is_taken() -> None:
     FinetuneClassification(model="m", train_data="t.csv", global_batch_size=24).check(8, 2)
+
+
+class Several(Arguments):
+    """Many inputs in one field."""
+
+    texts: list[Table]
+    more: list[Table] | None = None
+    corpus: Artifact | None = None
+
+
+def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
+    several = Several(texts=["hf://a/b", "data://c.jsonl"], corpus="run://corpus")
+    assert [(name, location) for name, location, _ in several.sources()] == [
+        ("texts.0", "hf://a/b"),
+        ("texts.1", "data://c.jsonl"),
+        ("corpus", "run://corpus"),
+    ]
+    moved = several.with_sources(**{"texts.1": "s3://bucket/c.jsonl", "corpus": "s3://bucket/corpus"})
+    assert (moved.texts, moved.corpus) == (["hf://a/b", "s3://bucket/c.jsonl"], "s3://bucket/corpus")
+    assert several.texts[1] == "data://c.jsonl"
+    with_more = Several(texts=["a.csv"], more=["b.csv"])
+    for arguments in (moved, with_more):
+        assert parse_flags(Several, arguments.to_flags(), program="test") == arguments
+    assert [name for name, _, _ in with_more.sources()] == ["texts.0", "more.0"]

@@ -123,7 +123,7 @@ def test_what_has_no_default_must_be_there(missing: str) -> None:
         ({"model": 3, "train_data": "t.csv"}, "arguments.model: Input should be a valid string, not 3"),
         (
             {"model": "gs://m/x", "train_data": "t.csv"},
-            "arguments.model: gs://m/x: only hf://, s3://, data:// and local paths can be read",
+            "arguments.model: gs://m/x: only hf://, s3://, data://, run:// and local paths can be read",
         ),
         (
             {"model": "m", "train_data": "hf://x?splt=a"},

@@ -108,7 +108,11 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
         ("arguments.model=data://", 2, "arguments.model: data:// names the whole data bucket"),
         ("arguments.model=s3://bucket", 2, "arguments.model: s3://bucket names a whole bucket"),
         ("arguments.model=s3://BAD BUCKET/x", 2, "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' cannot be"),
-        ("arguments.model=gs://x", 2, "arguments.model: gs://x: only hf://, s3://, data:// and local paths can be"),
+        (
+            "arguments.model=gs://x",
+            2,
+            "arguments.model: gs://x: only hf://, s3://, data://, run:// and local paths can be",
+        ),
         ("arguments.train_data=data://tests", 2, "arguments.train_data: data://tests is no table: its name should end"),
         ("arguments.global_batch_size=4", 2, "global_batch_size 4 does not divide over 8 ranks"),
         ("resources.nproc_per_node=9", 2, "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge"),
