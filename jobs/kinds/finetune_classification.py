@@ -33,7 +33,9 @@ class FinetuneClassification(Recipe):
     label_column: str = "label"
     """Column of the class, a number or a name."""
     max_length: int = Field(default=128, ge=8, le=8192)
-    """Tokens a sequence is cut at and padded to; one static shape, since Gaudi compiles a graph for each new one."""
+    """Tokens a sequence is cut at."""
+    length_buckets: int = Field(default=4, ge=1, le=32)
+    """Lengths that sequences are padded to, chosen to pad least. Gaudi compiles a graph for each; 1: all alike."""
     epochs: float = Field(default=3.0, gt=0)
     """Passes over the training data."""
 

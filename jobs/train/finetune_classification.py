@@ -19,8 +19,8 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train import labelled_text, sources
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import of_rank
-from jobs.train.labelled_text import Prepared
 from jobs.train.rank import Rank, run
+from jobs.train.tokenized_text import InBatches, Prepared, prepare
 from jobs.train.training import Task, train
 
 if TYPE_CHECKING:
@@ -43,13 +43,16 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     if rank.is_first:
+        widths, padding = prepared.train.shapes(arguments.global_batch_size)
         log.info(
-            "data: %s training and %s held-out examples, %s classes; sequences of %s tokens (the longest has %s)",
+            "data: %s training and %s held-out examples, %s classes; sequences of %s tokens (the longest has %s, "
+            "%.0f %% is padding)",
             prepared.train_examples,
             prepared.eval_examples,
             len(prepared.class_names),
-            prepared.sequence_length,
+            ", ".join(map(str, widths)),
             prepared.longest,
+            100 * padding,
         )
     train(
         rank,
@@ -58,9 +61,10 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             model=lambda: _model(model_folder, arguments.model, prepared.class_names),
             start="the pretrained weights",
             train_data=prepared.train,
+            buckets=prepared.train.buckets,
             eval_data=prepared.evaluation,
             collate=prepared.train.collate,
-            evaluate=lambda trainer: _evaluate(trainer, prepared),
+            evaluate=lambda trainer: _evaluate(trainer, prepared, arguments),
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
         ),
@@ -80,11 +84,12 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         assert s3 is not None  # noqa: S101
         names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, scratch=rank.scratch)
         parts = {"train": train, "eval": held_out}
-        return labelled_text.prepare(
+        return prepare(
             names,
             parts,
             tokenizer=_tokenizer(model_folder, arguments.model),
             max_length=arguments.max_length,
+            length_buckets=arguments.length_buckets,
             folder=rank.scratch / "examples",
         ).model_dump(mode="json")
 
@@ -127,11 +132,13 @@ def _explained_loading(location: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _evaluate(trainer: Any, prepared: Prepared) -> dict[str, float]:
+def _evaluate(trainer: Any, prepared: Prepared, arguments: FinetuneClassification) -> dict[str, float]:
     from jobs.train.metrics import classification_metrics
 
-    predictions = trainer.predict(prepared.evaluation)
-    return classification_metrics(predictions.predictions, predictions.label_ids)
+    examples = prepared.evaluation
+    batches = InBatches(examples, arguments.eval_batch_size)
+    logits = batches.in_order(trainer.predict(batches).predictions)
+    return classification_metrics(logits, examples.labels)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,5 @@
-"""Labelled sentences and pairs: from tables to token ids of one static shape, prepared by one rank of each node.
+"""Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
 
-The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once.
-"""
-
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,16 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from jobs.errors import UsageError, did_you_mean
 from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
 from jobs.train.sources import Table, read_table
 
 if TYPE_CHECKING:
-    import torch
     from mypy_boto3_s3.client import S3Client
-    from numpy.typing import NDArray
 
 GLUE = "hf://nyu-mll/glue"
 
@@ -193,105 +186,3 @@ def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
                 raise UsageError(f"{table.place(row)}: '{column}' has half of a surrogate pair, which is no character")
     pairs = table.columns[source.text_pair] if source.text_pair else None
     return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
-
-
-class Prepared(BaseModel):
-    """What one rank of a node prepared for all of them."""
-
-    folder: Path
-    class_names: list[str]
-    train_examples: int
-    eval_examples: int
-    sequence_length: int
-    longest: int
-    """Tokens of the longest example, before the cut at max_length ended it."""
-
-    @property
-    def train(self) -> "TokenizedExamples":
-        return TokenizedExamples(self.folder, "train")
-
-    @property
-    def evaluation(self) -> "TokenizedExamples":
-        return TokenizedExamples(self.folder, "eval")
-
-
-def prepare(names: list[str], parts: dict[str, Examples], *, tokenizer: Any, max_length: int, folder: Path) -> Prepared:
-    """Tokenize the examples of both parts (`train`, `eval`) into .npy files below `folder`.
-
-    One shape serves all batches: the longest example of either part, rounded up to a multiple of 8, at most
-    `max_length`; Gaudi compiles a graph for each new shape.
-    """
-    if tokenizer.pad_token_id is None:
-        raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
-    folder.mkdir(parents=True, exist_ok=True)
-    # Ranks have it off (jobs.train.launch); this one works alone on its node, so all cores are its own.
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    ragged = {part: _encode(examples, tokenizer, max_length) for part, examples in parts.items()}
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    longest = max(int(lengths.max()) for _, lengths in ragged.values())
-    width = min(max_length, -(-longest // 8) * 8)
-    for part, (columns, lengths) in ragged.items():
-        right = tokenizer.padding_side == "right"
-        positions = np.arange(width) if right else np.arange(width)[::-1]
-        mask = positions < lengths[:, None]
-        padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-        for column, flat in columns.items():
-            array = np.full(mask.shape, padding[column], dtype=np.int32)
-            array[mask] = flat
-            np.save(folder / f"{part}.{column}.npy", array)
-        np.save(folder / f"{part}.attention_mask.npy", mask.astype(np.int8))
-        np.save(folder / f"{part}.labels.npy", np.asarray(parts[part].labels, dtype=np.int64))
-    return Prepared(
-        folder=folder,
-        class_names=names,
-        train_examples=len(parts["train"]),
-        eval_examples=len(parts["eval"]),
-        sequence_length=width,
-        longest=longest,
-    )
-
-
-def _encode(
-    examples: Examples, tokenizer: Any, max_length: int, *, chunk: int = 10_000
-) -> tuple[dict[str, "NDArray[np.int32]"], "NDArray[np.int64]"]:
-    """Token ids (and types) of all examples one after the other, and the length of each."""
-    wanted = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
-    flat: dict[str, list[NDArray[np.int32]]] = {name: [] for name in wanted}
-    lengths: list[int] = []
-    for start in range(0, len(examples), chunk):
-        stop = start + chunk
-        encoded = tokenizer(
-            examples.texts[start:stop],
-            examples.pairs[start:stop] if examples.pairs is not None else None,
-            truncation=True,
-            max_length=max_length,
-            return_attention_mask=False,
-        )
-        for name in wanted:
-            flat[name].append(np.concatenate([np.asarray(row, dtype=np.int32) for row in encoded[name]]))
-        lengths.extend(len(row) for row in encoded["input_ids"])
-    return {name: np.concatenate(chunks) for name, chunks in flat.items()}, np.asarray(lengths)
-
-
-class TokenizedExamples:
-    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files."""
-
-    def __init__(self, folder: Path, part: str) -> None:
-        paths = sorted(folder.glob(f"{part}.*.npy"))
-        self.columns = {path.name.split(".")[1]: np.load(path, mmap_mode="r") for path in paths}
-
-    def __len__(self) -> int:
-        return len(self.columns["labels"])
-
-    def __getitem__(self, row: int) -> dict[str, "torch.Tensor"]:
-        return {name: values[0] for name, values in self.__getitems__([row]).items()}
-
-    def __getitems__(self, rows: Sequence[int]) -> dict[str, "torch.Tensor"]:
-        import torch
-
-        return {name: torch.from_numpy(array[rows].astype(np.int64)) for name, array in self.columns.items()}
-
-    @staticmethod
-    def collate(batch: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
-        """`__getitems__` has made the batch already."""
-        return batch

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
-import torch
-from torch.utils.data import RandomSampler, Sampler
 
 
 def mended(trainer_class: type[Any]) -> type[Any]:
@@ -19,9 +17,6 @@ def mended(trainer_class: type[Any]) -> type[Any]:
     class MendedTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         def create_optimizer(self) -> Any:
             return _with_modes(super().create_optimizer())
-
-        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-            return _SeededByEpoch(super()._get_train_sampler(*args, **kwargs), self)
 
         def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
             with _arrays_allowed():
@@ -40,30 +35,6 @@ def _with_modes(optimizer: Any) -> Any:
         if not hasattr(optimizer, mode):
             setattr(optimizer, mode, lambda: None)
     return optimizer
-
-
-class _SeededByEpoch(Sampler[int]):
-    """For releases before 1.21 on HPUs, and for 1.22 and 1.23: an order that follows from the run's seed and the epoch.
-
-    accelerate has a sampler that is told the epoch, but accelerate 1.10 tells it a wrong one where an attempt resumes
-    in the middle of an epoch. GaudiTrainer before 1.21 does without it: several ranks shuffle with a generator that
-    starts from one fixed seed in every attempt. Either way a resumed run would take some examples twice and others not
-    at all.
-    """
-
-    def __init__(self, sampler: Any, trainer: Any) -> None:
-        self._examples = sampler.data_source
-        self._length = sampler.num_samples  # GaudiTrainer fills up the last batch of a single rank
-        self._trainer = trainer
-
-    def __len__(self) -> int:
-        return cast("int", self._length)
-
-    def __iter__(self) -> Iterator[int]:
-        epoch = int(self._trainer.state.epoch or 0)  # whole where one begins, and kept in a checkpoint
-        generator = torch.Generator()
-        generator.manual_seed(self._trainer.args.seed + epoch)
-        yield from RandomSampler(self._examples, num_samples=self._length, generator=generator)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,9 @@ class Task:
     """Of what it makes, for the log: `the pretrained weights`, …"""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; an item is one sequence."""
+    buckets: Any = None
+    """An array with each training example's bucket of lengths: a batch is of one, and `__getitems__` is given its
+    places (jobs/train/length_buckets.py). None: all are alike, and their places are their numbers."""
     eval_data: Any
     collate: Callable[[Any], Any]
     evaluate: Callable[[Any], Mapping[str, Any]]
@@ -55,6 +58,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     import transformers
     from transformers.trainer_callback import PrinterCallback
 
+    from jobs.train.batch_order import ordered
     from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
     from jobs.train.metrics import RunMetrics, Throughput
     from jobs.train.release_mends import mended
@@ -85,7 +89,9 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     accelerator.prepare()
     transformers.set_seed(recipe.seed)
-    trainer = checkpointing(mended(accelerator.trainer_class()), rank.run)(
+    buckets = np.zeros(len(task.train_data), np.int64) if task.buckets is None else task.buckets
+    trainer_class = ordered(mended(accelerator.trainer_class()), buckets, recipe.global_batch_size)
+    trainer = checkpointing(trainer_class, rank.run)(
         model=task.model(),
         args=accelerator.training_arguments_class()(
             output_dir=str(rank.scratch / "checkpoints"),
@@ -104,7 +110,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
             report_to=[],
             **{**accelerator.training_arguments(), **task.schedule, **task.settings},
         ),
-        train_dataset=_whole_batches(task.train_data, recipe) if accumulation > 1 else task.train_data,
+        train_dataset=task.train_data,
         eval_dataset=task.eval_data,
         data_collator=task.collate,
         callbacks=[metrics, uploads],
@@ -139,19 +145,6 @@ def _check_size(task: Task, recipe: Recipe) -> None:
             f"{recipe.global_batch_size}",
             next_step="set global_batch_size lower, or give more examples",
         )
-
-
-def _whole_batches(examples: Any, recipe: Recipe) -> Any:
-    """The examples, some of them twice, so that they fill whole global batches.
-
-    transformers 4.51 counts the steps of an epoch without the last, incomplete accumulation but takes it: the schedule
-    ends too early, and a resumed run continues at the wrong example.
-    """
-    from torch.utils.data import Subset
-
-    missing = -len(examples) % recipe.global_batch_size
-    twice = np.random.default_rng(recipe.seed).permutation(len(examples))[:missing]
-    return Subset(examples, [*range(len(examples)), *twice.tolist()])
 
 
 def _save_model(rank: Rank, trainer: Any, task: Task, s3: "S3Client | None") -> None:

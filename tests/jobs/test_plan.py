@@ -59,6 +59,7 @@ def test_the_whole_request() -> None:
                                 "--text-column=text",
                                 "--label-column=label",
                                 "--max-length=128",
+                                "--length-buckets=4",
                                 "--epochs=1.0",
                             ],
                             "environment": [
