@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from jobs.aws import Aws, is_throttling, is_transient
+from jobs.dependencies import DEPENDENCY_FAILED
 from jobs.errors import MaybeSubmittedError, TrainyardError
 from jobs.moves import DUPLICATE_REASON, MOVED_TAG
 from jobs.plan import Plan
@@ -79,6 +80,8 @@ class Job:
     max_attempts: int
     log_streams: tuple[LogStream, ...]
     """In the order of attempts, then nodes."""
+    depends_on: tuple[str, ...] = ()
+    """Ids of the jobs that have to succeed before it starts."""
 
     @property
     def ended(self) -> bool:
@@ -226,9 +229,23 @@ def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job
     return [_job(aws, stage, detail) for detail in _describe(aws, job_ids)]
 
 
+def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:
+    """The job itself, or the one whose failure kept it from starting, through however many that waited alike."""
+    while job.reason.startswith(DEPENDENCY_FAILED):
+        failed = [other for other in describe(aws, stage, job.depends_on) if other.state == "FAILED"]
+        if not failed:
+            break
+        job = failed[0]
+    return job
+
+
 def terminate(aws: Aws, job: Job, *, reason: str) -> None:
     """Stop a job in whichever state it is; what runs gets SIGTERM, and its newest complete checkpoint stays."""
-    aws.batch.terminate_job(jobId=job.id, reason=reason)
+    terminate_id(aws, job.id, reason=reason)
+
+
+def terminate_id(aws: Aws, job_id: str, *, reason: str) -> None:
+    aws.batch.terminate_job(jobId=job_id, reason=reason)
 
 
 def _list(
@@ -278,6 +295,7 @@ def _job(aws: Aws, stage: DeployedStage, detail: Mapping[str, Any]) -> Job:
         stopped_at=_time(detail.get("stoppedAt")),
         attempts=attempts,
         max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
+        depends_on=tuple(item["jobId"] for item in detail.get("dependsOn", []) if "jobId" in item),
         log_streams=tuple(sorted(streams, key=lambda stream: (stream.attempt, stream.node or 0))),
     )
 

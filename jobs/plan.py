@@ -1,11 +1,12 @@
 """Plan: JobSpec + stage -> the SubmitJob request, the queue and why, and the price. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from jobs.arguments import Arguments
+from jobs.dependencies import Awaited
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.images.hierarchy import child_name
 from jobs.instance_types import InstanceType
@@ -52,6 +53,8 @@ class Plan:
     nproc_per_node: int
     notes: tuple[str, ...]
     """What the submitter should know before paying."""
+    awaited: tuple[Awaited, ...] = ()
+    """The runs that have to end before this one starts."""
 
     @property
     def on_demand_usd_per_hour(self) -> float:
@@ -71,9 +74,14 @@ class Plan:
         """`(argument, resolved location, what it should be)` of everything the job will read."""
         return tuple(self.spec.entrypoint_arguments().sources())
 
+    def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
+        """The same, once the runs that are submitted together with it have ids in Batch: run id to job id."""
+        depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.awaited]
+        return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
 
-def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
-    """What would be submitted.
+
+def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awaited, ...] = ()) -> Plan:
+    """What would be submitted. References to runs are resolved before (jobs.references), to the runs in `awaited` too.
 
     Raises UsageError where the spec asks for what the stage cannot give or the team's budget is used up,
     ConfigurationError where the stage lacks what the kind needs.
@@ -98,6 +106,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
             f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "
             "for"
         )
+    notes += [note for run in awaited if (note := run.note(stage))]
     accelerator: str = row.accelerator
     accelerator_reason = f"{row.name} of stage '{stage.name}'"
     if stage.embedded_processes is not None:
@@ -159,6 +168,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
             "trainyard:job": spec.job,
         },
         "propagateTags": True,
+        **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
     }
     return Plan(
         run_id=run_id,
@@ -174,6 +184,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str) -> Plan:
         nnodes=nnodes,
         nproc_per_node=nproc_per_node,
         notes=tuple(notes),
+        awaited=awaited,
     )
 
 

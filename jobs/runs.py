@@ -12,6 +12,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
     notebook/                 of a notebook: its folder, saved while it runs
     notebook.json             of a notebook: one `NotebookServer`, there while it runs
+    artifact.json             where what it made for other runs lies: one `jobs.artifact.Pointer`
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -60,6 +61,12 @@ def submitted_at(run_id: str) -> datetime:
     if match is None:
         raise ValueError(f"{run_id!r} is not a run's id")
     return datetime.strptime(f"{match['day']}{match['time']}+0000", "%Y%m%d%H%M%S%z")
+
+
+def spec_name(run_id: str) -> str:
+    """The name of the spec that a run's id begins with; what is no run's id is left as it is."""
+    match = _RUN_ID.fullmatch(run_id)
+    return match["name"] if match else run_id
 
 
 def is_run_id(text: str) -> bool:

@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,13 +10,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.arguments import FILES_FOLDER, MODEL_FOLDER
+from jobs.arguments import ARTIFACT_FOLDER, FILES_FOLDER, MODEL_FOLDER
+from jobs.artifact import POINTER
 from jobs.aws import Aws, error_code
 from jobs.errors import NotFoundError, TrainyardError, UsageError
 from jobs.locations import HUB, S3, hub_suggestion
 from jobs.plan import Plan
 from jobs.runs import (
     CHECKPOINTS,
+    MANIFEST,
     METRICS,
     NOTEBOOK_SERVER,
     RECEIPT,
@@ -27,6 +28,7 @@ from jobs.runs import (
     S3Location,
     is_run_id,
     run_prefix,
+    spec_name,
 )
 from jobs.stage import DeployedStage
 
@@ -34,8 +36,6 @@ LATEST = "latest"
 """In place of a run id: the newest run of the stage."""
 
 _DENIED = ("403", "AccessDenied")
-
-_TIME_AND_UNIQUE = re.compile(r"-(\d{8}-\d{6}-[0-9a-f]{4})$")
 
 
 @dataclass(frozen=True, order=True)
@@ -51,11 +51,12 @@ class StoredRun:
 def check_inputs(aws: Aws, plan: Plan, *, embedded: bool) -> None:
     """Look for everything the job will read, before anything is paid for.
 
-    Raises NotFoundError where an input is missing, UsageError where the job's container could not reach it. What a hub
-    name stands for is the container's to find out.
+    What a run writes that has not ended is not looked for. Raises NotFoundError where an input is missing, UsageError
+    where the job's container could not reach it. What a hub name stands for is the container's to find out.
     """
+    awaited = {argument for run in plan.awaited for argument in run.arguments}
     for argument, location, what in plan.inputs:
-        if location.startswith(HUB):
+        if location.startswith(HUB) or argument in awaited:
             continue
         if location.startswith(S3):
             _check_object(aws, argument, location, what)
@@ -77,6 +78,14 @@ def check_inputs(aws: Aws, plan: Plan, *, embedded: bool) -> None:
 def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
     place = S3Location.parse(location)
     folder = place.key.rstrip("/") + "/" if place.key else ""
+    if what == ARTIFACT_FOLDER:
+        if not any(_exists(aws, S3Location(place.bucket, folder + name)) for name in (POINTER, MANIFEST)):
+            raise NotFoundError(
+                f"arguments.{argument}: {what} was expected at {location}, where there is neither {POINTER} nor "
+                f"{MANIFEST}",
+                next_step="name a run that makes one, or where one lies",
+            )
+        return
     wanted = folder + "config.json" if what == MODEL_FOLDER else place.key
     if what != FILES_FOLDER and _exists(aws, S3Location(place.bucket, wanted)):
         return
@@ -153,7 +162,7 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
     found, denials = list[StoredRun](), list[Exception]()
     for team in stage.teams:
         try:
-            found += _runs_of(aws, stage, team, prefix)
+            found += runs_of_team(aws, stage, team, prefix=prefix)
         except Exception as error:  # noqa: PERF203 - one team's denial is not another's
             if error_code(error) not in _DENIED:
                 raise
@@ -163,7 +172,9 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
     return sorted(found)
 
 
-def _runs_of(aws: Aws, stage: DeployedStage, team: str, prefix: str) -> Iterator[StoredRun]:
+def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "") -> list[StoredRun]:
+    """The runs of one team whose ids begin with `prefix`, the oldest first."""
+    found = []
     pages = aws.s3.get_paginator("list_objects_v2").paginate(
         Bucket=stage.run_bucket, Prefix=f"{team}/{prefix}", Delimiter="/"
     )
@@ -172,7 +183,8 @@ def _runs_of(aws: Aws, stage: DeployedStage, team: str, prefix: str) -> Iterator
             run_id = PurePosixPath(item["Prefix"]).name
             if is_run_id(run_id):
                 location = S3Location(stage.run_bucket, run_prefix(team, run_id))
-                yield StoredRun(run_id[-20:], run_id, team, location)
+                found.append(StoredRun(run_id[-20:], run_id, team, location))
+    return sorted(found)
 
 
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
@@ -181,7 +193,7 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
     Raises NotFoundError where there is none, UsageError where `text` is the beginning of several ids.
     """
     runs = stored_runs(aws, stage, prefix="" if text == LATEST else text)
-    same_name = [run for run in runs if text in (LATEST, run.run_id, _spec_name(run.run_id))]
+    same_name = [run for run in runs if text in (LATEST, run.run_id, spec_name(run.run_id))]
     if same_name:
         return same_name[-1]
     if len(runs) == 1:
@@ -193,14 +205,10 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
         )
     if text == LATEST:
         raise NotFoundError(f"stage '{stage.name}' has no runs yet", next_step="trainyard submit SPEC")
-    known = {name for run in stored_runs(aws, stage) for name in (run.run_id, _spec_name(run.run_id))}
+    known = {name for run in stored_runs(aws, stage) for name in (run.run_id, spec_name(run.run_id))}
     close = difflib.get_close_matches(text, known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     raise NotFoundError(f"run '{text}' not found in stage '{stage.name}'{hint}", next_step="trainyard list")
-
-
-def _spec_name(run_id: str) -> str:
-    return _TIME_AND_UNIQUE.sub("", run_id)
 
 
 def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:

@@ -128,8 +128,10 @@ def _dependencies(aws: Aws, facts: Facts) -> Iterator[Finding]:
         return
     for other in aws.batch.describe_jobs(jobs=ids)["jobs"]:
         if other["status"] != "SUCCEEDED":
-            text = f"it depends on {other['jobName']}, which is {other['status']}"
-            yield Finding(verdict="cause", about="dependency", text=text, next_step=f"trainyard why {other['jobName']}")
+            name, state = other["jobName"], other["status"]
+            next_step = f"trainyard why {name}" if state in _WAITING else f"trainyard logs {name}"
+            text = f"it depends on {name}, which is {state}"
+            yield Finding(verdict="cause", about="dependency", text=text, next_step=next_step)
 
 
 def _said_by_batch(facts: Facts) -> Iterator[Finding]:

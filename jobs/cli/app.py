@@ -112,12 +112,18 @@ def submit(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")] = False,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the spec: --set arguments.epochs=2"),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a value of the spec: --set arguments.epochs=2; of one of several: --set NAME.KEY=VALUE",
+        ),
     ] = None,
     output: Output = "table",
 ) -> None:
     """Submit a spec as one job, and follow it to its end.
 
+    A file may hold several specs, parted by ---: all are checked first, then submitted and followed in their order,
+    each after those whose results it reads (run://NAME/…).
     Ctrl-C stops the following, never the job. The run id is printed on stdout. Exit code 1: the job failed.
     """
     from jobs.cli import submit as command

@@ -138,6 +138,8 @@ def _state_words(job: Job) -> str:
     again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":
         return f"waits in {job.queue} for an instance, {of}{again} (what keeps it: trainyard why {job.run_id})"
+    if job.state == "PENDING" and job.depends_on:
+        return f"waits for another run to end (for which: trainyard why {job.run_id})"
     if job.ended:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
         return f"after {took}, {of}{f': {job.reason}' if job.reason and job.state == 'FAILED' else ''}"

@@ -57,12 +57,15 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]
         tables.show(tables.pairs([*rows, ("metrics", last), ("files", str(run.location))]), on=console)
         return
+    dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
+    waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
     tables.show(
         tables.pairs(
             [
                 ("run", job.run_id),
                 ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}"),
                 ("reason", job.reason),
+                ("waited for" if job.ended else "waits for", waits_for),
                 ("moved", f"to On-Demand {job.moved}; the attempts are those there" if job.moved else ""),
                 ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
                 ("submitted", tables.moment(job.created_at)),

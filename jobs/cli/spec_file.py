@@ -1,14 +1,18 @@
-"""Reads a spec file: YAML in UTF-8, with the line of a mistake, and `--set key=value` on top."""
+"""Reads a spec file: YAML in UTF-8, with the line of a mistake, and `--set key=value` on top.
+
+A file may hold several specs, parted by `---`, whose runs are submitted together.
+"""
 
 import difflib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from jobs.errors import NotFoundError, UsageError
+from jobs.errors import NotFoundError, UsageError, did_you_mean
 from jobs.spec import JobSpec, parse_spec
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
@@ -18,7 +22,15 @@ _SHOWN_CHARACTERS = 40
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The spec in `path`, validated.
+    """The one spec in `path`: as `read_specs`. Raises UsageError where there are several."""
+    specs = read_specs(path, overrides)
+    if len(specs) > 1:
+        raise UsageError(f"{path} holds {len(specs)} specs; one is expected here")
+    return specs[0]
+
+
+def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
+    """The specs in `path`, validated, in their order; no two have one name.
 
     Raises NotFoundError where there is no such file, UsageError for everything wrong inside it or in `overrides`.
     """
@@ -33,15 +45,34 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise UsageError(
             f"{path}: line {line}: byte {error.object[error.start]:#04x} is not UTF-8", next_step="save it as UTF-8"
         ) from None
-    data = _parse(text, origin=str(path))
+    documents = _parse(text, origin=str(path)) or [_Document(1, None)]
     for override in overrides:
-        _override(data, override)
-    return _with_absolute_paths(parse_spec(data, origin=str(path)))
+        _override([document.data for document in documents], override)
+    specs: dict[str, JobSpec] = {}
+    for number, document in enumerate(documents, start=1):
+        origin = str(path) if len(documents) == 1 else f"{path}: document {number}, line {document.line}"
+        spec = _with_absolute_paths(parse_spec(document.data, origin=origin))
+        if spec.name in specs:
+            raise UsageError(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
+        specs[spec.name] = spec
+    return list(specs.values())
 
 
-def _parse(text: str, *, origin: str) -> Any:
+@dataclass(frozen=True)
+class _Document:
+    """One part of a file."""
+
+    line: int
+    data: Any
+
+
+def _parse(text: str, *, origin: str) -> list[_Document]:
+    loader = None
+    documents = []
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        loader = _Loader(text)
+        while (node := loader.get_node() if loader.check_node() else None) is not None:
+            documents.append(_Document(node.start_mark.line + 1, loader.construct_document(node)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -51,6 +82,10 @@ def _parse(text: str, *, origin: str) -> Any:
         raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UsageError(f"{origin}: its values lie too deep inside each other") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+    return documents
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,19 +121,34 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _override(data: Any, override: str) -> None:
+def _override(documents: Sequence[Any], override: str) -> None:
+    """`NAME.KEY=VALUE` replaces a value of the document called NAME, `KEY=VALUE` one of each document."""
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
         raise UsageError(f"--set {override}: it should look like --set arguments.epochs=2")
-    target = data
-    for key in keys[:-1]:
+    if keys[0] not in JobSpec.model_fields:
+        named = [data for data in documents if isinstance(data, dict) and data.get("name") == keys[0]]
+        if len(keys) > 1 and named:
+            documents, keys = named, keys[1:]
+        elif len(documents) > 1:
+            names = [str(data["name"]) for data in documents if isinstance(data, dict) and "name" in data]
+            raise UsageError(
+                f"--set {override}: '{keys[0]}' is no document of the file{did_you_mean(keys[0], names)}",
+                next_step="begin it with the name of a document, or with a key that every document has",
+            )
+    for data in documents:
+        target = data
+        for key in keys[:-1]:
+            if not isinstance(target, dict):
+                break
+            target = target.setdefault(key, {})
         if not isinstance(target, dict):
-            break
-        target = target.setdefault(key, {})
-    if not isinstance(target, dict):
-        raise UsageError(f"--set {override}: '{path}' leads into a value that holds no keys")
-    target[keys[-1]] = _parse(text, origin=f"--set {path}")
+            raise UsageError(f"--set {override}: '{path}' leads into a value that holds no keys")
+        values = _parse(text, origin=f"--set {path}")
+        if len(values) > 1:
+            raise UsageError(f"--set {override}: it holds several values")
+        target[keys[-1]] = values[0].data if values else None
 
 
 def _with_absolute_paths(spec: JobSpec) -> JobSpec:

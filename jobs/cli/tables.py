@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,32 @@ def plan_table(plan: Plan, *, embedded: bool) -> Table:
                 f"{price} (as of {row.price_date}, from {row.price_source})",
             ),
             ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
+            ("waits for", ", ".join(run.run_id for run in plan.awaited)),
             ("files", str(plan.run_location)),
             *(("note", note) for note in plan.notes),
         ]
     )
+
+
+def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
+    """Runs that are submitted together, one a row."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("WAITS FOR", overflow="fold")
+    names = {plan.run_id: plan.spec.name for plan in plans}
+    for plan in plans:
+        spot = " Spot" if plan.capacity == "spot" else ""
+        limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
+        table.add_row(
+            plan.run_id,
+            plan.queue,
+            f"{plan.nnodes} x {plan.instance_type.name}, {plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}",
+            f"{plan.usd_per_hour:.2f}{spot}",
+            f"{plan.request['retryStrategy']['attempts']} x {limit}",
+            ", ".join(names.get(run.run_id, run.run_id) for run in plan.awaited),
+        )
+    return table
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -138,6 +160,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "usd_per_hour": plan.usd_per_hour,
         "price_date": plan.instance_type.price_date,
         "price_source": plan.instance_type.price_source,
+        "waits_for": [run.run_id for run in plan.awaited],
     }
 
 

@@ -278,7 +278,7 @@ def _check_kind(location: str, found: str, wanted: str) -> None:
 
 def _damaged(location: str, what: str) -> UsageError:
     return UsageError(
-        f"{location} is not whole: {what}", next_step="delete that folder, and run what made it once more"
+        f"{location} is not whole: {what}", next_step="have that folder deleted, and run what made it once more"
     )
 
 

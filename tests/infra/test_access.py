@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.settings import Stage, Team
+from jobs.artifact import artifact_prefix
 from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
 from tests.infra.synthesis import Templates, resources, synthesise
 
@@ -62,6 +63,19 @@ def test_a_job_reads_what_is_shared_and_reads_and_writes_its_own(jobs_of_researc
     for action in ("Get", "Put", "Delete"):
         assert jobs_of_research.may(f"s3:{action}Object", f"{runs}/research/a-run/checkpoints/step-1/manifest.json")
     assert jobs_of_research.may("s3:PutObjectTagging", f"{runs}/research/a-run/checkpoints/step-1/manifest.json")
+
+
+def test_a_job_makes_and_reads_artifacts_of_its_team_which_its_people_read(
+    jobs_of_research: Role, people_of_research: Role, runs: str
+) -> None:
+    shard = f"{runs}/{artifact_prefix('research', 'corpus', '0' * 64)}shard-00000.txt"
+    theirs = f"{runs}/{artifact_prefix('product', 'corpus', '0' * 64)}shard-00000.txt"
+    for action in ("s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
+        assert jobs_of_research.may(action, shard)
+        assert not jobs_of_research.may(action, theirs)
+    assert jobs_of_research.may("s3:ListBucket", runs, s3_prefix=artifact_prefix("research", "corpus", "0" * 64))
+    assert people_of_research.may("s3:GetObject", shard)
+    assert not people_of_research.may("s3:PutObject", shard)
 
 
 @pytest.mark.parametrize("role", ["Teamresearch", "Membersresearch"])

@@ -6,12 +6,13 @@ import pytest
 import yaml
 
 from jobs.arguments import parse_flags
+from jobs.dependencies import Awaited
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.plan import RETRY_RULES, plan
 from jobs.spec import parse_spec
 from jobs.stage import DeployedStage
-from tests.jobs.planning import EMBEDDED, RUN_ID, STAGE, command_of, environment_of, spec
+from tests.jobs.planning import EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[2] / "jobs" / "specs").glob("*.yaml"))
 MAX_PAYLOAD_BYTES = 30 * 1024
@@ -244,9 +245,23 @@ def test_only_a_reclaim_and_the_reserved_code_start_a_job_again(
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 @pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
 def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: DeployedStage) -> None:
-    ready = parse_spec(yaml.safe_load(path.read_text()), origin=path.name)
-    planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
-    assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+    for document in yaml.safe_load_all(path.read_text()):
+        ready = parse_spec(document, origin=path.name)
+        planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
+        assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+
+
+def test_what_a_plan_waits_for_is_in_its_request() -> None:
+    earlier = Awaited(run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",))
+    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="gaudi-spot", arguments=("model",))
+    planned = plan(spec(), LARGE, run_id=RUN_ID, awaited=(earlier, together))
+    assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
+    submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
+    assert submitted.request == {**planned.request, "dependsOn": [{"jobId": "5f3a"}, {"jobId": "77b0"}]}
+    # Only a run on Spot can be moved, and only where there is an On-Demand queue.
+    assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
+    assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
+    assert "dependsOn" not in plan(spec(), LARGE, run_id=RUN_ID).with_job_ids({}).request
 
 
 def _matches(text: str, pattern: str) -> bool:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
 from jobs.errors import NotFoundError, UsageError
 
 GOOD = """\
@@ -22,7 +22,7 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 @pytest.mark.parametrize("path", sorted(READY_SPECS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_ready_spec_is_valid(path: Path) -> None:
-    assert read_spec(path).name == path.stem
+    assert read_specs(path)[-1].name == path.stem
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,53 @@ def test_local_inputs_count_from_the_working_directory(tmp_path: Path, monkeypat
     spec = read_spec(write(tmp_path, GOOD), ["arguments.train_data=../train.jsonl"])
     assert spec.arguments["train_data"] == str(tmp_path / "train.jsonl")
     assert spec.arguments["model"] == "data://models/minilm"
+
+
+SEVERAL = f"""\
+# What comes first.
+{GOOD}---
+name: second
+job: finetune-classification
+arguments: {{model: run://reviews/model, train_data: run://reviews/train.jsonl}}
+"""
+
+
+def test_several_specs_of_one_file_keep_their_order(tmp_path: Path) -> None:
+    specs = read_specs(write(tmp_path, SEVERAL))
+    assert [spec.name for spec in specs] == ["reviews", "second"]
+    assert specs[1].arguments["model"] == "run://reviews/model"
+    with pytest.raises(UsageError, match="holds 2 specs; one is expected here"):
+        read_spec(write(tmp_path, SEVERAL))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(SEVERAL + "wokers: 2\n", "document 2, line 8: wokers: unknown key", id="unknown key"),
+        pytest.param(
+            SEVERAL.replace("second", "reviews"), "document 2, line 8: name: 'reviews' is that of", id="names"
+        ),
+        pytest.param(SEVERAL + "name: x\n", "line 11, column 1: key 'name' is given twice", id="key given twice"),
+        pytest.param(SEVERAL + "---\n", "document 3, line 12: a spec is a mapping of keys to values, this is empty"),
+        pytest.param(
+            SEVERAL.replace("run://reviews/model", "run://Reviews/model"), "'Reviews' is no run's name", id="reference"
+        ),
+        pytest.param(SEVERAL.replace("run://reviews/model", "run://reviews"), "did you mean run://reviews/model?"),
+    ],
+)
+def test_a_mistake_in_one_of_several_is_named_with_its_document(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        read_specs(write(tmp_path, text))
+    assert message in str(error.value)
+
+
+def test_an_override_is_of_the_document_that_it_names_or_of_each(tmp_path: Path) -> None:
+    path = write(tmp_path, SEVERAL)
+    first, second = read_specs(path, ["second.arguments.epochs=2", "team=nlp-core", "arguments.seed=1"])
+    assert "epochs" not in first.arguments
+    assert second.arguments["epochs"] == 2
+    assert [(spec.team, spec.arguments["seed"]) for spec in (first, second)] == [("nlp-core", 1)] * 2
+    with pytest.raises(UsageError, match=r"--set secnd.attempts=1: 'secnd' is no document .*; did you mean 'second'"):
+        read_specs(path, ["secnd.attempts=1"])
+    # The one document of a file may be named too.
+    assert read_spec(write(tmp_path, GOOD), ["reviews.attempts=1"]).attempts == 1

@@ -70,6 +70,13 @@ def test_what_was_made_is_read_by_its_run_and_by_its_own_folder(workshop: Worksh
         assert {name: (folder / name).read_bytes() for name in SHARDS} == SHARDS
 
 
+def test_it_has_no_tag_by_which_checkpoints_expire(workshop: Workshop) -> None:
+    builder = workshop.make()
+    for name in object_store.sizes(workshop.s3, builder.location):
+        place = builder.location / name
+        assert workshop.s3.get_object_tagging(Bucket=place.bucket, Key=place.key)["TagSet"] == []
+
+
 def test_another_run_finds_it_points_to_it_and_has_nothing_to_do(workshop: Workshop) -> None:
     made = workshop.make()
     found = workshop.builder("second").existing()

@@ -1,0 +1,131 @@
+"""Finds the runs that `run://name/path` names, when a spec is submitted.
+
+A name is, in this order: that of an earlier document in the same file, a run's id, a spec's name, which stands for the
+team's newest run of it.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from jobs.aws import Aws
+from jobs.batch import find_job
+from jobs.dependencies import Awaited
+from jobs.errors import NotFoundError, UsageError, did_you_mean
+from jobs.follow import may_go_on
+from jobs.locations import RUN, run_parts
+from jobs.plan import Plan
+from jobs.runs import S3Location, spec_name
+from jobs.spec import JobSpec
+from jobs.stage import DeployedStage
+from jobs.storage import StoredRun, read_receipt, runs_of_team
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A run by its name."""
+
+    run_id: str
+    location: S3Location
+    queue: str = ""
+    job_id: str | None = None
+    ended: bool = False
+
+
+def resolve(
+    aws: Aws, stage: DeployedStage, spec: JobSpec, *, earlier: Sequence[Plan] = (), later: Collection[str] = ()
+) -> tuple[JobSpec, tuple[Awaited, ...]]:
+    """The spec with places on S3 for all references, and the runs that have to end before they are filled.
+
+    `earlier` are submitted together with it and before it; `later` names those that come after it.
+    Raises NotFoundError where a run does not exist, UsageError where it has failed or cannot be read.
+    """
+    arguments = spec.entrypoint_arguments()
+    found: dict[str, _Found] = {}
+    places: dict[str, str] = {}
+    needed: dict[str, list[str]] = {}
+    for argument, location, _ in arguments.sources():
+        if not location.startswith(RUN):
+            continue
+        name, path = run_parts(location)
+        if name not in found:
+            what = f"arguments.{argument}: {location}"
+            found[name] = _find(aws, stage, spec.team, name, what=what, earlier=earlier, later=later)
+        run = found[name]
+        places[argument] = str(run.location / path if path else run.location)
+        if not run.ended:
+            needed.setdefault(name, []).append(argument)
+    if not places:
+        return spec, ()
+    resolved = arguments.with_sources(**places).model_dump(mode="json", exclude_none=True)
+    awaited: dict[str, Awaited] = {}
+    for name, of_run in needed.items():
+        run = found[name]
+        known = awaited[run.run_id].arguments if run.run_id in awaited else ()
+        awaited[run.run_id] = Awaited(
+            run_id=run.run_id, job_id=run.job_id, queue=run.queue, arguments=(*known, *of_run)
+        )
+    return spec.model_copy(update={"arguments": resolved}), tuple(awaited.values())
+
+
+def _find(
+    aws: Aws,
+    stage: DeployedStage,
+    team: str,
+    name: str,
+    *,
+    what: str,
+    earlier: Sequence[Plan],
+    later: Collection[str],
+) -> _Found:
+    """`what` begins each error: the argument and what it says."""
+    for plan in earlier:
+        if name in (plan.spec.name, plan.run_id):
+            if plan.spec.team != team:
+                raise UsageError(f"{what} is a run of team '{plan.spec.team}', which team '{team}' cannot read")
+            return _Found(run_id=plan.run_id, location=plan.run_location, queue=plan.queue)
+    if name in later:
+        raise UsageError(
+            f"{what} comes later in the file, and runs are submitted in its order",
+            next_step=f"put '{name}' before what reads it",
+        )
+    stored = runs_of_team(aws, stage, team, prefix=name)
+    matching = [run for run in stored if name in (run.run_id, spec_name(run.run_id))]
+    if not matching:
+        known = {word for run in runs_of_team(aws, stage, team) for word in (run.run_id, spec_name(run.run_id))}
+        raise _unknown(what, team, name, {*known, *(plan.spec.name for plan in earlier)})
+    return _stored(aws, stage, matching[-1], what)
+
+
+def _unknown(what: str, team: str, name: str, known: Iterable[str]) -> NotFoundError:
+    return NotFoundError(
+        f"{what}: team '{team}' has no run of that name or id{did_you_mean(name, known)}",
+        next_step=f"trainyard list --team {team}, or submit '{name}' first",
+    )
+
+
+def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found:
+    """A run that was submitted some time ago. Raises UsageError where nothing more will come of it."""
+    job = find_job(aws, stage, run.run_id)
+    if job is None:
+        # Batch has forgotten it. What it left is looked at like any other input.
+        receipt = read_receipt(aws, run.location)
+        if receipt is not None and receipt.state == "failed":
+            raise _failed(run, what)
+        return _Found(run_id=run.run_id, location=run.location, ended=True)
+    if may_go_on(stage, job):
+        raise UsageError(
+            f"{what} is {run.run_id}, which is between two jobs: what ran on Spot has ended, and may go on On-Demand",
+            next_step="submit again in a minute",
+        )
+    if job.state == "FAILED":
+        raise _failed(run, what)
+    return _Found(
+        run_id=run.run_id, location=run.location, queue=job.queue, job_id=job.id, ended=job.state == "SUCCEEDED"
+    )
+
+
+def _failed(run: StoredRun, what: str) -> UsageError:
+    return UsageError(
+        f"{what} is {run.run_id}, which has failed",
+        next_step=f"trainyard logs {run.run_id}, then submit it again; or name another run by its id",
+    )

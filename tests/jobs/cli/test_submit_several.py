@@ -1,0 +1,136 @@
+"""`trainyard submit` of a file with several specs: checked, submitted and followed together."""
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs import batch
+from jobs.aws import Aws
+from jobs.runs import is_run_id
+from jobs.stage import DeployedStage
+from tests.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.jobs.submitting import DATA_KEY, SPEC, environment_of, wait_for
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def submit(trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str]) -> Trainyard:
+    return lambda *arguments: trainyard("submit", *arguments, environment=deployed_environment)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """The first one's model is no model, so it fails in seconds; the second waits for it."""
+    path = tmp_path / "two.yaml"
+    arguments = {"model": "run://first/model", "train_data": f"data://{DATA_KEY}"}
+    documents = [{**SPEC, "name": "first"}, {**SPEC, "name": "second", "arguments": arguments}]
+    path.write_text(yaml.safe_dump_all(documents))
+    return path
+
+
+def jobs_of(aws: Aws, stage: DeployedStage, run_ids: list[str]) -> list[batch.Job]:
+    found = [batch.find_job(aws, stage, run_id) for run_id in run_ids]
+    return [job for job in found if job is not None]
+
+
+def test_a_dry_run_prints_all_requests_and_sends_none(
+    submit: Trainyard, two: Path, embedded: Aws, stage: DeployedStage
+) -> None:
+    finished = submit(two, "--dry-run", "--set", "second.arguments.epochs=2", "--set", "attempts=2")
+    assert finished.returncode == 0, finished.stderr
+    first, second = json.loads(finished.stdout)
+    assert second["dependsOn"] == [{"jobId": f"<job id of {first['jobName']}>"}]
+    assert "dependsOn" not in first
+    [container] = second["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    assert f"--model=s3://{stage.run_bucket}/research/{first['jobName']}/model" in container["command"]
+    assert "--epochs=2.0" in container["command"]
+    assert [request["retryStrategy"]["attempts"] for request in (first, second)] == [2, 2]
+    assert jobs_of(embedded, stage, [first["jobName"], second["jobName"]]) == []
+    [row] = [line for line in finished.stderr.splitlines() if line.startswith(second["jobName"])]
+    assert row.endswith("first")
+
+
+def test_nothing_is_sent_where_one_of_them_cannot_run(submit: Trainyard, two: Path, stage: DeployedStage) -> None:
+    for override, error in (
+        ("second.arguments.train_data=data://tests/no.csv", "error: second: arguments.train_data: a table of examples"),
+        ("second.arguments.model=run://fisrt/model", "error: second: arguments.model: run://fisrt/model: team "),
+        ("second.arguments.epoch=1", "two.yaml: document 2, line 8: arguments.epoch: unknown key"),
+        ("second.name=first", "document 2, line 8: name: 'first' is that of an earlier document"),
+    ):
+        finished = submit(two, "--detach", "--set", override)
+        assert (finished.returncode in (2, 4), finished.stdout) == (True, "")
+        assert error in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+
+def test_a_run_whose_dependency_fails_never_starts_and_says_why(
+    submit: Trainyard, trainyard: Trainyard, two: Path, deployed_environment: Mapping[str, str]
+) -> None:
+    finished = submit(two, "--wait")
+    assert finished.returncode == 1, finished.stderr
+    first, second = [line for line in finished.stdout.splitlines() if is_run_id(line)]
+    assert f"[1/2] {first}" in finished.stderr
+    assert f"[2/2] {second}" in finished.stderr
+    assert f"error: {first} failed in attempt 1 of 3" in finished.stderr
+    assert f"next: trainyard logs {first}" in finished.stderr
+    status = trainyard("status", second, environment=deployed_environment)
+    assert "Dependent Job failed" in status.stdout
+    assert f"{first} (FAILED)" in status.stdout
+    # AND neither is what another run may read
+    refused = submit(two, "--detach", "--set", f"arguments.model=run://{second}/model")
+    assert refused.returncode == 2
+    assert f"is {second}, which has failed" in refused.stderr
+
+
+def test_detached_each_is_printed_and_a_waiting_run_says_for_which(
+    *,
+    submit: Trainyard,
+    trainyard: Trainyard,
+    two: Path,
+    embedded: Aws,
+    stage: DeployedStage,
+    deployed_environment: Mapping[str, str],
+) -> None:
+    queues = embedded.batch.describe_job_queues(jobQueues=[stage.queues["gaudi-spot"]])["jobQueues"]
+    names = [item["computeEnvironment"] for item in queues[0]["computeEnvironmentOrder"]]
+    for name in names:
+        embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
+    try:
+        finished = submit(two, "--detach", "-o", "json")
+        assert finished.returncode == 0, finished.stderr
+        first, second = json.loads(finished.stdout)
+        assert second["waits_for"] == [first["run_id"]]
+        wait_for(embedded, stage, second["job_id"], state="PENDING")
+        status = trainyard("status", second["run_id"], environment=deployed_environment).stdout
+        assert "PENDING" in status
+        [row] = [line for line in status.splitlines() if line.startswith("waits for")]
+        assert f"{first['run_id']} (" in row
+        why = trainyard("why", second["run_id"], "-o", "json", environment=deployed_environment)
+        [finding] = [item for item in json.loads(why.stdout)["findings"] if item["about"] == "dependency"]
+        assert finding["text"].startswith(f"it depends on {first['run_id']}, which is ")
+        for item in (first, second):
+            batch.terminate_id(embedded, item["job_id"], reason="the test is over")
+    finally:
+        for name in names:
+            embedded.batch.update_compute_environment(computeEnvironment=name, state="ENABLED")
+    for item in (first, second):
+        wait_for(embedded, stage, item["job_id"])
+
+
+def test_where_one_is_refused_in_the_middle_those_before_it_are_stopped(
+    trainyard: Trainyard, two: Path, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+) -> None:
+    faulty.faults["submitjob"].extend([None, Fault("answer", status=400, code="ClientException")])
+    finished = trainyard("submit", two, "--detach", environment=environment_of(faulty.url))
+    assert finished.returncode == 3, finished.stderr
+    [first] = finished.stdout.splitlines()
+    assert f"{first} was submitted before, and is being stopped" in finished.stderr
+    [job] = jobs_of(embedded, stage, [first])
+    ended = wait_for(embedded, stage, job.id)
+    assert ended.state == "FAILED"
+    assert "submitted together with it, was not taken" in ended.reason
