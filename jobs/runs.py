@@ -13,6 +13,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     notebook/                 of a notebook: its folder, saved while it runs
     notebook.json             of a notebook: one `NotebookServer`, there while it runs
     artifact.json             where what it made for other runs lies: one `jobs.artifact.Pointer`
+    fabric.json               of a fabric-check: all that it found and measured
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -34,6 +35,7 @@ TENSORBOARD = "tensorboard/"
 MODEL = "model/"
 ATTEMPTS = "attempts/"
 RECEIPT = "receipt.json"
+FABRIC = "fabric.json"
 NOTEBOOK = "notebook/"
 NOTEBOOK_SERVER = "notebook.json"
 

@@ -9,10 +9,13 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jobs.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.runs import ACCELERATOR_VARIABLE
+
+if TYPE_CHECKING:
+    import torch
 
 Name = Literal["hpu", "cuda", "cpu"]
 
@@ -54,6 +57,34 @@ class Accelerator:
         """First steps of an attempt that throughput leaves out: on an HPU they compile the graphs."""
         # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
         return 3 if self.name == "hpu" else 0
+
+    def device(self, local_rank: int) -> "torch.device":
+        """Where a rank without a Trainer has its tensors. It loads the backend too: ask before it is initialized."""
+        import torch
+
+        if self.name == "hpu":
+            # The bridge gives each rank its card by the launcher's variables (docs.habana.ai, Distributed Backend
+            # Initialization).
+            import habana_frameworks.torch.core
+            import habana_frameworks.torch.distributed.hccl  # noqa: F401
+
+            return torch.device("hpu")
+        if self.name == "cuda":
+            torch.cuda.set_device(local_rank)
+            return torch.device("cuda", local_rank)
+        return torch.device("cpu")
+
+    def synchronize(self) -> None:
+        """Wait until the card has done what it was given."""
+        if self.name == "hpu":
+            from habana_frameworks.torch import core, hpu
+
+            core.mark_step()  # in lazy mode nothing runs before
+            hpu.synchronize()
+        elif self.name == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
 
     def prepare(self) -> None:
         """Once in a rank, before its Trainer is made."""

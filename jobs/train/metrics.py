@@ -72,7 +72,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._steps_here = 0
         self._shown_step: int | None = None
         self._step_started = 0.0
-        self._files = _MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
+        self._files = MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
         self._status()
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -132,8 +132,8 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             ).write(self._rank.scratch)
 
 
-class _MetricsFiles:
-    """metrics.jsonl and the event files, locally and (by a thread) on S3."""
+class MetricsFiles:
+    """metrics.jsonl and the event files, locally and (by a thread) on S3. `close` puts the last of them there."""
 
     def __init__(self, rank: "Rank", s3: "S3Client", resumed_from_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter

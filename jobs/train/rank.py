@@ -164,6 +164,13 @@ def die_with_parent(pid: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail_now(message: str) -> None:
+    """End this process, from any of its threads, whatever the others are in the middle of."""
+    _tell_the_launcher(message)
+    sys.stdout.flush()
+    os._exit(1)
+
+
 def _tell_the_launcher(message: str) -> None:
     """Torchrun's error file: from it the launcher takes which rank failed first, and why."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")

@@ -119,9 +119,9 @@ def test_retries_are_those_of_a_submission(definitions: dict[str, dict[str, Any]
 
 
 def test_the_timeout_is_the_kinds(definitions: dict[str, dict[str, Any]]) -> None:
-    hours = CATALOG["finetune-classification"].timeout_hours
-    for definition in definitions.values():
-        assert definition["Timeout"] == {"AttemptDurationSeconds": hours * 3600}
+    for kind in CATALOG.values():
+        definition = definitions[_logical_id(kind)]
+        assert definition["Timeout"] == {"AttemptDurationSeconds": kind.timeout_hours * 3600}
 
 
 def test_old_revisions_stay(definitions: dict[str, dict[str, Any]]) -> None:
@@ -225,12 +225,7 @@ def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_pat
     template = read_assembly(tmp_path)["test/jobs"]
     definitions = resources(template, "AWS::Batch::JobDefinition")
     # THEN it follows from the row of the CPU instance type, and has no definition for several nodes
-    assert set(definitions) == {
-        "Jobresearchfinetuneclassification",
-        "Jobresearchfinetuneclassificationmultinode",
-        "Jobresearchbuildcorpus",
-        "Jobresearchnotebook",
-    }
+    assert set(definitions) == {"Jobresearchbuildcorpus", *_logical_ids_with_several_nodes()}
     definition = definitions["Jobresearchbuildcorpus"]
     (task,) = definition["EcsProperties"]["TaskProperties"]
     assert "IpcMode" not in task
@@ -263,6 +258,16 @@ def test_roles_are_for_tasks_of_this_account(jobs: dict[str, Any]) -> None:
         assert flatten(statement["Condition"]["ArnLike"]["aws:SourceArn"]).endswith(":<AWS::AccountId>:*")
 
 
+def _logical_id(kind: JobKind) -> str:
+    return f"Jobresearch{kind.name.replace('-', '')}"
+
+
+def _logical_ids_with_several_nodes() -> set[str]:
+    """Of a stage with one team and multi-node capacity: one process, as a notebook is, is on one node always."""
+    several = [kind for kind in CATALOG.values() if kind.accelerated and not kind.one_process]
+    return {*map(_logical_id, CATALOG.values()), *(f"{_logical_id(kind)}multinode" for kind in several)}
+
+
 def _container(definition: dict[str, Any]) -> dict[str, Any]:
     (task,) = definition["EcsProperties"]["TaskProperties"]
     (container,) = task["Containers"]
@@ -277,12 +282,7 @@ def several(synthesised: Any) -> Callable[..., dict[str, Any]]:
     def made(**settings: Any) -> dict[str, Any]:
         jobs = synthesised(max_multinode_nodes=4, **settings)["jobs"]
         found = resources(jobs, "AWS::Batch::JobDefinition")
-        # A notebook is on one node always.
-        assert set(found) == {
-            "Jobresearchfinetuneclassification",
-            "Jobresearchfinetuneclassificationmultinode",
-            "Jobresearchnotebook",
-        }
+        assert set(found) == _logical_ids_with_several_nodes()
         return found["Jobresearchfinetuneclassificationmultinode"]
 
     return made
@@ -385,13 +385,15 @@ def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(sy
     # GIVEN a type with disks, for jobs of one node and of several
     jobs = synthesised(max_multinode_nodes=2, fsx_gib=1_200)["jobs"]
     definitions = resources(jobs, "AWS::Batch::JobDefinition")
+    on_cpus = {_logical_id(kind) for kind in CATALOG.values() if not kind.accelerated}  # whose instances have none
     tasks = [
         task
-        for definition in definitions.values()
+        for name, definition in definitions.items()
+        if name not in on_cpus
         for place in (definition, *definition.get("NodeProperties", {}).get("NodeRangeProperties", []))
         for task in place.get("EcsProperties", {}).get("TaskProperties", [])
     ]
-    assert len(tasks) == len(definitions) == 3
+    assert len(tasks) == len(_logical_ids_with_several_nodes() - on_cpus)
     for task in tasks:
         (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["ContainerPath"] == "/scratch")
         assert not mount["ReadOnly"]

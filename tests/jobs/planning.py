@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from jobs.catalog import CATALOG
 from jobs.instance_types import instance_type
 from jobs.plan import Plan
 from jobs.spec import JobSpec, parse_spec
@@ -19,8 +20,8 @@ STAGE = DeployedStage(
     cpu_instance_type=instance_type("m6i.4xlarge"),
     queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
     job_definitions={
+        **{("research", kind): f"arn:definition/{kind}:1" for kind in CATALOG},
         ("research", "finetune-classification"): "arn:definition/research:3",
-        ("research", "notebook"): "arn:definition/notebook:1",
         ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
     },
 )
@@ -28,7 +29,10 @@ EMBEDDED = replace(STAGE, embedded_processes=2)
 LARGE = replace(
     STAGE,
     queues={**STAGE.queues, "gaudi-on-demand": "arn:queue/on-demand", "gaudi-multinode": "arn:queue/multinode"},
-    multinode_job_definitions={("research", "finetune-classification"): "arn:definition/several:7"},
+    multinode_job_definitions={
+        **{("research", kind): f"arn:definition/{kind}-several:1" for kind in CATALOG},
+        ("research", "finetune-classification"): "arn:definition/several:7",
+    },
 )
 """A stage with On-Demand instances and jobs of several nodes."""
 

@@ -247,6 +247,8 @@ def test_only_a_reclaim_and_the_reserved_code_start_a_job_again(
 def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: DeployedStage) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         ready = parse_spec(document, origin=path.name)
+        if ready.resources.nnodes > 1:
+            stage = replace(LARGE, embedded_processes=stage.embedded_processes)
         planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
         assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
 
