@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
@@ -34,6 +34,20 @@ Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER
 
 Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of examples")]
 """`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
+
+
+def _table_locations(value: Any) -> Any:
+    """`value` as it is. Raises ValueError where it is neither a table nor a list of some."""
+    locations = [value] if isinstance(value, str) else value
+    if not isinstance(locations, list) or not locations or not all(isinstance(item, str) for item in locations):
+        raise ValueError(f"Input should be a table, or a list of tables, not {value!r}")
+    for location in locations:
+        table_location(location)
+    return value
+
+
+Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker("a table of examples")]
+"""A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
 
 Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""

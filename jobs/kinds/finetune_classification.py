@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Model, Table
+from jobs.arguments import Model, Tables
 from jobs.job_kind import JobKind
 from jobs.recipe import Recipe
 
@@ -20,9 +20,10 @@ class FinetuneClassification(Recipe):
     """Pretrained weights and tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
     """A GLUE task by name; brings its own data and columns."""
-    train_data: Table | None = None
-    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…"""
-    eval_data: Table | None = None
+    train_data: Tables | None = None
+    """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…, or a list of such
+    tables."""
+    eval_data: Tables | None = None
     """Held-out examples; without it, eval_fraction of the training data is held out."""
     eval_fraction: float = Field(default=0.1, gt=0, lt=1)
     """Share of train_data that is held out where eval_data is not given; drawn by the seed."""

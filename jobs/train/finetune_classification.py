@@ -37,7 +37,7 @@ def check(arguments: FinetuneClassification, world_size: int) -> None:
 def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     inputs = labelled_text.inputs(arguments)
-    if not any(sources.is_on_hub(place) for place in (arguments.model, inputs.train, inputs.evaluation or "")):
+    if not any(sources.is_on_hub(place) for place in (arguments.model, *inputs.train, *inputs.evaluation)):
         # Or transformers and datasets ask the hub about local folders, and wait 24 s where it cannot be reached.
         os.environ["HF_HUB_OFFLINE"] = "1"
     s3 = object_store.connect() if rank.is_first_on_node else None
@@ -138,7 +138,7 @@ def _evaluate(trainer: Any, prepared: Prepared, arguments: FinetuneClassificatio
     examples = prepared.evaluation
     batches = InBatches(examples, arguments.eval_batch_size)
     logits = batches.in_order(trainer.predict(batches).predictions)
-    return classification_metrics(logits, examples.labels)
+    return classification_metrics(logits, examples.labels, glue_task=arguments.glue_task)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Inputs:
     """Which tables and columns a job reads."""
 
-    train: str
-    evaluation: str | None
-    """None: a share of `train` is held out."""
+    train: list[str]
+    evaluation: list[str]
+    """Empty: a share of `train` is held out."""
     text: str
     text_pair: str | None
     label: str
@@ -56,10 +57,9 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
 def inputs(arguments: FinetuneClassification) -> Inputs:
     """What the arguments name; a GLUE task is read from the hub, its public validation split is the held-out data."""
     if arguments.glue_task is None:
-        assert arguments.train_data is not None  # noqa: S101 - the model of the arguments guarantees it
         return Inputs(
-            train=arguments.train_data,
-            evaluation=arguments.eval_data,
+            train=_listed(arguments.train_data),
+            evaluation=_listed(arguments.eval_data),
             text=arguments.text_column,
             text_pair=arguments.text_pair_column,
             label=arguments.label_column,
@@ -68,12 +68,16 @@ def inputs(arguments: FinetuneClassification) -> Inputs:
     text, text_pair = _GLUE_COLUMNS[task]
     validation = "validation_matched" if task == "mnli" else "validation"
     return Inputs(
-        train=f"{GLUE}?config={task}&split=train",
-        evaluation=f"{GLUE}?config={task}&split={validation}",
+        train=[f"{GLUE}?config={task}&split=train"],
+        evaluation=[f"{GLUE}?config={task}&split={validation}"],
         text=text,
         text_pair=text_pair,
         label="label",
     )
+
+
+def _listed(tables: str | list[str] | None) -> list[str]:
+    return [tables] if isinstance(tables, str) else tables or []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +107,8 @@ def load(
     Raises UsageError where a table does not hold what it should; the message names file and line.
     """
     source = inputs(arguments)
-    train = read_table(source.train, source.columns, s3=s3, scratch=scratch)
-    held_out = None
-    if source.evaluation is not None:
-        held_out = read_table(source.evaluation, source.columns, s3=s3, scratch=scratch)
+    train = _read(source.train, source.columns, s3=s3, scratch=scratch)
+    held_out = _read(source.evaluation, source.columns, s3=s3, scratch=scratch) if source.evaluation else None
     names = class_names(train, source.label)
     examples = _examples(train, source, names)
     if held_out is not None:
@@ -114,8 +116,39 @@ def load(
     order = np.random.default_rng(arguments.seed).permutation(len(examples)).tolist()
     count = max(1, round(len(examples) * arguments.eval_fraction))
     if count >= len(examples):
-        raise UsageError(f"{source.train} has {len(examples)} examples: too few to hold some out; give eval_data")
+        raise UsageError(f"{train.location} has {len(examples)} examples: too few to hold some out; give eval_data")
     return names, examples.take(order[count:]), examples.take(order[:count])
+
+
+def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], scratch: Path) -> Table:
+    """The named columns of all these tables, one after the other.
+
+    Raises what `read_table` does, and UsageError where their labels are numbers with different names.
+    """
+    first, *others = parts = [read_table(location, columns, s3=s3, scratch=scratch) for location in locations]
+    if not others:
+        return first
+    for other in others:
+        if other.class_names != first.class_names:
+            raise UsageError(
+                f"{other.location} names its classes {_shown(other.class_names)}, but {first.location} names them "
+                f"{_shown(first.class_names)}",
+                next_step="train on tables of one data set, or write the names of the classes into a file",
+            )
+    return Table(
+        location=f"{first.location} and {len(others)} more",
+        columns={column: list(chain.from_iterable(part.columns[column] for part in parts)) for column in columns},
+        lines=list(chain.from_iterable(part.lines for part in parts)),
+        unit=first.unit,
+        class_names=first.class_names,
+        parts=parts,
+    )
+
+
+def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
+    if names is None:
+        return "nowhere"
+    return ", ".join(f"'{name}'" for name in names[:at_most]) + (", …" if len(names) > at_most else "")
 
 
 def class_names(table: Table, column: str) -> list[str]:

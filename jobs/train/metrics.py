@@ -203,11 +203,14 @@ def _lines_up_to(content: bytes | None, step: int) -> str:
     return "".join(f"{line}\n" for line in lines if 0 < json.loads(line)["step"] <= step)
 
 
-def classification_metrics(logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]") -> dict[str, float]:
+def classification_metrics(
+    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
+) -> dict[str, float]:
     """Of held-out examples: accuracy, F1, cross-entropy, and the accuracy of always naming the most frequent class.
 
     F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
-    class that is neither there nor predicted is left out of the mean.
+    class that is neither there nor predicted is left out of the mean. GLUE scores MRPC and QQP by the mean of accuracy
+    and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
     """
     predicted = logits.argmax(axis=-1)
     classes = logits.shape[-1]
@@ -217,9 +220,22 @@ def classification_metrics(logits: "NDArray[np.floating[Any]]", labels: "NDArray
     f1 = 2 * true_positives / np.maximum(relevant, 1)
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
-    return {
-        "eval_accuracy": float((predicted == labels).mean()),
+    accuracy = float((predicted == labels).mean())
+    metrics = {
+        "eval_accuracy": accuracy,
         "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
         "eval_majority_accuracy": float(support.max() / len(labels)),
         "eval_loss": float(-log_likelihood.mean()),
     }
+    if glue_task in ("mrpc", "qqp"):
+        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
+    if glue_task == "cola":
+        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
+    return metrics
+
+
+def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
+    """0 where all are of one class, or predicted to be."""
+    if predicted.all() or true.all() or not (predicted.any() and true.any()):
+        return 0.0
+    return float(np.corrcoef(predicted, true)[0, 1])

@@ -38,12 +38,18 @@ class Table:
     """What `lines` counts: `line` or `row`."""
     class_names: Sequence[str] | None = None
     """Names of the label column's numbers, where the data set brings them."""
+    parts: Sequence["Table"] = ()
+    """What it was put together from."""
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def place(self, row: int) -> str:
         """Where a row is, for an error."""
+        for part in self.parts:
+            if row < len(part):
+                return part.place(row)
+            row -= len(part)
         return f"{self.location}, {self.unit} {self.lines[row]}"
 
 

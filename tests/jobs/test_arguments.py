@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from typing import Literal
@@ -5,7 +6,7 @@ from typing import Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from jobs.arguments import Arguments, Artifact, Model, Table, parse_flags
+from jobs.arguments import Arguments, Artifact, Model, Table, Tables, parse_flags
 from jobs.catalog import CATALOG
 from jobs.errors import UsageError
 from jobs.job_kind import JobKind
@@ -199,3 +200,35 @@ def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
     for arguments in (moved, with_more):
         assert parse_flags(Several, arguments.to_flags(), program="test") == arguments
     assert [name for name, _, _ in with_more.sources()] == ["texts.0", "more.0"]
+
+
+class Wide(Arguments):
+    """One table or several."""
+
+    tables: Tables
+
+
+@pytest.mark.parametrize(
+    ("given", "sources"),
+    [("t.csv", [("tables", "t.csv")]), (["a.csv", "hf://b/c"], [("tables.0", "a.csv"), ("tables.1", "hf://b/c")])],
+)
+def test_a_field_of_tables_takes_one_or_several(given: str | list[str], sources: list[tuple[str, str]]) -> None:
+    wide = Wide(tables=given)
+    assert [(name, location) for name, location, _ in wide.sources()] == sources
+    assert parse_flags(Wide, wide.to_flags(), program="test") == wide
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "a table, or a list of tables, not []"),
+        (7, "a table, or a list of tables, not 7"),
+        (["a.csv", 7], "a table, or a list of tables, not ['a.csv', 7]"),
+        (["a.csv", "b.txt"], "b.txt is no table"),
+        ("b.txt", "b.txt is no table"),
+    ],
+)
+def test_what_is_no_table_is_refused_once(given: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)) as refused:
+        Wide.model_validate({"tables": given})
+    assert [error["loc"] for error in refused.value.errors()] == [("tables",)]

@@ -14,10 +14,11 @@ from tests.jobs.train.reviews import write_jsonl
 Splits = Mapping[str, Sequence[dict[str, Any]]]
 
 
-def save_data_set(folder: Path, configurations: Mapping[str, Splits], *, class_names: Sequence[str]) -> None:
-    """Each configuration with its splits; `label` is a class label, `idx` a number, every other column is text."""
-    label = {"class_label": {"names": {str(number): name for number, name in enumerate(class_names)}}}
-    types: dict[str, Any] = {"label": label, "idx": "int32"}
+def save_data_set(folder: Path, configurations: Mapping[str, Splits], *, class_names: Sequence[str] | None) -> None:
+    """Each configuration with its splits; `label` is a class label where named, `idx` a number, the rest text."""
+    types: dict[str, Any] = {"idx": "int32"}
+    if class_names is not None:
+        types["label"] = {"class_label": {"names": {str(number): name for number, name in enumerate(class_names)}}}
     files, infos = [], []
     for configuration, splits in configurations.items():
         (folder / configuration).mkdir(parents=True)

@@ -146,6 +146,32 @@ def test_the_same_column_twice_makes_pairs_of_itself(load: Load) -> None:
     assert train.pairs == train.texts == ["text 0", "text 1", "text 2"]
 
 
+def several(tmp_path: Path, *tables: Rows) -> list[str]:
+    return [str(write_jsonl(tmp_path / f"part{number}.jsonl", rows)) for number, rows in enumerate(tables)]
+
+
+def test_several_tables_are_read_as_if_they_were_one(tmp_path: Path) -> None:
+    first, second = labelled("good", "bad"), labelled("so-so", "good")
+    for train, held_out in ((first, second), (second, first)):
+        arguments = FinetuneClassification(
+            model="unused", train_data=several(tmp_path, train, held_out), eval_data=several(tmp_path, train)
+        )
+        names, together, alone = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        assert names == ["bad", "good", "so-so"]
+        assert [names[label] for label in together.labels] == [row["label"] for row in [*train, *held_out]]
+        assert [names[label] for label in alone.labels] == [row["label"] for row in train]
+
+
+def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path) -> None:
+    tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
+    arguments = FinetuneClassification(model="unused", train_data=tables)
+    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: 'label' is None, which is no class"):
+        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+    arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
+    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's"):
+        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+
+
 def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
     rows = labelled(*[number % 2 for number in range(50)])
     splits = {}

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 
-def figures(labels: list[int], predicted: list[int], *, classes: int) -> dict[str, float]:
+def figures(labels: list[int], predicted: list[int], *, classes: int, glue_task: str | None = None) -> dict[str, float]:
     """Of logits that give the predicted class three times the weight of any other."""
     logits = np.full((len(labels), classes), 7.0, dtype=np.float32)
     logits[np.arange(len(labels)), predicted] += math.log(3)
-    return classification_metrics(logits, np.asarray(labels))
+    return classification_metrics(logits, np.asarray(labels), glue_task=glue_task)
 
 
 def test_two_classes_f1_is_that_of_class_1() -> None:
@@ -39,6 +39,35 @@ def test_two_classes_f1_is_that_of_class_1() -> None:
             "eval_loss": -(3 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 5,
         }
     )
+
+
+@pytest.mark.parametrize("task", ["mrpc", "qqp"])
+def test_glue_scores_paraphrases_by_the_mean_of_accuracy_and_f1(task: str) -> None:
+    plain = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2)
+    scored = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, glue_task=task)
+    assert scored == {**plain, "eval_combined_score": pytest.approx((3 / 5 + 2 / 3) / 2)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted", "expected"),
+    [
+        # (true positives x true negatives - false positives x false negatives) / sqrt of the four margins.
+        ([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)),
+        ([1, 0], [1, 0], 1.0),
+        ([1, 0], [0, 1], -1.0),
+        ([1, 0], [1, 1], 0.0),
+        ([1, 1], [1, 0], 0.0),
+        ([0, 0], [0, 0], 0.0),
+    ],
+)
+def test_glue_scores_cola_by_matthews_correlation(labels: list[int], predicted: list[int], expected: float) -> None:
+    scored = figures(labels, predicted, classes=2, glue_task="cola")
+    assert scored["eval_matthews_correlation"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("task", ["mnli", "qnli", "rte", "sst2", "wnli"])
+def test_glue_scores_the_others_by_accuracy_alone(task: str) -> None:
+    assert figures([1, 0], [1, 1], classes=2, glue_task=task) == figures([1, 0], [1, 1], classes=2)
 
 
 def test_more_classes_f1_is_the_mean_over_those_that_occur() -> None:

@@ -1,0 +1,94 @@
+"""The specs of published trainings as they stand, on the embedded AWS: with a small model and little data in place."""
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from jobs.aws import Aws
+from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.plan import plan
+from jobs.runs import new_run_id
+from jobs.stage import DeployedStage
+from tests.jobs.train.reviews import reviews, save_tiny_bert
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+SINGLE, PAIRS, SEVERAL = "text.jsonl", "pairs.jsonl", ["en.jsonl", "de.jsonl", "fr.jsonl"]
+
+FINETUNING = {
+    "finetune-mrpc": ({"text_column": "sentence1", "text_pair_column": "sentence2"}, 1, PAIRS),
+    "finetune-mrpc-8hpu": ({"text_column": "sentence1", "text_pair_column": "sentence2"}, 8, PAIRS),
+    "finetune-banking77": ({}, 8, SINGLE),
+    "finetune-massive": ({}, 8, SEVERAL),
+}
+"""What names the columns where a GLUE task did, ranks, and data in place of the hub's."""
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+def test_a_published_training_can_be_planned_as_it_stands(name: str, stage: DeployedStage) -> None:
+    spec = read_spec(READY_SPECS / f"{name}.yaml")
+    assert spec.name == name
+    on_aws = replace(stage, embedded_processes=None)
+    planned = plan(spec, on_aws, run_id=new_run_id(name, now=datetime.now(timezone.utc), unique=1))
+    _, ranks, data = FINETUNING[name]
+    assert planned.nproc_per_node == ranks
+    tables = [location for argument, location, _ in planned.inputs if argument.startswith(("train", "eval"))]
+    assert len(tables) == (0 if data is PAIRS else 2 if data is SINGLE else 14)
+    assert all(location.startswith("hf://") for _, location, _ in planned.inputs)
+    text = (READY_SPECS / f"{name}.yaml").read_text()
+    assert "Source: " in text.partition("name:")[0]
+
+
+@pytest.fixture
+def submit(trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str]) -> Trainyard:
+    """`trainyard submit …`, pointed at the embedded AWS."""
+    return lambda *arguments: trainyard("submit", *arguments, environment=deployed_environment)
+
+
+@pytest.mark.parametrize("name", FINETUNING)
+def test_a_published_training_learns_from_other_data(
+    name: str, submit: Trainyard, embedded: Aws, stage: DeployedStage, tmp_path: Path
+) -> None:
+    columns, ranks, data = FINETUNING[name]
+    prefix = f"ready/{name}"
+    for path in save_tiny_bert(tmp_path / "model").iterdir():
+        embedded.s3.upload_file(str(path), stage.data_bucket, f"{prefix}/model/{path.name}")
+    names = data if isinstance(data, list) else [data]
+    for part, count in (("train", 384), ("eval", 64)):
+        for number, table in enumerate(names):
+            rows = reviews(count // len(names), seed=number + count, labels=("no", "yes"))
+            if columns:
+                rows = [{"sentence1": row["text"], "sentence2": "the plot", "label": row["label"]} for row in rows]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            embedded.s3.put_object(Bucket=stage.data_bucket, Key=f"{prefix}/{part}-{table}", Body=lines.encode())
+    given = {
+        "model": f"data://{prefix}/model",
+        "train_data": _tables(prefix, "train", data),
+        "eval_data": _tables(prefix, "eval", data),
+        "learning_rate": 0.003,  # of random weights
+        "epochs": 8,
+        **({"glue_task": None} if columns else {}),
+        **columns,
+    }
+    settings = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
+
+    finished = submit(READY_SPECS / f"{name}.yaml", "--follow", "-o", "json", *settings)
+
+    assert finished.returncode == 0, finished.stderr
+    receipt = json.loads(finished.stdout)["receipt"]
+    assert receipt["attempts"][0]["world_size"] == min(ranks, 2)
+    result = receipt["result"]
+    assert result["eval_samples"] == 64 // len(names) * len(names)
+    assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.25
+    assert "384 training and 6" in finished.stderr
+
+
+def _tables(prefix: str, part: str, data: str | list[str]) -> str | list[str]:
+    if isinstance(data, list):
+        return [f"data://{prefix}/{part}-{table}" for table in data]
+    return f"data://{prefix}/{part}-{data}"
