@@ -23,6 +23,8 @@ class Recipe(Arguments):
     """What one rank holds at once; a larger share of the global batch is accumulated."""
     eval_batch_size: int = Field(default=64, ge=1)
     """Sequences a rank evaluates at once."""
+    evaluate_every_steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps between evaluations; without it there is one, at the end."""
     checkpoint_every_steps: int = Field(default=500, ge=1)
     """Optimizer steps between checkpoints."""
     log_every_steps: int = Field(default=10, ge=1)

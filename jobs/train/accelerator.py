@@ -126,6 +126,10 @@ class Accelerator:
             "use_habana": True,
             # Graphs of many operations, compiled once for each shape: the mode that BERT on Gaudi1 was published with.
             "use_lazy_mode": True,
+            # Evaluation replays recorded graphs, as in the published runs of BERT and RoBERTa (optimum-habana,
+            # tests/configs/examples). GaudiTrainer does so once the training has ended, not in its midst: recording
+            # detaches gradients. Training in graphs (`use_hpu_graphs_for_training`) is in none of those runs.
+            "use_hpu_graphs_for_inference": True,
             # GaudiTrainer's own throughput; ours (jobs.train.metrics) leaves the same steps out.
             "throughput_warmup_steps": self.warmup_steps,
             # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, written down because `fast_ddp`
@@ -133,9 +137,51 @@ class Accelerator:
             "distribution_strategy": "ddp",
             "ddp_bucket_cap_mb": 230,
             # No parameter of an encoder with its head goes unused; looking for one costs a walk of the graph a step.
+            # The published pre-training of BERT (and RoBERTa's, in those configurations) has it on all the same.
             "ddp_find_unused_parameters": False,
             # Habana's FusedAdamW was tuned with 1e-6 (optimum-habana's default; PyTorch's is 1e-8).
             "adam_epsilon": 1e-6,
+        }
+
+    def model_arguments(self) -> dict[str, Any]:
+        """With which a model of transformers is made: `from_pretrained`, `from_config`."""
+        if self.name != "hpu":
+            return {}
+        # GaudiTrainingArguments' own default, for its examples. With PyTorch's fused attention transformers asks the
+        # host at every step whether anything is padded; on a first Gaudi it may compute in fp32, step by step [?].
+        return {"attn_implementation": "eager"}
+
+    def zero_arguments(self, stage: int) -> dict[str, Any]:
+        """Arguments of `training_arguments_class` for DeepSpeed's ZeRO: 0 none, 1 optimizer states in shards.
+
+        Raises ConfigurationError where it cannot work. What was not seen without an HPU: DeepSpeed itself. The values
+        are those of optimum-habana's own ZeRO-1 test (tests/configs/deepspeed_zero_1.json); `auto` is filled in from
+        the other arguments. DeepSpeed then clips gradients and keeps the model itself in bf16, so that GaudiTrainer
+        turns autocast off. Its launcher is not needed: it sets what torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE,
+        MASTER_ADDR, MASTER_PORT), and optimum-habana starts it with --no_local_rank, so that no flag comes on top.
+        """
+        if not stage:
+            return {}
+        if self.name != "hpu":
+            raise ConfigurationError(
+                f"deepspeed_zero_stage {stage} needs an HPU, and this job runs on {self.name}",
+                next_step="submit it to a stage of Gaudi instances, or set deepspeed_zero_stage to 0",
+            )
+        if importlib.util.find_spec("deepspeed") is None:
+            raise ConfigurationError(
+                f"deepspeed_zero_stage {stage} needs DeepSpeed, which is not installed",
+                next_step="use the image `gaudi`, which has Habana's, or set deepspeed_zero_stage to 0",
+            )
+        return {
+            "deepspeed": {
+                "train_batch_size": "auto",
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": "auto",
+                "gradient_clipping": "auto",
+                "bf16": {"enabled": True},
+                "zero_optimization": {"stage": stage},
+                "steps_per_print": 1 << 30,  # our own lines say how far it is
+            }
         }
 
     def trainer_arguments(self) -> dict[str, Any]:

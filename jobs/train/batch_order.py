@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from jobs.train.length_buckets import in_batches
 
@@ -48,3 +48,13 @@ def ordered(trainer_class: type[Any], buckets: "NDArray[np.integer[Any]]", globa
             return BatchOrder(buckets, global_batch, self)
 
     return OrderedTrainer
+
+
+def as_it_comes(trainer_class: type[Any]) -> type[Any]:
+    """The Trainer class that takes the training data as they come: they lie in their order already."""
+
+    class SequentialTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
+        def _get_train_sampler(self, *_: Any, **__: Any) -> Sampler[int]:
+            return SequentialSampler(self.train_dataset)
+
+    return SequentialTrainer

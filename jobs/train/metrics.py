@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +61,14 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         resumed_from_step: int,
         throughput: Throughput,
         samples_per_step: int,
+        samples_per_epoch: int | None = None,
         warmup_steps: int,
     ) -> None:
-        """`s3` is needed on rank 0 only."""
+        """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs."""
         self.throughput = throughput
         self._rank = rank
         self._samples_per_step = samples_per_step
+        self._samples_per_epoch = samples_per_epoch
         self._warmup_steps = warmup_steps
         self._step = self._resumed_from_step = resumed_from_step
         self._steps_here = 0
@@ -95,7 +97,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             return
         values = {name: float(logs[name]) for name in LOGGED if name in logs}
         speed = self.throughput.samples_per_second
-        self._files.write(state.global_step, {"epoch": state.epoch, **values, "samples_per_second": speed})
+        self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
         self._status()
         left = (state.max_steps - state.global_step) * self._samples_per_step / speed if speed else 0.0
         note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {left:.0f} s left"
@@ -104,6 +106,15 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         if self._files and self._shown_step != state.global_step:
             self._show(state, "trained")  # the steps since the last log are too few for one of their own
+
+    def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
+        """An evaluation during the training; the time it took is none of the training's."""
+        self._step_started = time.monotonic()
+        if self._files is not None:
+            self._files.write(step, values)
+            log.info(
+                "evaluation: step %s, %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+            )
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
         """The final metrics: the last line of the file, and the result of the receipt."""
@@ -121,6 +132,11 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         if self._files is not None:
             self._files.close()
 
+    def _epoch(self, state: Any) -> float:
+        if self._samples_per_epoch is None:
+            return float(state.epoch)
+        return round(float(state.global_step * self._samples_per_step / self._samples_per_epoch), 4)
+
     def _show(self, state: Any, note: str) -> None:
         self._shown_step = state.global_step
         print(Progress(state.global_step, state.max_steps, note), flush=True)
@@ -130,6 +146,19 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             RankStatus(
                 resumed_from_step=self._resumed_from_step, last_step=self._step, result=dict(result or {})
             ).write(self._rank.scratch)
+
+
+class Evaluations(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Evaluates every so many steps while a Trainer trains; the last step is left to whoever evaluates its result."""
+
+    def __init__(self, every_steps: int, evaluate: Callable[[], Mapping[str, Any]], metrics: RunMetrics) -> None:
+        self._every_steps = every_steps
+        self._evaluate = evaluate
+        self._metrics = metrics
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step % self._every_steps == 0 and state.global_step < state.max_steps:
+            self._metrics.evaluated(state.global_step, self._evaluate())
 
 
 class MetricsFiles:

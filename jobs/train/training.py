@@ -41,13 +41,16 @@ class Task:
     eval_data: Any
     collate: Callable[[Any], Any]
     evaluate: Callable[[Any], Mapping[str, Any]]
-    """Final metrics of the trained Trainer. Called on every rank."""
+    """Metrics of the Trainer's model as it is then. Called on every rank, now and then and at the end."""
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
     schedule: Mapping[str, Any]
     """How long: `num_train_epochs` or `max_steps` of the training arguments."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further training arguments, on top of the recipe's and the accelerator's."""
+    ordered_epoch: int | None = None
+    """None: each epoch has the items in an order of its own. A number: `train_data` has the items of all steps in their
+    order, and so many of them make an epoch."""
 
 
 def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", accelerator: Accelerator) -> None:
@@ -58,9 +61,9 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     import transformers
     from transformers.trainer_callback import PrinterCallback
 
-    from jobs.train.batch_order import ordered
+    from jobs.train.batch_order import as_it_comes, ordered
     from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
-    from jobs.train.metrics import RunMetrics, Throughput
+    from jobs.train.metrics import Evaluations, RunMetrics, Throughput
     from jobs.train.release_mends import mended
 
     # Its warnings tell that a head is new, which is the point of a fine-tuning.
@@ -74,6 +77,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         resumed_from_step=resume.step if resume else 0,
         throughput=resume.throughput if resume else Throughput(),
         samples_per_step=recipe.global_batch_size,
+        samples_per_epoch=task.ordered_epoch,
         warmup_steps=accelerator.warmup_steps,
     )
     uploads = CheckpointUploads(rank, s3, recipe, metrics)
@@ -89,8 +93,12 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     accelerator.prepare()
     transformers.set_seed(recipe.seed)
-    buckets = np.zeros(len(task.train_data), np.int64) if task.buckets is None else task.buckets
-    trainer_class = ordered(mended(accelerator.trainer_class()), buckets, recipe.global_batch_size)
+    trainer_class = mended(accelerator.trainer_class())
+    if task.ordered_epoch is not None:
+        trainer_class = as_it_comes(trainer_class)
+    else:
+        buckets = np.zeros(len(task.train_data), np.int64) if task.buckets is None else task.buckets
+        trainer_class = ordered(trainer_class, buckets, recipe.global_batch_size)
     trainer = checkpointing(trainer_class, rank.run)(
         model=task.model(),
         args=accelerator.training_arguments_class()(
@@ -117,6 +125,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         **accelerator.trainer_arguments(),
     )
     trainer.remove_callback(PrinterCallback)
+    if recipe.evaluate_every_steps:
+        trainer.add_callback(Evaluations(recipe.evaluate_every_steps, lambda: task.evaluate(trainer), metrics))
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
 
     evaluation_started = time.monotonic()

@@ -17,6 +17,7 @@ from jobs.train import s3 as object_store
 from tests.conftest import EmbeddedAws
 from tests.jobs.train import image_environment
 from tests.jobs.train.launching import NewRun, Run, environment_of
+from tests.jobs.train.packing import publish, save_packed, sentences
 from tests.jobs.train.places import BUCKET, Place
 from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
 
@@ -130,6 +131,33 @@ def recipe(
         "--global-batch-size=16",
         "--eval-batch-size=4",
         "--checkpoint-every-steps=8",
+        "--log-every-steps=4",
+    )
+
+
+@pytest.fixture(scope="session")
+def packed(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files; neither they nor the held-out sequences divide by the batch or the ranks."""
+    train = [sentences(130, seed=1), sentences(37, seed=2)]
+    return save_packed(tmp_path_factory.mktemp("packed") / "tokens", tiny_bert, train, sentences(29, seed=3))
+
+
+@pytest.fixture(scope="session")
+def pretraining(packed: Path, s3: "S3Client") -> tuple[str, ...]:
+    """Flags of a pre-training of 48 steps on S3's data, with a checkpoint and an evaluation every 16."""
+    publish(packed, s3, S3Location("runs", "research/tokenize-20260102-030405-0a1b/"))
+    return (
+        "--data=s3://runs/research/tokenize-20260102-030405-0a1b/",
+        "--hidden-size=32",
+        "--layers=2",
+        "--heads=2",
+        "--intermediate-size=64",
+        "--max-steps=48",
+        "--learning-rate=0.01",
+        "--global-batch-size=16",
+        "--eval-batch-size=4",
+        "--evaluate-every-steps=16",
+        "--checkpoint-every-steps=16",
         "--log-every-steps=4",
     )
 

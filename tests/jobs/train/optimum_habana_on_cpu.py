@@ -1,7 +1,7 @@
 r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
 
     python -m torch.distributed.run --standalone --nproc-per-node=2 --module \
-        tests.jobs.train.optimum_habana_on_cpu --model=… --train-data=… --eval-data=…
+        tests.jobs.train.optimum_habana_on_cpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.jobs.train.optimum_habana_on_cpu describe
 
 The first is the entrypoint itself with an accelerator that changes what a CPU forces it to; the second prints, as JSON,
@@ -19,9 +19,10 @@ import sys
 import types
 from typing import Any
 
-import jobs.train.finetune_classification as entrypoint
 from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.releases import releases
+from jobs.train import finetune_classification, pretrain_mlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import run
 
@@ -32,8 +33,9 @@ class HpuOnCpu(Accelerator):
     """All that the HPU branch passes, without the HPU."""
 
     def training_arguments(self) -> dict[str, Any]:
-        # Lazy mode is refused without an HPU.
-        return {**super().training_arguments(), "use_habana": False, "use_lazy_mode": False, "use_cpu": True}
+        # Lazy mode, and graphs in it, are refused without an HPU.
+        refused = dict.fromkeys(("use_habana", "use_lazy_mode", "use_hpu_graphs_for_inference"), False)
+        return {**super().training_arguments(), **refused, "use_cpu": True}
 
     def trainer_arguments(self) -> dict[str, Any]:
         arguments = super().trainer_arguments()
@@ -136,6 +138,8 @@ def describe() -> dict[str, Any]:
         "arguments_known": sorted(known),
         "arguments_default": {name: known[name] for name in arguments if name in known},
         "arguments_kept": {name: getattr(checked, name) for name in arguments if name in known},
+        "model_arguments": hpu.model_arguments(),
+        "attention_default": known.get("attn_implementation"),
         "trainer_arguments": sorted(trainer_arguments),
         "trainer_arguments_known": sorted(inspect.signature(habana.GaudiTrainer.__init__).parameters),
         "config": passed_to_config,
@@ -151,5 +155,10 @@ if __name__ == "__main__":
     else:
         synchronise_ranks()
         hpu = HpuOnCpu(name="hpu", devices=0, reason="a test")
-        entrypoint.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
-        run(entrypoint.finetune, FinetuneClassification)
+        kind = sys.argv.pop(1)
+        if kind == "pretrain-mlm":
+            pretrain_mlm.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
+            run(pretrain_mlm.pretrain, PretrainMlm)
+        else:
+            finetune_classification.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
+            run(finetune_classification.finetune, FinetuneClassification)

@@ -65,6 +65,12 @@ def test_what_is_said_to_be_a_default_is_one(description: dict[str, Any], name: 
     assert description["arguments"][name] == description["arguments_default"][name]
 
 
+def test_models_are_made_with_the_attention_that_habanas_examples_use(description: dict[str, Any]) -> None:
+    """Releases before 1.20 have no such argument."""
+    assert description["model_arguments"] == {"attn_implementation": "eager"}
+    assert description["attention_default"] in ("eager", None)
+
+
 def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> None:
     """GaudiConfig drops an unknown key without a word."""
     assert description["trainer_arguments"] == ["gaudi_config"]
@@ -85,7 +91,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
 ) -> None:
     recipe = (*recipe, *flags)
-    output = _train(run, recipe, gaudi_python, tmp_path / "first", nproc)
+    output = _train(run, "finetune-classification", recipe, gaudi_python, tmp_path / "first", nproc=nproc)
 
     assert f"batch: 16 = {batch}\n" in output
     assert "start: from the pretrained weights\n" in output
@@ -104,7 +110,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     # A second attempt, after one that was cut off in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    output = _train(run, recipe, gaudi_python, tmp_path / "second", nproc)
+    output = _train(run, "finetune-classification", recipe, gaudi_python, tmp_path / "second", nproc=nproc)
 
     assert "start: resumed from checkpoint step-40\n" in output
     assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
@@ -113,7 +119,23 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
     assert run.read("model/model.safetensors") == weights, "the resumed run went another way"
 
 
-def _train(run: Run, recipe: tuple[str, ...], python: Path, folder: Path, nproc: int) -> str:
+def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
+    run: Run, pretraining: tuple[str, ...], gaudi_python: Path, tmp_path: Path
+) -> None:
+    output = _train(run, "pretrain-mlm", pretraining, gaudi_python, tmp_path, nproc=2)
+
+    assert "start: from random weights\n" in output
+    lines = run.metrics()
+    assert [line["step"] for line in lines if "loss" in line] == [*range(4, 49, 4)]
+    evaluated = [line for line in lines if "eval_perplexity" in line]
+    assert [line["step"] for line in evaluated] == [16, 32, 48]
+    assert lines[0]["loss"] > evaluated[-1]["eval_loss"] + 1, "it did not learn"
+    assert run.complete_checkpoints() == [32, 48]
+    config = json.loads(run.read("model/config.json"))
+    assert config["architectures"] == ["BertForMaskedLM"]
+
+
+def _train(run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: Path, *, nproc: int) -> str:
     """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves."""
     for name in ("home", "scratch"):
         (folder / name).mkdir(parents=True)
@@ -126,7 +148,7 @@ def _train(run: Run, recipe: tuple[str, ...], python: Path, folder: Path, nproc:
         "TOKENIZERS_PARALLELISM": "false",
     }
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
-    ended = _run(python, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", *recipe)
+    ended = _run(python, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", kind, *recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -1,0 +1,74 @@
+"""pretrain-mlm: a BERT from random weights, by masked language modelling on packed tokens."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from jobs.arguments import Artifact, Folder
+from jobs.job_kind import JobKind
+from jobs.recipe import Recipe
+
+_SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
+
+
+class PretrainMlm(Recipe):
+    """Pre-train a BERT by masked language modelling, from random weights, on packed tokens.
+
+    Its own defaults of the recipe are those that BERT was trained with: 256 sequences a step, a peak of 1e-4, decay
+    0.01, and with 100,000 steps a rise over 10,000.
+    """
+
+    data: Artifact
+    """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://… or a folder)."""
+    data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
+    """What the fingerprint of the data must be, or begin with; without it any data is taken."""
+    config: Folder | None = None
+    """A folder with a BERT's config.json, which says the model's shape in place of the four below."""
+    hidden_size: int = Field(default=768, ge=8)
+    """Width of the model; BERT-base's by default, as the three below."""
+    layers: int = Field(default=12, ge=1)
+    """Transformer layers."""
+    heads: int = Field(default=12, ge=1)
+    """Attention heads of a layer."""
+    intermediate_size: int = Field(default=3072, ge=8)
+    """Width of a layer's feed-forward part."""
+    mask_fraction: float = Field(default=0.15, gt=0, lt=1)
+    """Share of a sequence's tokens that the model has to guess."""
+    max_steps: int = Field(default=100_000, ge=1)
+    """Optimizer steps, over as many passes as they take."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Peak learning rate; it falls linearly to zero."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """AdamW's weight decay."""
+    global_batch_size: int = Field(default=256, ge=1)
+    """Sequences in one optimizer step over all ranks."""
+    checkpoint_every_steps: int = Field(default=1000, ge=1)
+    """Optimizer steps between checkpoints."""
+    log_every_steps: int = Field(default=50, ge=1)
+    """Optimizer steps between lines of metrics."""
+    evaluate_every_steps: int | None = Field(default=1000, ge=1)
+    """Optimizer steps between evaluations; there is one at the end, too."""
+    eval_sequences: int = Field(default=4096, ge=1)
+    """Held-out sequences that are evaluated, evenly spread over those there are."""
+    deepspeed_zero_stage: Literal[0, 1] = 0
+    """1: DeepSpeed shards the optimizer's states over the ranks (ZeRO-1); on HPU only."""
+
+    @model_validator(mode="after")
+    def _one_shape(self) -> Self:
+        fields = type(self).model_fields
+        if self.config is not None and any(getattr(self, name) != fields[name].default for name in _SHAPE):
+            raise ValueError(f"'config' says the model's shape; leave out {', '.join(_SHAPE)}")
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} does not divide over {self.heads} heads")
+        return self
+
+
+KIND = JobKind(
+    name="pretrain-mlm",
+    summary="pre-train a BERT by masked language modelling",
+    entrypoint="jobs.train.pretrain_mlm",
+    arguments=PretrainMlm,
+    accelerated=True,
+    timeout_hours=24,
+)
