@@ -173,12 +173,13 @@ def test_the_trainer_of_a_job_trains(docker_engine: Any, gaudi_image: str) -> No
     assert result["losses"][-1] < result["losses"][0] / 4, "it did not learn"
 
 
-def test_labels_say_what_is_inside(docker_engine: Any, gaudi_image: str) -> None:
+def test_labels_say_what_is_inside(docker_engine: Any, gaudi_image: str, habana_image: str) -> None:
     labels = docker_engine.images.get(gaudi_image).labels
     assert labels["org.opencontainers.image.version"] == ROW.name
-    assert labels["org.opencontainers.image.base.name"] == ROW.base_image
+    assert labels["org.opencontainers.image.base.name"] == habana_image
     inside = {name.removeprefix("trainyard."): value for name, value in labels.items() if name.startswith("trainyard.")}
     assert inside == {
+        "base": habana_image,
         "pytorch": ROW.pytorch,
         "optimum-habana": ROW.optimum_habana,
         "transformers": ROW.transformers,

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 
 from jobs.errors import TrainyardError
 from jobs.train import accelerator as accelerators
@@ -86,11 +87,15 @@ def train() -> None:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
+        code = 0
         try:
             train()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the process ends here
             print(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}", flush=True)
-            raise
+            traceback.print_exc()
+            code = 1
+        # Not sys.exit: gloo's threads can keep an interpreter that is shutting down waiting for ever.
+        os._exit(code)
     else:
         try:
             start(json.loads(sys.argv[1]))
