@@ -25,6 +25,13 @@ class SourceMarker:
     what: str
 
 
+@dataclass(frozen=True)
+class OfKind:
+    """Narrows an `Artifact` to one kind: `Annotated[Artifact, OfKind("corpus")]`."""
+
+    kind: str
+
+
 MODEL_FOLDER = "a pretrained model's folder"
 FILES_FOLDER = "a folder of files"
 ARTIFACT_FOLDER = "an artifact's folder"
@@ -89,6 +96,11 @@ class Arguments(Strict):
             else:
                 yield from ((f"{name}.{number}", item, marker.what) for number, item in enumerate(value))
 
+    def artifact_kind(self, argument: str) -> str | None:
+        """Which kind of artifact an argument, by its name in `sources`, has to be; None: any, or it is none."""
+        field = type(self).model_fields[argument.partition(".")[0]]
+        return next((item.kind for item in _marks(field) if isinstance(item, OfKind)), None)
+
     def with_sources(self, **locations: str) -> Self:
         """A copy in which the named inputs, by the names of `sources`, lie elsewhere."""
         values = self.model_dump()
@@ -137,15 +149,17 @@ def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) 
 
 
 def _marker(field: FieldInfo) -> SourceMarker | None:
-    return next(
-        chain((item for item in field.metadata if isinstance(item, SourceMarker)), _inside(field.annotation)), None
-    )
+    return next((item for item in _marks(field) if isinstance(item, SourceMarker)), None)
 
 
-def _inside(annotation: Any) -> Iterator[SourceMarker]:
-    """The markers of what an optional, a list or an optional list holds."""
+def _marks(field: FieldInfo) -> Iterator[Any]:
+    """What marks a field, and what an optional, a list or an optional list of it holds."""
+    return chain(field.metadata, _inside(field.annotation))
+
+
+def _inside(annotation: Any) -> Iterator[Any]:
     for part in getattr(annotation, "__args__", ()):
-        yield from (item for item in getattr(part, "__metadata__", ()) if isinstance(item, SourceMarker))
+        yield from getattr(part, "__metadata__", ())
         yield from _inside(part)
 
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT
 from jobs.stage import DeployedStage
 
+MAX_DEPENDENCIES = 20
+"""Runs that one may wait for: AWS Batch's own limit."""
+
 DEPENDENCY_FAILED = "Dependent Job failed"
 """Batch's own reason of a job that never started, since one that it depended on failed."""
 

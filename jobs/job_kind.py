@@ -22,3 +22,5 @@ class JobKind:
     """True: one process on one node, to which all its cards belong. False: one rank a card."""
     image: str | None = None
     """Child under images/ of the instance type's image that it runs in; None: that image itself."""
+    makes: str | None = None
+    """Kind of the artifact that it leaves for other runs; None: it leaves none."""

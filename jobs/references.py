@@ -7,9 +7,11 @@ team's newest run of it.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from jobs.arguments import ARTIFACT_FOLDER
 from jobs.aws import Aws
 from jobs.batch import find_job
-from jobs.dependencies import Awaited
+from jobs.catalog import CATALOG
+from jobs.dependencies import MAX_DEPENDENCIES, Awaited
 from jobs.errors import NotFoundError, UsageError, did_you_mean
 from jobs.follow import may_go_on
 from jobs.locations import RUN, run_parts
@@ -26,6 +28,8 @@ class _Found:
 
     run_id: str
     location: S3Location
+    job: str | None
+    """Kind of the job; None: nobody knows any more."""
     queue: str = ""
     job_id: str | None = None
     ended: bool = False
@@ -43,7 +47,7 @@ def resolve(
     found: dict[str, _Found] = {}
     places: dict[str, str] = {}
     needed: dict[str, list[str]] = {}
-    for argument, location, _ in arguments.sources():
+    for argument, location, expected in arguments.sources():
         if not location.startswith(RUN):
             continue
         name, path = run_parts(location)
@@ -51,6 +55,8 @@ def resolve(
             what = f"arguments.{argument}: {location}"
             found[name] = _find(aws, stage, spec.team, name, what=what, earlier=earlier, later=later)
         run = found[name]
+        if expected == ARTIFACT_FOLDER and not path:
+            _check_kind(run, f"arguments.{argument}: {location}", arguments.artifact_kind(argument))
         places[argument] = str(run.location / path if path else run.location)
         if not run.ended:
             needed.setdefault(name, []).append(argument)
@@ -63,6 +69,11 @@ def resolve(
         known = awaited[run.run_id].arguments if run.run_id in awaited else ()
         awaited[run.run_id] = Awaited(
             run_id=run.run_id, job_id=run.job_id, queue=run.queue, arguments=(*known, *of_run)
+        )
+    if len(awaited) > MAX_DEPENDENCIES:
+        raise UsageError(
+            f"{spec.name} waits for {len(awaited)} runs; AWS Batch takes at most {MAX_DEPENDENCIES}",
+            next_step="let some of them end first",
         )
     return spec.model_copy(update={"arguments": resolved}), tuple(awaited.values())
 
@@ -82,7 +93,7 @@ def _find(
         if name in (plan.spec.name, plan.run_id):
             if plan.spec.team != team:
                 raise UsageError(f"{what} is a run of team '{plan.spec.team}', which team '{team}' cannot read")
-            return _Found(run_id=plan.run_id, location=plan.run_location, queue=plan.queue)
+            return _Found(run_id=plan.run_id, location=plan.run_location, job=plan.spec.job, queue=plan.queue)
     if name in later:
         raise UsageError(
             f"{what} comes later in the file, and runs are submitted in its order",
@@ -111,7 +122,9 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
         receipt = read_receipt(aws, run.location)
         if receipt is not None and receipt.state == "failed":
             raise _failed(run, what)
-        return _Found(run_id=run.run_id, location=run.location, ended=True)
+        return _Found(
+            run_id=run.run_id, location=run.location, job=receipt.job if receipt is not None else None, ended=True
+        )
     if may_go_on(stage, job):
         raise UsageError(
             f"{what} is {run.run_id}, which is between two jobs: what ran on Spot has ended, and may go on On-Demand",
@@ -120,8 +133,29 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
     if job.state == "FAILED":
         raise _failed(run, what)
     return _Found(
-        run_id=run.run_id, location=run.location, queue=job.queue, job_id=job.id, ended=job.state == "SUCCEEDED"
+        run_id=run.run_id,
+        location=run.location,
+        job=job.kind,
+        queue=job.queue,
+        job_id=job.id,
+        ended=job.state == "SUCCEEDED",
     )
+
+
+def _check_kind(run: _Found, what: str, wanted: str | None) -> None:
+    """Raises UsageError where the run leaves no artifact, or another than is wanted."""
+    kind = CATALOG.get(run.job or "")
+    if kind is None:
+        return
+    if kind.makes is None:
+        raise UsageError(f"{what} is a '{kind.name}', which leaves no artifact", next_step=_who_makes(wanted))
+    if wanted not in (None, kind.makes):
+        raise UsageError(f"{what} makes a '{kind.makes}', not a '{wanted}'", next_step=_who_makes(wanted))
+
+
+def _who_makes(wanted: str | None) -> str | None:
+    makers = [kind.name for kind in CATALOG.values() if kind.makes is not None and wanted in (None, kind.makes)]
+    return f"name a run of {' or '.join(makers)}" if makers else None
 
 
 def _failed(run: StoredRun, what: str) -> UsageError:

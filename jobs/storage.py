@@ -59,7 +59,10 @@ def check_inputs(aws: Aws, plan: Plan, *, embedded: bool) -> None:
         if location.startswith(HUB) or argument in awaited:
             continue
         if location.startswith(S3):
-            _check_object(aws, argument, location, what)
+            if what == ARTIFACT_FOLDER:
+                _check_artifact(aws, argument, location, plan.spec.entrypoint_arguments().artifact_kind(argument))
+            else:
+                _check_object(aws, argument, location, what)
         elif not Path(location).exists():
             # Specs are read with their paths made absolute; what was written is what is left of the working directory.
             suggestion = hub_suggestion(os.path.relpath(location)) if what == MODEL_FOLDER else ""
@@ -78,14 +81,6 @@ def check_inputs(aws: Aws, plan: Plan, *, embedded: bool) -> None:
 def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
     place = S3Location.parse(location)
     folder = place.key.rstrip("/") + "/" if place.key else ""
-    if what == ARTIFACT_FOLDER:
-        if not any(_exists(aws, S3Location(place.bucket, folder + name)) for name in (POINTER, MANIFEST)):
-            raise NotFoundError(
-                f"arguments.{argument}: {what} was expected at {location}, where there is neither {POINTER} nor "
-                f"{MANIFEST}",
-                next_step="name a run that makes one, or where one lies",
-            )
-        return
     wanted = folder + "config.json" if what == MODEL_FOLDER else place.key
     if what != FILES_FOLDER and _exists(aws, S3Location(place.bucket, wanted)):
         return
@@ -101,6 +96,23 @@ def _check_object(aws: Aws, argument: str, location: str, what: str) -> None:
             next_step=f"aws s3 cp {'--recursive ' if what in (FILES_FOLDER, MODEL_FOLDER) else ''}SOURCE {location}, "
             "or correct the location",
         )
+
+
+def _check_artifact(aws: Aws, argument: str, location: str, wanted: str | None) -> None:
+    place = S3Location.parse(location)
+    text = _read(aws, place / MANIFEST) or _read(aws, place / POINTER)
+    if text is None:
+        raise NotFoundError(
+            f"arguments.{argument}: {ARTIFACT_FOLDER} was expected at {location}, where there is neither {POINTER} nor "
+            f"{MANIFEST}",
+            next_step="name a run that makes one, or where one lies",
+        )
+    try:
+        kind = json.loads(text)["kind"]
+    except (ValueError, LookupError, TypeError):
+        return  # what it is instead, the job says
+    if wanted not in (None, kind):
+        raise UsageError(f"arguments.{argument}: {location} is a '{kind}', not a '{wanted}'")
 
 
 def _exists(aws: Aws, place: S3Location) -> bool:

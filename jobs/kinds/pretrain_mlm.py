@@ -1,11 +1,11 @@
 """pretrain-mlm: a BERT from random weights, by masked language modelling on packed tokens."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Artifact, Folder
+from jobs.arguments import Artifact, Folder, OfKind
 from jobs.job_kind import JobKind
 from jobs.recipe import Recipe
 
@@ -19,7 +19,7 @@ class PretrainMlm(Recipe):
     0.01, and with 100,000 steps a rise over 10,000.
     """
 
-    data: Artifact
+    data: Annotated[Artifact, OfKind("packed-tokens")]
     """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://… or a folder)."""
     data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
     """What the fingerprint of the data must be, or begin with; without it any data is taken."""

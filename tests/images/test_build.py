@@ -100,7 +100,9 @@ def test_a_failure_half_way_names_image_and_step_and_leaves_no_name(
     launch.write_text(f"import nothing_like_it\n{launch.read_text()}")
     done = tree.images("build", "cpu", *options)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "error: 'cpu' was not built, and no image got its name; step stage-1 2/3, RUN /mnt/install-jobs:" in done.stderr
+    assert (
+        "error: 'cpu' was not built, and no image got its name; step stage-1 2/3, RUN /mnt/install-jobs:" in done.stderr
+    )
     assert "error: ModuleNotFoundError: No module named 'nothing_like_it'" in done.stderr
     assert names(docker_engine, "cpu", tree) == set()
 

@@ -1,12 +1,12 @@
 import re
 import subprocess
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field, ValidationError
 
-from jobs.arguments import Arguments, Artifact, Model, Table, Tables, parse_flags
+from jobs.arguments import Arguments, Artifact, Model, OfKind, Table, Tables, parse_flags
 from jobs.catalog import CATALOG
 from jobs.errors import UsageError
 from jobs.job_kind import JobKind
@@ -184,6 +184,8 @@ class Several(Arguments):
     texts: list[Table]
     more: list[Table] | None = None
     corpus: Artifact | None = None
+    tokenizer: Annotated[Artifact, OfKind("tokenizer")] | None = None
+    tokens: Annotated[Artifact, OfKind("packed-tokens")] = "run://tokenize"
 
 
 def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
@@ -192,6 +194,7 @@ def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
         ("texts.0", "hf://a/b"),
         ("texts.1", "data://c.jsonl"),
         ("corpus", "run://corpus"),
+        ("tokens", "run://tokenize"),
     ]
     moved = several.with_sources(**{"texts.1": "s3://bucket/c.jsonl", "corpus": "s3://bucket/corpus"})
     assert (moved.texts, moved.corpus) == (["hf://a/b", "s3://bucket/c.jsonl"], "s3://bucket/corpus")
@@ -199,7 +202,7 @@ def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
     with_more = Several(texts=["a.csv"], more=["b.csv"])
     for arguments in (moved, with_more):
         assert parse_flags(Several, arguments.to_flags(), program="test") == arguments
-    assert [name for name, _, _ in with_more.sources()] == ["texts.0", "more.0"]
+    assert [name for name, _, _ in with_more.sources()] == ["texts.0", "more.0", "tokens"]
 
 
 class Wide(Arguments):
@@ -232,3 +235,9 @@ def test_what_is_no_table_is_refused_once(given: object, message: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)) as refused:
         Wide.model_validate({"tables": given})
     assert [error["loc"] for error in refused.value.errors()] == [("tables",)]
+
+
+def test_an_artifact_may_have_to_be_of_one_kind() -> None:
+    several = Several(texts=["hf://a/b"], tokenizer="run://tokenizer")
+    kinds = {name: several.artifact_kind(name) for name in ("texts.0", "corpus", "tokenizer", "tokens")}
+    assert kinds == {"texts.0": None, "corpus": None, "tokenizer": "tokenizer", "tokens": "packed-tokens"}

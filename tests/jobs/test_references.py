@@ -14,7 +14,7 @@ from jobs.errors import NotFoundError, UsageError
 from jobs.plan import Plan
 from jobs.spec import JobSpec, parse_spec
 from jobs.stage import DeployedStage
-from tests.jobs.submitting import MODEL_KEY, planned_to_run, wait_for
+from tests.jobs.submitting import DATA_KEY, MODEL_KEY, planned_to_run, wait_for
 
 Start = Callable[..., tuple[Plan, Job]]
 
@@ -142,3 +142,9 @@ def test_what_one_of_a_file_cannot_read_of_another(
     with pytest.raises(UsageError) as refused:
         plan_runs(embedded, stage, [specs[name] for name in order])
     assert message in str(refused.value)
+
+
+def test_a_run_that_leaves_no_artifact_is_refused_where_one_is_read(embedded: Aws, stage: DeployedStage) -> None:
+    spec = {"name": "pretrain", "job": "pretrain-mlm", "arguments": {"data": "run://reader"}}
+    with pytest.raises(UsageError, match="run://reader is a 'finetune-classification', which leaves no artifact"):
+        plan_runs(embedded, stage, [reading(f"data://{DATA_KEY}"), parse_spec(spec, origin="the test")])
