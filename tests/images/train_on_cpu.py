@@ -35,6 +35,7 @@ asked: dict[str, Any] = {
     # What a machine without an HPU forces it to.
     "use_habana": False,
     "use_lazy_mode": False,
+    "use_hpu_graphs_for_inference": False,
     "use_cpu": True,
     "output_dir": "/tmp/trained",
     "max_steps": STEPS,
