@@ -88,15 +88,15 @@ def lock_file(of: Image, row: Release) -> Path:
 
 
 def requirements(of: Image, row: Release) -> list[str]:
-    """What is asked for. Of a child: its own group of pyproject.toml. Of the others: the groups that a job needs, with
-    the versions that the row decides.
+    """What is asked for. Of a child: its own group of pyproject.toml. Of the others: the groups that a job needs, and
+    its own if it has one, with the versions that the row decides.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
     if of.parent:
         return list(groups[of.folder])
     contents = IMAGES[of.name]
-    wanted = [*project["dependencies"], *groups["train"]]
+    wanted = [*project["dependencies"], *groups["train"], *groups.get(of.name, ())]
     decided = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
