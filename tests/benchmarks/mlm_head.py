@@ -4,8 +4,8 @@ python -m tests.benchmarks.mlm_head                        fp32 and bf16 autocas
 python -m tests.benchmarks.mlm_head --repeat 7 --batch 8   more rounds; more sequences
 
 Both sides have the same weights, the same batch, the same masks and no dropout, so their losses must agree. They take
-turns, and the median of each side's rounds counts. What holds of the ratio holds of the head's share of the arithmetic,
-which is printed beside it; absolute times are this machine's.
+turns, and the median of each side's rounds counts: of the seconds on the clock, and of those of the CPU, which say more
+where other work runs beside it (with OMP_NUM_THREADS=1; threads that wait for others take time, too).
 """
 
 import argparse
@@ -48,16 +48,19 @@ def main() -> None:
             "masked places": lambda dtype=dtype: _step(masked, batch, dtype),  # type: ignore[misc]
         }
         losses = {side: step() for side, step in sides.items()}  # also the warm-up
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
         for _ in range(options.repeat):
             for side, step in sides.items():
-                started = time.perf_counter()
+                started = time.perf_counter(), time.process_time()
                 step()
-                seconds[side].append(time.perf_counter() - started)
-        median = {side: statistics.median(times) for side, times in seconds.items()}
-        for side in sides:
-            print(f"{name:<14} {side:<14} {median[side]:7.3f} s  loss {losses[side]:.6f}")
-        print(f"{name:<14} speed-up       x{median['every place'] / median['masked places']:.2f}")
+                seconds[side].append((time.perf_counter() - started[0], time.process_time() - started[1]))
+        medians = {
+            side: [statistics.median(kind) for kind in zip(*times, strict=True)] for side, times in seconds.items()
+        }
+        for side, (clock, cpu) in medians.items():
+            print(f"{name:<14} {side:<14} {clock:7.3f} s  CPU {cpu:7.3f} s  loss {losses[side]:.6f}", flush=True)
+        clock, cpu = (many / few for many, few in zip(medians["every place"], medians["masked places"], strict=True))
+        print(f"{name:<14} speed-up       x{clock:.2f}     CPU x{cpu:.2f}", flush=True)
 
 
 def _batch(config: transformers.BertConfig, sequences: int, length: int) -> dict[str, torch.Tensor]:

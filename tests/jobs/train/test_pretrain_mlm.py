@@ -1,6 +1,5 @@
 """A pre-training from the launcher's start to the files it leaves, over real ranks, and what it refuses."""
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,8 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
 from jobs.train.packed_tokens import PackedTokens
 from jobs.train.pretrain_mlm import fetch_inputs, new_model
-from tests.jobs.train.launching import NewRun, Run
+from tests.jobs.train.launching import Run
 from tests.jobs.train.packing import publish
-from tests.jobs.train.reviews import reviews, write_jsonl
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -87,54 +85,29 @@ def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:
 
 
 @pytest.mark.every_release
-def test_another_number_of_ranks_trains_on_the_same_and_what_it_leaves_is_fine_tuned(
-    new_run: NewRun, pretraining: tuple[str, ...], tmp_path: Path
-) -> None:
-    """The order, the masks and the loss are those of one rank; only dropout differs, so it is turned off."""
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "bert",
-                "vocab_size": 40,
-                "hidden_size": 32,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "intermediate_size": 32,
-                "max_position_embeddings": 64,
-                "hidden_dropout_prob": 0.0,
-                "attention_probs_dropout_prob": 0.0,
-            }
-        )
-    )
-    flags = [flag for flag in pretraining if not flag.startswith(("--hidden", "--layers", "--heads", "--inter"))]
-    losses = []
-    for nproc, at_once in ((1, 4), (2, 8)):
-        run = new_run()
-        more = (f"--config={tmp_path}", "--max-steps=12", f"--max-batch-size-per-rank={at_once}")
-        run.attempt(*flags, *more, kind=KIND, nproc=nproc)
-        losses.append([line["loss"] for line in run.metrics() if "loss" in line])
-    # A batch's mean is that of its parts' means, which have a token more or less where a sequence is padded.
-    assert losses[0] == pytest.approx(losses[1], abs=2e-3)
+@pytest.mark.parametrize(("ranks", "at_once"), [(1, 4), (2, 8), (2, 4), (4, 2)])
+def test_a_step_trains_on_the_same_sequences_on_any_number_of_ranks(ranks: int, at_once: int) -> None:
+    """As DataLoader and accelerate deal the batches that the Trainer takes in their order, and then accumulates."""
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler, SequentialSampler
 
-    fine_tuned = new_run()
-    table = write_jsonl(tmp_path / "train.jsonl", reviews(80, seed=1))
-    fine_tuned.attempt(f"--model={run.location}model/", f"--train-data={table}", "--max-length=16", "--epochs=1")
-    assert fine_tuned.receipt().result["eval_samples"] == 8
-
-
-def test_data_of_another_fingerprint_is_refused_in_one_line(run: Run, pretraining: tuple[str, ...]) -> None:
-    launched = run.attempt(*pretraining, "--data-fingerprint=0123456789abcdef", kind=KIND, expect=1)
-
-    assert "Traceback" not in launched.output
-    assert launched.lines[-1].startswith(
-        "error: s3://runs/research/tokenize-20260102-030405-0a1b/ has the fingerprint "
-    )
-    assert ", not 0123456789abcdef. Next: name the data that was meant" in launched.lines[-1]
+    steps, global_batch = 5, 16
+    batches = BatchSampler(SequentialSampler(range(steps * global_batch)), at_once, drop_last=False)
+    dealt = [list(BatchSamplerShard(batches, ranks, rank)) for rank in range(ranks)]
+    accumulated = global_batch // ranks // at_once
+    for step in range(steps):
+        of_step = [batch for rank in dealt for batch in rank[step * accumulated : (step + 1) * accumulated]]
+        numbers = sorted(number for batch in of_step for number in batch)
+        assert numbers == list(range(step * global_batch, (step + 1) * global_batch))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        (
+            {"data_fingerprint": "0123456789abcdef"},
+            r"has the fingerprint \w{64}, not 0123456789abcdef\nNext: name the data",
+        ),
         (
             {"global_batch_size": 4096},
             r"has \d+ sequences of part 'train': at least 4096 are needed\nNext: make the data",
