@@ -58,7 +58,9 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
         rank,
         arguments,
         Task(
-            model=lambda: _model(model_folder, arguments.model, prepared.class_names),
+            model=lambda: _model(
+                model_folder, arguments.model, prepared.class_names, **of_rank(os.environ).model_arguments()
+            ),
             start="the pretrained weights",
             train_data=prepared.train,
             buckets=prepared.train.buckets,
@@ -106,7 +108,7 @@ def _tokenizer(folder: Path, location: str) -> Any:
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _model(folder: Path, location: str, names: list[str]) -> Any:
+def _model(folder: Path, location: str, names: list[str], **further: Any) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
@@ -117,6 +119,7 @@ def _model(folder: Path, location: str, names: list[str]) -> Any:
             label2id={name: number for number, name in enumerate(names)},
             # A head of another fine-tuning, with another number of classes, is replaced.
             ignore_mismatched_sizes=True,
+            **further,
         )
 
 
