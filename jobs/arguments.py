@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
-from jobs.locations import artifact_location, folder_location, model_location, table_location
+from jobs.locations import artifact_location, documents_location, folder_location, model_location, table_location
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ def _table_locations(value: Any) -> Any:
 
 Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker("a table of examples")]
 """A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
+
+Documents = Annotated[str, AfterValidator(documents_location), SourceMarker("documents")]
+"""A table with a column of text, named as `Table` is, or a .txt file."""
 
 Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""

@@ -20,6 +20,7 @@ RUN = "run://"
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*JSON_LINES, *DELIMITERS, ".parquet")
+TEXT = ".txt"
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 """Wider than what S3 lets be created today: buckets of before 2018 have capitals, underscores and longer names."""
@@ -45,6 +46,14 @@ def table_location(location: str) -> str:
             + ("" if table_suffix(location) else hub_suggestion(location))
         )
     return location
+
+
+def documents_location(location: str) -> str:
+    """`location` as it is. Raises ValueError where no documents can be read by that name."""
+    if not location.startswith(HUB) and table_suffix(location) == TEXT:
+        _check(location, ())
+        return location
+    return table_location(location)
 
 
 def folder_location(location: str) -> str:

@@ -87,6 +87,17 @@ def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | No
         s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag))
 
 
+def size(s3: "S3Client", location: S3Location) -> int:
+    """Bytes of one object. Raises NotFoundError where there is none."""
+    with explained(f"read {location}"):
+        try:
+            return s3.head_object(Bucket=location.bucket, Key=location.key)["ContentLength"]
+        except s3.exceptions.ClientError as error:
+            if _is_missing(s3, location, error):
+                raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
+            raise
+
+
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
     """Bytes of every object below the folder, by its name relative to it."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""

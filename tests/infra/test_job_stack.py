@@ -78,8 +78,8 @@ def test_definitions_say_ecs_properties_with_the_container_that_an_override_name
 def test_hccl_gets_the_hosts_ipc_namespace_and_memory_that_may_be_pinned(
     definitions: dict[str, dict[str, Any]], container: dict[str, Any]
 ) -> None:
-    for definition in definitions.values():
-        (task,) = definition["EcsProperties"]["TaskProperties"]
+    for name in _logical_ids(accelerated=True):
+        (task,) = definitions[name]["EcsProperties"]["TaskProperties"]
         assert task["IpcMode"] == "host"
     assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
 
@@ -96,10 +96,12 @@ def test_one_job_owns_the_node(container: dict[str, Any]) -> None:
 def test_containers_get_no_more_rights_and_no_more_environment_than_they_need(
     definitions: dict[str, dict[str, Any]],
 ) -> None:
-    for definition in definitions.values():
+    for name, definition in definitions.items():
         container = _container(definition)
         assert not {"Privileged", "Environment", "Secrets"} & container.keys()
-        assert container["LinuxParameters"] == {"InitProcessEnabled": True}
+        wanted = {"InitProcessEnabled"} | ({"SharedMemorySize"} if name in _logical_ids(accelerated=False) else set())
+        assert container["LinuxParameters"].keys() == wanted
+        assert container["LinuxParameters"]["InitProcessEnabled"] is True
 
 
 def test_a_definition_does_no_harm_when_submitted_as_it_is(container: dict[str, Any]) -> None:
@@ -260,6 +262,16 @@ def test_roles_are_for_tasks_of_this_account(jobs: dict[str, Any]) -> None:
 
 def _logical_id(kind: JobKind) -> str:
     return f"Jobresearch{kind.name.replace('-', '')}"
+
+
+def _logical_ids(*, accelerated: bool) -> set[str]:
+    """Of all teams, for kinds that run on accelerators or for those that do not."""
+    return {
+        f"Job{team.name}{kind.name.replace('-', '')}"
+        for team in TEAMS
+        for kind in CATALOG.values()
+        if kind.accelerated is accelerated
+    }
 
 
 def _logical_ids_with_several_nodes() -> set[str]:

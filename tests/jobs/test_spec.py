@@ -41,7 +41,8 @@ def test_the_ready_specs_are_valid_and_called_after_their_file(path: Path) -> No
 
 
 def test_there_are_ready_specs_and_each_kind_has_one() -> None:
-    assert {parse_spec(yaml.safe_load(path.read_text()), origin=path.name).job for path in SPECS} == set(CATALOG)
+    jobs = {parse_spec(yaml.safe_load(path.read_text()), origin=path.name).job for path in SPECS}
+    assert jobs == set(CATALOG) - {"prepare-corpus", "train-tokenizer", "tokenize"}
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,11 @@ import pytest
 from infra.emulator import CREDENTIALS
 from jobs.runs import S3Location
 from jobs.train import s3 as object_store
+from jobs.train.artifacts import OpenArtifact
+from jobs.train.odd_texts import ODD_TEXTS
 from tests.conftest import EmbeddedAws
 from tests.jobs.train import image_environment
+from tests.jobs.train.corpora import Workshop, paragraphs, put_jsonl
 from tests.jobs.train.launching import NewRun, Run, environment_of
 from tests.jobs.train.packing import publish, save_packed, sentences
 from tests.jobs.train.places import BUCKET, Place
@@ -85,6 +88,30 @@ def embedded_s3(embedded_aws: EmbeddedAws) -> "S3Client":
         client = object_store.connect()
     client.create_bucket(Bucket=BUCKET)
     return client
+
+
+@pytest.fixture
+def workshop(s3: "S3Client", s3_endpoint: str, tmp_path: Path) -> Workshop:
+    """Jobs that prepare pre-training, run in this process."""
+    return Workshop(s3, s3_endpoint, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def real_corpus(s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> OpenArtifact:
+    """Of real paragraphs, odd texts and one long document: three shards, a tenth held out."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [*paragraphs(250), *ODD_TEXTS, *paragraphs(300)[250:], " ".join(paragraphs(100))]
+    path = put_jsonl(folder / "corpus.jsonl", texts)
+    return Workshop(s3, s3_endpoint, folder).corpus(data=[str(path)], held_out_fraction=0.1, shard_bytes=30_000)
+
+
+@pytest.fixture(scope="session")
+def real_tokenizer(
+    real_corpus: OpenArtifact, s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory
+) -> OpenArtifact:
+    """Of 1,500 tokens."""
+    workshop = Workshop(s3, s3_endpoint, tmp_path_factory.mktemp("tokenizer"))
+    return workshop.tokenizer(real_corpus, vocabulary_size=1500, sample_fraction=1)
 
 
 @pytest.fixture

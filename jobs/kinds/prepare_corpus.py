@@ -1,0 +1,59 @@
+"""prepare-corpus: documents from tables and text files, as a corpus that is read fast."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from jobs.arguments import Arguments, Documents
+from jobs.job_kind import JobKind
+
+
+class PrepareCorpus(Arguments):
+    """Gather documents into one corpus: shards of about equal size, with a part held out."""
+
+    data: list[Documents] = Field(min_length=1)
+    """Where the documents are: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
+    text_columns: list[str] = Field(default=["text"], min_length=1)
+    """Column of the text: one for all of data, or one for each; a .txt file has none, whatever stands there."""
+    text_documents: Literal["lines", "paragraphs"] = "lines"
+    """What a document of a .txt file is: a line, or what stands between empty lines."""
+    held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
+    """Share of the documents that is held out, chosen by each one's content."""
+    shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
+    """Text in one shard; a restarted job makes the missing shards only."""
+    max_document_bytes: int = Field(default=8 << 20, ge=1 << 10, le=1 << 30)
+    """A longer document is split at whitespace into several."""
+    on_broken_text: Literal["error", "skip"] = "error"
+    """Text that is not UTF-8 ends the job with its place, or is counted and skipped."""
+    drop_duplicates: bool = False
+    """Drop documents that equal an earlier one. Not for data whose rows are sentences, which would be torn apart."""
+    max_remembered_documents: int = Field(default=100_000_000, ge=1)
+    """Documents, at 8 bytes each, that later ones are compared with where drop_duplicates is set."""
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        if len(self.text_columns) not in (1, len(self.data)):
+            raise ValueError(
+                f"'text_columns' names {len(self.text_columns)} columns for {len(self.data)} inputs; give one for "
+                "all, or one for each"
+            )
+        twice = {location for location in self.data if self.data.count(location) > 1}
+        if twice:
+            raise ValueError(f"'data' names {min(twice)} twice")
+        return self
+
+    def column(self, number: int) -> str:
+        """Of that input."""
+        return self.text_columns[number if len(self.text_columns) > 1 else 0]
+
+
+KIND = JobKind(
+    name="prepare-corpus",
+    summary="gather documents into a corpus, with a part held out",
+    entrypoint="jobs.train.prepare_corpus",
+    arguments=PrepareCorpus,
+    accelerated=False,
+    one_process=True,
+    timeout_hours=12,
+)

@@ -1,0 +1,32 @@
+"""tokenize: a corpus as packed token ids, which pre-training reads."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from jobs.arguments import Arguments, Artifact
+from jobs.job_kind import JobKind
+
+
+class Tokenize(Arguments):
+    """Turn a corpus into token ids, packed into sequences of one length."""
+
+    corpus: Artifact
+    """What prepare-corpus made: run://name, or the folder of it."""
+    tokenizer: Artifact
+    """What train-tokenizer made: run://name, or the folder of it."""
+    sequence_length: int = Field(default=512, ge=8, le=65_536)
+    """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
+    encoder: Literal["auto", "tokenizers"] = "auto"
+    """auto: nanotoken where its ids are those of Hugging Face's tokenizers, else tokenizers itself."""
+
+
+KIND = JobKind(
+    name="tokenize",
+    summary="turn a corpus into packed token ids",
+    entrypoint="jobs.train.tokenize",
+    arguments=Tokenize,
+    accelerated=False,
+    one_process=True,
+    timeout_hours=12,
+)

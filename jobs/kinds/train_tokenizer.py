@@ -1,0 +1,36 @@
+"""train-tokenizer: a WordPiece vocabulary, as BERT has it, learnt from a corpus."""
+
+from pydantic import Field
+
+from jobs.arguments import Arguments, Artifact
+from jobs.job_kind import JobKind
+
+
+class TrainTokenizer(Arguments):
+    """Learn a WordPiece vocabulary from a sample of a corpus."""
+
+    corpus: Artifact
+    """What prepare-corpus made: run://name, or the folder of it."""
+    vocabulary_size: int = Field(default=32_000, ge=100, le=1_000_000)
+    """Tokens, special ones included. The published tutorial's, and divisible by 128, which suits the HPU in bf16."""
+    sample_fraction: float = Field(default=0.1, gt=0, le=1)
+    """Share of the documents that it is learnt from; a tenth gives less than 1 % more tokens than all of them."""
+    lowercase: bool = True
+    """As BERT uncased: lower case, accents dropped. False: as BERT cased."""
+    max_characters: int = Field(default=1000, ge=1, le=100_000)
+    """Different characters that become tokens, the most frequent ones; rarer ones are unknown. For Chinese, more."""
+    model_max_length: int = Field(default=512, ge=8)
+    """Tokens that the model to come can take, which the tokenizer tells whoever uses it."""
+    seed: int = 42
+    """Draws the sample."""
+
+
+KIND = JobKind(
+    name="train-tokenizer",
+    summary="learn a WordPiece vocabulary from a corpus",
+    entrypoint="jobs.train.train_tokenizer",
+    arguments=TrainTokenizer,
+    accelerated=False,
+    one_process=True,
+    timeout_hours=12,
+)
