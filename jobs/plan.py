@@ -13,6 +13,7 @@ from jobs.instance_types import InstanceType
 from jobs.job_kind import JobKind
 from jobs.locations import DATA
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
+from jobs.recipe import Recipe
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
 from jobs.spec import JobSpec
 from jobs.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
@@ -121,6 +122,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awa
             world_sizes.append(nnodes * nproc_per_node)
 
     arguments = spec.entrypoint_arguments()
+    _check_push(arguments, spec.team, stage)
     # What runs here should run on AWS too, so it is held to the ranks that it would have there.
     arguments.check(*world_sizes)
     in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
@@ -248,6 +250,18 @@ def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
             f"of it is taken from {stop.since} until {stop.until}",
             next_step="wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in "
             "infra/settings.py and deploy",
+        )
+
+
+def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so."""
+    repository = arguments.push_to_hub if isinstance(arguments, Recipe) else None
+    if repository is not None and not stage.embedded and team not in stage.huggingface_teams:
+        raise UsageError(
+            f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
+            f"nothing can be pushed to {repository}",
+            next_step="set the team's huggingface_token in infra/settings.py, deploy, and put a token into the secret; "
+            "or leave push_to_hub out",
         )
 
 

@@ -31,6 +31,9 @@ class Recipe(Arguments):
     """Optimizer steps between lines of metrics."""
     seed: int = 42
     """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
+    push_to_hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+    """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
+    HF_TOKEN."""
 
     def check(self, *world_sizes: int) -> None:
         """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""

@@ -148,6 +148,8 @@ class DeployedStage:
     """(image, release) to the URI that was pushed last."""
     job_images: Mapping[str, str] = field(default_factory=dict)
     """Job kind to the URI that its job definitions name; empty where images do not matter, since jobs are processes."""
+    huggingface_teams: frozenset[str] = frozenset()
+    """Teams that have a secret for their Hugging Face token."""
     embedded_processes: int | None = None
     """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -201,6 +203,7 @@ class DeployedStage:
             image_tag=values.get(IMAGE_TAG),
             images={(image, release): value for (image, release), value in _below("image", values)},
             job_images=({kind: value for (kind,), value in _below("job-image", values)} if runs_containers else {}),
+            huggingface_teams=frozenset(team for (team,), _ in _below("huggingface-secret", values)),
             embedded_processes=embedded_processes,
         )
 

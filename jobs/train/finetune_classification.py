@@ -37,7 +37,8 @@ def check(arguments: FinetuneClassification, world_size: int) -> None:
 def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     inputs = labelled_text.inputs(arguments)
-    if not any(sources.is_on_hub(place) for place in (arguments.model, *inputs.train, *inputs.evaluation)):
+    places = (arguments.model, *inputs.train, *inputs.evaluation)
+    if arguments.push_to_hub is None and not any(map(sources.is_on_hub, places)):
         # Or transformers and datasets ask the hub about local folders, and wait 24 s where it cannot be reached.
         os.environ["HF_HUB_OFFLINE"] = "1"
     s3 = object_store.connect() if rank.is_first_on_node else None

@@ -31,6 +31,7 @@ from jobs.instance_types import SCRATCH, InstanceType, instance_type
 from jobs.job_kind import JobKind
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
+from jobs.train import hub_push
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
 from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
@@ -180,6 +181,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         attempt=attempt_number(environment),
     )
     importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
+    hub_push.check(arguments)
     return launch
 
 

@@ -59,7 +59,8 @@ def check(arguments: PretrainMlm, world_size: int) -> None:
 
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # all there is to load lies in the data's folder
+    if arguments.push_to_hub is None:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # all there is to load lies in the data's folder
     accelerator = of_rank(os.environ)
     settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
     s3 = object_store.connect() if rank.is_first_on_node else None

@@ -14,7 +14,8 @@ import numpy as np
 
 from jobs.errors import UsageError
 from jobs.recipe import Recipe
-from jobs.runs import MODEL
+from jobs.runs import MODEL, S3Location
+from jobs.train import hub_push
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank
@@ -138,12 +139,28 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     }
     if rank.is_first:
         log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - evaluation_started)
-    _save_model(rank, trainer, task, s3)
+    folder = rank.scratch / "final"
+    trainer.save_model(str(folder))
+    if rank.is_first:
+        assert s3 is not None  # noqa: S101 - rank 0 is the first of its node
+        task.save_beside(folder)
+        if recipe.push_to_hub is not None:
+            hub_push.write_card(
+                folder,
+                run=rank.run,
+                recipe=recipe,
+                result=result,
+                world_size=rank.world_size,
+                accelerator=accelerator.name,
+            )
+        _upload_model(folder, rank.run / MODEL, s3)
     uploads.finish()
     metrics.result(trainer.state.global_step, result)
     metrics.close()
     if rank.is_first:
         log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
+        if recipe.push_to_hub is not None:
+            hub_push.push(folder, run=rank.run, repository=recipe.push_to_hub)
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
 
@@ -157,15 +174,9 @@ def _check_size(task: Task, recipe: Recipe) -> None:
         )
 
 
-def _save_model(rank: Rank, trainer: Any, task: Task, s3: "S3Client | None") -> None:
+def _upload_model(folder: Path, remote: S3Location, s3: "S3Client") -> None:
     """Weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without."""
-    folder = rank.scratch / "final"
-    trainer.save_model(str(folder))
-    if not rank.is_first:
-        return
-    assert s3 is not None  # noqa: S101 - rank 0 is the first of its node
-    task.save_beside(folder)
     (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
     names = object_store.files_below(folder)
-    object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], rank.run / MODEL)
-    object_store.upload_all(s3, folder, ["config.json"], rank.run / MODEL)
+    object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], remote)
+    object_store.upload_all(s3, folder, ["config.json"], remote)

@@ -12,7 +12,7 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.plan import RETRY_RULES, plan
 from jobs.spec import parse_spec
 from jobs.stage import DeployedStage
-from tests.jobs.planning import EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
+from tests.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 SPECS = sorted((Path(__file__).parents[2] / "jobs" / "specs").glob("*.yaml"))
 MAX_PAYLOAD_BYTES = 30 * 1024
@@ -268,3 +268,13 @@ def test_what_a_plan_waits_for_is_in_its_request() -> None:
 
 def _matches(text: str, pattern: str) -> bool:
     return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+
+
+def test_a_model_is_pushed_to_the_hub_only_for_a_team_that_has_a_secret() -> None:
+    pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
+    other_team = replace(STAGE, huggingface_teams=frozenset({"nlp-core"}))
+    with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
+        plan(pushing, other_team, run_id=RUN_ID)
+    its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
+    for stage in (its_own, EMBEDDED):
+        assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, stage, run_id=RUN_ID))

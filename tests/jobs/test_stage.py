@@ -5,6 +5,7 @@ from jobs.stage import (
     BudgetStop,
     DeployedStage,
     budget_stop_parameter,
+    huggingface_secret_parameter,
     image_parameter,
     image_repository_parameter,
     job_definition_parameter,
@@ -145,3 +146,9 @@ def test_a_kind_without_a_definition_for_several_nodes_says_so() -> None:
         DeployedStage.from_parameters("dev", PARAMETERS).job_definition(
             "research", "finetune-classification", several_nodes=True
         )
+
+
+def test_the_teams_that_have_a_secret_for_a_hugging_face_token_are_known() -> None:
+    assert DeployedStage.from_parameters("dev", PARAMETERS).huggingface_teams == frozenset()
+    values = {**PARAMETERS, huggingface_secret_parameter("research"): "arn:secret"}
+    assert DeployedStage.from_parameters("dev", values).huggingface_teams == {"research"}

@@ -18,9 +18,10 @@ from tests.jobs.train.reviews import reviews, save_tiny_bert
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
-SINGLE, PAIRS, SEVERAL = "text.jsonl", "pairs.jsonl", ["en.jsonl", "de.jsonl", "fr.jsonl"]
+SINGLE, PAIRS = "text.jsonl", "pairs.jsonl"
+SEVERAL = ["en.jsonl", "de.jsonl", "fr.jsonl"]
 
-FINETUNING = {
+FINETUNING: dict[str, tuple[dict[str, str], int, str | list[str]]] = {
     "finetune-mrpc": ({"text_column": "sentence1", "text_pair_column": "sentence2"}, 1, PAIRS),
     "finetune-mrpc-8hpu": ({"text_column": "sentence1", "text_pair_column": "sentence2"}, 8, PAIRS),
     "finetune-banking77": ({}, 8, SINGLE),

@@ -1,0 +1,120 @@
+"""A finished model on its way to the Hugging Face Hub: refused before training, or pushed once safe on S3."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.train import hub_push
+from tests.jobs.train.hub_server import TOKEN, Hub, running_hub
+from tests.jobs.train.launching import Run
+
+REPOSITORY = "acme/reviews"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        yield hub
+
+
+@pytest.mark.every_release
+def test_the_model_is_pushed_with_a_card_and_without_the_token_in_sight(
+    run: Run, recipe: tuple[str, ...], hub: Hub
+) -> None:
+    launched = run.start(
+        *recipe, "--epochs=2", f"--push-to-hub={REPOSITORY}", HF_TOKEN=TOKEN, HF_ENDPOINT=hub.url, nproc=2
+    )
+    launched.wait_for_line("[progress] 0/24")
+    assert hub.private == {REPOSITORY: True}, "made before anything is trained"
+    assert not hub.commits
+    commands = [" ".join(process.cmdline()) for process in (psutil.Process(launched.process.pid), *launched.ranks())]
+    assert launched.wait() == 0, launched.output
+
+    assert f"hub: pushed to {hub.url}/{REPOSITORY}\n" in launched.lines
+    assert hub.commits == [f"Run {run.receipt().run_id}"]
+    on_s3 = {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
+    assert hub.files[REPOSITORY] == on_s3
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= on_s3.keys()
+    card = on_s3["README.md"].decode()
+    assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["trainyard"]\n---\n')
+    for row in (
+        f"| eval_accuracy | {run.receipt().result['eval_accuracy']:.6g} |",
+        f"| model | {recipe[0].removeprefix('--model=')} |",
+        "| learning_rate | 0.003 |",
+        "| ranks | 2 |",
+        "| accelerator | cpu |",
+    ):
+        assert row in card
+    assert f"`{run.receipt().run_id}`" in card
+    assert "| transformers | 4." in card
+
+    assert commands
+    assert not [command for command in commands if TOKEN in command]
+    assert TOKEN not in launched.output
+    assert not [name for name in run.keys("") if TOKEN.encode() in run.read(name)]
+
+
+def test_a_push_that_fails_leaves_the_run_as_it_is_and_says_how_to_repeat_it(
+    run: Run, recipe: tuple[str, ...], hub: Hub
+) -> None:
+    hub.refuses_commits = True
+    launched = run.attempt(*recipe, "--epochs=1", f"--push-to-hub={REPOSITORY}", HF_TOKEN=TOKEN, HF_ENDPOINT=hub.url)
+    [warning] = [line for line in launched.lines if "warning" in line]
+    assert warning.startswith(f"warning: the model was not pushed to {REPOSITORY}: 500 Server Error")
+    assert f"aws s3 cp --recursive {run.location}model/ model && hf upload {REPOSITORY} model . --private" in warning
+    assert TOKEN not in launched.output
+    assert run.receipt().state == "succeeded"
+    assert "model/model.safetensors" in run.keys("model/")
+
+
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [
+        ({}, f"error: push_to_hub: there is no HF_TOKEN here to push to {REPOSITORY} with. Next: put the team's token"),
+        ({"HF_TOKEN": "hf_stale"}, f"error: push_to_hub: the token may not write to {REPOSITORY}: 401 Client Error"),
+        ({"HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}, "error: push_to_hub: HF_HUB_OFFLINE is set, so nothing can be"),
+    ],
+    ids=["no token", "stale token", "offline"],
+)
+def test_what_cannot_be_pushed_is_refused_before_it_is_trained(
+    run: Run, recipe: tuple[str, ...], hub: Hub, environment: dict[str, str], error: str
+) -> None:
+    options: dict[str, Any] = {"HF_ENDPOINT": hub.url, **environment}
+    launched = run.start(*recipe, f"--push-to-hub={REPOSITORY}", **options)
+    assert launched.wait() in (1, 3)
+    assert launched.lines[-1].startswith(error), launched.output
+    assert "Traceback" not in launched.output
+    assert "hf_stale" not in launched.output
+    assert not hub.commits
+    assert not run.keys()
+
+
+def test_the_card_names_what_the_hub_has() -> None:
+    recipe = FinetuneClassification(
+        model="hf://google-bert/bert-base-uncased",
+        train_data=["hf://acme/films?config=en", "hf://acme/films?config=de"],
+        push_to_hub=REPOSITORY,
+    )
+    card = hub_push.card("films-1", recipe, {"eval_accuracy": 0.91234567}, {"ranks": 8})
+    _, metadata, text = card.split("---\n", 2)
+    values = {line.partition(": ")[0]: json.loads(line.partition(": ")[2]) for line in metadata.splitlines()}
+    assert values == {
+        "library_name": "transformers",
+        "tags": ["trainyard"],
+        "base_model": "google-bert/bert-base-uncased",
+        "datasets": ["acme/films"],
+    }
+    assert text.startswith(f"\n# {REPOSITORY}\n\nFine-tune a pretrained encoder")
+    assert "| eval_accuracy | 0.912346 |" in text
+    assert "| train_data.1 | hf://acme/films?config=de |" in text
+
+
+@pytest.mark.parametrize("name", ["reviews", "acme/", "acme/re views", "acme/a/b", "../x"])
+def test_a_name_that_is_none_of_a_repository_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="push_to_hub"):
+        FinetuneClassification(model="m", train_data=str(tmp_path / "t.csv"), push_to_hub=name)
