@@ -64,7 +64,7 @@ def test_a_published_training_learns_from_other_data(
         for number, table in enumerate(names):
             rows = reviews(count // len(names), seed=number + count, labels=("no", "yes"))
             if columns:
-                rows = [{"sentence1": row["text"], "sentence2": "the plot", "label": row["label"]} for row in rows]
+                rows = [{"sentence1": row["text"], "sentence2": "the", "label": row["label"]} for row in rows]
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             embedded.s3.put_object(Bucket=stage.data_bucket, Key=f"{prefix}/{part}-{table}", Body=lines.encode())
     given = {
@@ -72,7 +72,7 @@ def test_a_published_training_learns_from_other_data(
         "train_data": _tables(prefix, "train", data),
         "eval_data": _tables(prefix, "eval", data),
         "learning_rate": 0.003,  # of random weights
-        "epochs": 8,
+        "epochs": 24 if columns else 12,
         **({"glue_task": None} if columns else {}),
         **columns,
     }
