@@ -56,4 +56,5 @@ KIND = JobKind(
     accelerated=False,
     one_process=True,
     timeout_hours=12,
+    makes="corpus",
 )

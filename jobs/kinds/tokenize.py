@@ -1,19 +1,19 @@
 """tokenize: a corpus as packed token ids, which pre-training reads."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact
+from jobs.arguments import Arguments, Artifact, OfKind
 from jobs.job_kind import JobKind
 
 
 class Tokenize(Arguments):
     """Turn a corpus into token ids, packed into sequences of one length."""
 
-    corpus: Artifact
+    corpus: Annotated[Artifact, OfKind("corpus")]
     """What prepare-corpus made: run://name, or the folder of it."""
-    tokenizer: Artifact
+    tokenizer: Annotated[Artifact, OfKind("tokenizer")]
     """What train-tokenizer made: run://name, or the folder of it."""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
     """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
@@ -29,4 +29,5 @@ KIND = JobKind(
     accelerated=False,
     one_process=True,
     timeout_hours=12,
+    makes="packed-tokens",
 )

@@ -1,15 +1,17 @@
 """train-tokenizer: a WordPiece vocabulary, as BERT has it, learnt from a corpus."""
 
+from typing import Annotated
+
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact
+from jobs.arguments import Arguments, Artifact, OfKind
 from jobs.job_kind import JobKind
 
 
 class TrainTokenizer(Arguments):
     """Learn a WordPiece vocabulary from a sample of a corpus."""
 
-    corpus: Artifact
+    corpus: Annotated[Artifact, OfKind("corpus")]
     """What prepare-corpus made: run://name, or the folder of it."""
     vocabulary_size: int = Field(default=32_000, ge=100, le=1_000_000)
     """Tokens, special ones included. The published tutorial's, and divisible by 128, which suits the HPU in bf16."""
@@ -33,4 +35,5 @@ KIND = JobKind(
     accelerated=False,
     one_process=True,
     timeout_hours=12,
+    makes="tokenizer",
 )

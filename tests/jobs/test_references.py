@@ -1,5 +1,6 @@
 """What `run://name/path` stands for when a spec is submitted, on the deployed stage."""
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from jobs.batch import Job
 from jobs.cli.submit import plan_run, plan_runs, send
 from jobs.errors import NotFoundError, UsageError
 from jobs.plan import Plan
+from jobs.runs import S3Location
 from jobs.spec import JobSpec, parse_spec
 from jobs.stage import DeployedStage
 from tests.jobs.submitting import DATA_KEY, MODEL_KEY, planned_to_run, wait_for
@@ -148,3 +150,40 @@ def test_a_run_that_leaves_no_artifact_is_refused_where_one_is_read(embedded: Aw
     spec = {"name": "pretrain", "job": "pretrain-mlm", "arguments": {"data": "run://reader"}}
     with pytest.raises(UsageError, match="run://reader is a 'finetune-classification', which leaves no artifact"):
         plan_runs(embedded, stage, [reading(f"data://{DATA_KEY}"), parse_spec(spec, origin="the test")])
+
+
+def job(name: str, kind: str, **arguments: Any) -> JobSpec:
+    return parse_spec({"name": name, "job": kind, "arguments": arguments}, origin="the test")
+
+
+CORPUS = job("corpus", "prepare-corpus", data=[f"data://{DATA_KEY}"])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        ("run://corpus", "makes a 'corpus', not a 'tokenizer'\nNext: name a run of train-tokenizer"),
+        ("run://reader", "is a 'finetune-classification', which leaves no artifact"),
+    ],
+)
+def test_a_run_that_makes_something_else_is_refused(
+    embedded: Aws, stage: DeployedStage, tokenizer: str, message: str
+) -> None:
+    tokens = job("tokens", "tokenize", corpus="run://corpus", tokenizer=tokenizer)
+    with pytest.raises(UsageError) as refused:
+        plan_runs(embedded, stage, [CORPUS, reading(f"data://{DATA_KEY}"), tokens])
+    assert f"tokens: arguments.tokenizer: {tokenizer} {message}" in str(refused.value)
+
+
+def test_an_artifact_is_looked_for_and_at_before_it_is_read(embedded: Aws, stage: DeployedStage, name: str) -> None:
+    place = S3Location(stage.run_bucket, f"research/{name}")
+    spec = job("tokens", "train-tokenizer", corpus=str(place))
+    with pytest.raises(NotFoundError, match=r"arguments\.corpus: .* where there is neither artifact\.json nor manif"):
+        plan_run(embedded, stage, spec)
+    pointer = {"kind": "tokenizer", "fingerprint": "0" * 64, "location": "s3://elsewhere/"}
+    embedded.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/artifact.json", Body=json.dumps(pointer).encode())
+    with pytest.raises(UsageError, match=rf"arguments\.corpus: {place} is a 'tokenizer', not a 'corpus'"):
+        plan_run(embedded, stage, spec)
+    manifest = {"kind": "corpus"}
+    embedded.s3.put_object(Bucket=place.bucket, Key=f"{place.key}/manifest.json", Body=json.dumps(manifest).encode())
+    assert plan_run(embedded, stage, spec).inputs[0][1] == str(place)

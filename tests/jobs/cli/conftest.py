@@ -28,7 +28,10 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
     """Runs `trainyard ARGUMENTS…` to its end in an empty folder; `environment` adds to the clean one."""
 
     def run(
-        *arguments: str | Path, environment: Mapping[str, str] | None = None, stdin: str = ""
+        *arguments: str | Path,
+        environment: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout_seconds: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [TRAINYARD, *map(str, arguments)],
@@ -37,7 +40,7 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout_seconds,
             check=False,
         )
 
