@@ -12,9 +12,16 @@ import boto3
 
 from jobs.runs import S3Location
 from tests.jobs.train.conftest import SERVER
-from tests.jobs.train.launching import NewRun, Run, environment_of
+from tests.jobs.train.launching import Launched, NewRun, Run, environment_of
 
 BUCKET = "runs"
+
+
+def finished(launched: Launched) -> None:
+    """Waits for as long as it takes. Ends the benchmark with the output of a run that failed."""
+    launched.process.wait()
+    if launched.wait():
+        sys.exit(launched.output)
 
 
 @contextlib.contextmanager

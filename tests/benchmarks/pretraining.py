@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.cli.demo_data import Package, download
-from tests.benchmarks.launched import launcher
+from tests.benchmarks.launched import finished, launcher
 from tests.jobs.train.launching import NewRun
 from tests.jobs.train.packing import publish, save_packed
 from tests.jobs.train.reviews import write_jsonl
@@ -94,7 +94,7 @@ def _columns(content: str) -> list[Text]:
     for _ in range(2):
         next(rows)
     label, text = heads.index("Category"), heads.index("Text")
-    return [(row[label], row[text]) for row in rows]
+    return [(row[label], row[text]) for row in rows if row]
 
 
 def _tokenizer(folder: Path, texts: Sequence[str]) -> Path:
@@ -113,7 +113,8 @@ def _pretrained(new_run: NewRun, data: str, *, steps: int, rate: float, ranks: i
     """Where the model lies. One step at a rate of next to nothing leaves the weights as they were drawn."""
     run = new_run()
     flags = (f"--data={data}", *SHAPE, f"--max-steps={steps}", f"--learning-rate={rate}")
-    run.attempt(*flags, "--global-batch-size=128", "--eval-sequences=1024", kind="pretrain-mlm", nproc=ranks)
+    more = ("--global-batch-size=128", "--max-batch-size-per-rank=128", "--eval-sequences=512")
+    finished(run.start(*flags, *more, kind="pretrain-mlm", nproc=ranks))
     result = run.receipt().result
     print(
         f"pre-training of {steps:>5} steps: perplexity {result['eval_perplexity']:8.1f}, "
@@ -127,7 +128,7 @@ def _fine_tuned(new_run: NewRun, model: str, tables: Sequence[str], seed: int, r
     run = new_run()
     train, evaluation = tables
     flags = (f"--model={model}", f"--train-data={train}", f"--eval-data={evaluation}", f"--seed={seed}")
-    run.attempt(*flags, f"--max-length={LENGTH}", "--epochs=6", "--learning-rate=0.0005", nproc=ranks)
+    finished(run.start(*flags, f"--max-length={LENGTH}", "--epochs=6", "--learning-rate=0.0005", nproc=ranks))
     return float(run.receipt().result["eval_accuracy"])
 
 
