@@ -18,7 +18,9 @@ def test_it_fits_a_newcomers_patience() -> None:
     assert len(README.read_text().splitlines()) < 200
 
 
-@pytest.mark.parametrize("path", ["README.md", "images/README.md", "infra/README.md", "infra/emulator/README.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "images/README.md", "infra/README.md", "infra/emulator/README.md", "jobs/README.md"]
+)
 def test_links_lead_somewhere(path: str) -> None:
     page = README.parent / path
     text = page.read_text()
