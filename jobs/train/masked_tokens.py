@@ -175,4 +175,5 @@ def _random(counters: "NDArray[np.uint64]", seed: int, *, stream: int) -> "NDArr
 def _finalised(values: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    finalised: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return finalised
