@@ -3,6 +3,7 @@
 #   make demo     deploy the stacks to an embedded AWS, fine-tune a model there, show the result
 #   make test     lint, then the whole test suite
 #   make contract  the code in the container against the packages of every release; RELEASE=1.20.0: of one
+#   make gaudi-image  images/gaudi, built and tried on a stand-in for Habana's image
 #   make lint     ruff, mypy and the import rules
 #   make synth    the templates of all stages, into cdk.out
 #   make pins     requirements.txt anew, after pyproject.toml changed
@@ -19,7 +20,7 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test contract lint synth pins install clean
+.PHONY: help demo test contract gaudi-image lint synth pins install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,9 +57,13 @@ lint: install
 	mypy --python-version 3.10 --package jobs.train
 	lint-imports
 
-# One process a core, four at most; what shares costly fixtures stays in one (tests/conftest.py).
+# One process more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
+# in one (tests/conftest.py).
 test: lint
-	pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	pytest -m "not habana_image" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
+
+gaudi-image: install
+	.ci/docker-engine pytest -m habana_image tests/images
 
 contract: install
 	@python -m tests.jobs.train.contract $(RELEASE)

@@ -24,12 +24,16 @@ from infra.emulator import CREDENTIALS, client
 pytest_plugins = ["tests.docker_engine"]
 
 
+ALONE = ("tests/jobs/train/test_resuming.py", "tests/jobs/train/test_pretrain_mlm.py")
+"""Long files at the end of a run whose tests share nothing: the last process to work would work alone."""
+
+
 class FileOrImagesScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
     """Tests of a file run in one process, and those of images in one too: each image is built once for all of them."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = "tests/images/"
-        return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
+        folder, file = "tests/images/", nodeid.partition("::")[0]
+        return folder if nodeid.startswith(folder) else nodeid if file in ALONE else file
 
 
 def pytest_configure() -> None:

@@ -146,6 +146,7 @@ class Build:
     def _build(self, one: Image, watcher: Watcher) -> BuiltImage:
         watcher.begins(one)
         began = time.monotonic()
+        before = self._find(one.name)
         output = BuildOutput(one.dockerfile.read_text())
         process = subprocess.Popen(
             self._command(one),
@@ -161,6 +162,13 @@ class Build:
             exit_code = process.wait()
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not built, and no image got its name") from None
+        except TrainyardError:
+            _stop(process)
+            # A build of few steps may have been done before the engine heard that it should not be.
+            made = self._find(one.name)
+            if made is not None and (before is None or made.id != before.id):
+                self.client.images.remove(self._name(one.name), force=True)
+            raise
         finally:
             _stop(process)
         if exit_code:

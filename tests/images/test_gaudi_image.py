@@ -30,7 +30,7 @@ from tests.docker_engine import pip_environment
 from tests.jobs.images.source_tree import SourceTree
 
 # The first to ask for the image waits until it is there, which takes minutes.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1200)]
 
 HERE = Path(__file__).parent
 ROW = release()

@@ -69,7 +69,10 @@ TRAPS = (
     ),
     Trap(
         "each new shape compiles a graph",
-        tests=("test_token_ids_have_one_shape_and_are_padded_on_the_tokenizers_side",),
+        tests=(
+            "test_there_are_no_more_widths_than_lengths_need",
+            "test_all_ranks_have_the_same_width_at_the_same_time_and_together_the_global_batch",
+        ),
     ),
     Trap("HCCL without the host's IPC namespace", rules=("JobDefinition-HostIpc",)),
     Trap("containerProperties, which know no IPC namespace", rules=("JobDefinition-HostIpc",)),

@@ -72,7 +72,8 @@ class Pipeline:
         self.log = finished.stderr
         self._aws = aws
         self._bucket = stage.run_bucket
-        self.results: list[dict[str, Any]] = json.loads(finished.stdout)
+        told = json.loads(finished.stdout)
+        self.results: list[dict[str, Any]] = told if len(names) > 1 else [told]
         self.run_ids = [result["run_id"] for result in self.results]
         found = [batch.find_job(aws, stage, run_id) for run_id in self.run_ids]
         self.jobs: list[Job] = [job for job in found if job is not None]
@@ -97,7 +98,7 @@ class Pipeline:
 
 @pytest.mark.timeout(2 * _SECONDS)
 @pytest.mark.usefixtures("documents")
-def test_four_runs_make_a_model_from_text_and_none_makes_anything_twice(
+def test_four_runs_make_a_model_from_text_and_nothing_is_made_twice(
     trainyard: Trainyard,
     deployed_environment: Mapping[str, str],
     embedded: Aws,
@@ -132,12 +133,12 @@ def test_four_runs_make_a_model_from_text_and_none_makes_anything_twice(
     assert receipt is not None
     assert receipt.result["eval_perplexity"] > 1
 
-    # WHEN what prepares the training is submitted again
+    # WHEN its beginning is submitted again
+    written = first.written(0)
     again = tmp_path / "again.yaml"
-    again.write_text("---".join(SPEC.read_text().split("---")[:3]))
-    second = Pipeline(trainyard, deployed_environment, embedded, stage, spec=again, names=NAMES[:3])
-    # THEN each run finds what it would make
-    for number in range(3):
-        assert second.artifact(number) == first.artifact(number)
-        assert second.written(number) == first.written(number)
-        assert f" exists: {first.artifact(number)}" in second.log
+    again.write_text(SPEC.read_text().split("---")[0])
+    second = Pipeline(trainyard, deployed_environment, embedded, stage, spec=again, names=NAMES[:1])
+    # THEN the run finds what it would make
+    assert second.artifact(0) == first.artifact(0)
+    assert second.written(0) == written
+    assert f" exists: {first.artifact(0)}" in second.log

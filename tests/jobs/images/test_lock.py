@@ -7,7 +7,7 @@ import pytest
 
 from jobs.errors import TrainyardError
 from jobs.images import lock
-from jobs.images.hierarchy import image, images
+from jobs.images.hierarchy import image
 from jobs.images.lock import IMAGES, check, lock_file, requirements
 from jobs.releases import Release, release, releases
 
@@ -63,7 +63,7 @@ def test_an_image_that_there_is_not_is_refused() -> None:
     assert done.stderr == "error: image 'gaudy' not found; did you mean 'gaudi'?\n"
 
 
-@pytest.mark.parametrize("name", images())
+@pytest.mark.parametrize("name", ["gaudi", "cpu", "cuda", "gaudi-ray", "gaudi-notebook"])
 def test_the_index_has_every_file_of_the_default_release(name: str) -> None:
     check(image(name), release())
 
