@@ -47,6 +47,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileOrImages
 
 
 START_SECONDS = 60
+STOP_TIMEOUT_SECONDS = 100
+"""What the instances grant a container after SIGTERM (infra/constructs/user_data.py): a busy machine takes long."""
 DEPLOY_SECONDS = 240
 
 
@@ -87,7 +89,10 @@ def run_embedded_aws(folder: Path, *arguments: str) -> Iterator[EmbeddedAws]:
     command = [sys.executable, "-m", "infra.emulator", "serve", "--state-file", str(state_file)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, "--exit-with-pid", str(os.getpid()), *arguments], stdout=output, stderr=subprocess.STDOUT
+            [*command, "--exit-with-pid", str(os.getpid()), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={"TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS), **os.environ},
         )
     try:
         until = time.monotonic() + START_SECONDS

@@ -132,5 +132,8 @@ def stage(aws: Aws, inputs: Mapping[str, S3Location], cache: Path) -> Iterator[s
 
 
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

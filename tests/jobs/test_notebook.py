@@ -185,7 +185,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
     receipt = storage.read_receipt(embedded, notebook.location)
     assert receipt is not None
     assert receipt.state == "succeeded"
-    assert [attempt.exit_code for attempt in receipt.attempts] == [INTERRUPTED_EXIT_CODE, 0]
+    assert [attempt.exit_code for attempt in receipt.attempts] == [INTERRUPTED_EXIT_CODE, 0], notebook.log
     assert storage.read_notebook(embedded, notebook.location) is None
     assert list(notebook.processes()) == []
 
