@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import boto3
@@ -83,8 +84,13 @@ class EmbeddedAws:
 
 
 @contextmanager
-def run_embedded_aws(folder: Path, *arguments: str) -> Iterator[EmbeddedAws]:
-    """A server of its own that ends with the block, and with this process whatever happens to it."""
+def run_embedded_aws(
+    folder: Path, *arguments: str, environment: Mapping[str, object] = MappingProxyType({})
+) -> Iterator[EmbeddedAws]:
+    """A server of its own that ends with the block, and with this process whatever happens to it.
+
+    `environment`: its settings. They stay out of this process, where they would be those of later servers too.
+    """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
     command = [sys.executable, "-m", "infra.emulator", "serve", "--state-file", str(state_file)]
     with log.open("wb") as output:
@@ -92,7 +98,11 @@ def run_embedded_aws(folder: Path, *arguments: str) -> Iterator[EmbeddedAws]:
             [*command, "--exit-with-pid", str(os.getpid()), *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS), **os.environ},
+            env={
+                **os.environ,
+                "TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS),
+                **{name: str(value) for name, value in environment.items()},
+            },
         )
     try:
         until = time.monotonic() + START_SECONDS

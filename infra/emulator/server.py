@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ def serve(
 
     # Here rather than above: the port is checked and the signals are set before moto takes its second to load.
     with _listening(port) as listener:
+        # moto loads jsonschema, which loads a grammar of IRIs where it finds one: as much again as all the rest takes.
+        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 

@@ -97,7 +97,7 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         ).model_dump(mode="json")
 
     if not rank.is_first_on_node:
-        from transformers import Trainer  # noqa: F401 - takes seconds, which the first rank needs for the data
+        of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
     model_folder = Path(rank.once_per_node("model", model))
     return model_folder, Prepared.model_validate(rank.once_per_node("data", data))
 

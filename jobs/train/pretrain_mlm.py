@@ -70,7 +70,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
         return fetch_inputs(arguments, s3, rank.scratch).model_dump(mode="json")
 
     if not rank.is_first_on_node:
-        from transformers import Trainer  # noqa: F401 - takes seconds, which the first rank needs for the data
+        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
     inputs = Inputs.model_validate(rank.once_per_node("data", fetch))
     train_data, eval_data = masked_data(arguments, inputs)
     sequences = len(PackedTokens(inputs.folder, "train"))

@@ -15,12 +15,11 @@ from tests.infra.emulator.event_calls import inject, messages, policy, queue_of,
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINYARD_STOP_TIMEOUT_SECONDS", "1")
-        with run_embedded_aws(tmp_path_factory.mktemp("events")) as aws:
-            yield prepare(aws)
-            health = aws.health()
-            assert not health["server_errors"], f"{health['server_errors']}\n{aws.log.read_text()}"
+    settings = {"TRAINYARD_STOP_TIMEOUT_SECONDS": 1}
+    with run_embedded_aws(tmp_path_factory.mktemp("events"), environment=settings) as aws:
+        yield prepare(aws)
+        health = aws.health()
+        assert not health["server_errors"], f"{health['server_errors']}\n{aws.log.read_text()}"
 
 
 @pytest.fixture

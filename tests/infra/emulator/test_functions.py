@@ -24,12 +24,11 @@ from tests.infra.emulator.event_calls import messages, queue_of, rule
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINYARD_FUNCTION_RETRY_SECONDS", "0.05")
-        with run_embedded_aws(tmp_path_factory.mktemp("functions")) as server:
-            yield server
-            health = server.health()
-            assert not health["server_errors"], f"{health['server_errors']}\n{server.log.read_text()}"
+    settings = {"TRAINYARD_FUNCTION_RETRY_SECONDS": 0.05}
+    with run_embedded_aws(tmp_path_factory.mktemp("functions"), environment=settings) as server:
+        yield server
+        health = server.health()
+        assert not health["server_errors"], f"{health['server_errors']}\n{server.log.read_text()}"
 
 
 def zipped(source: str, **files: str) -> bytes:

@@ -11,12 +11,13 @@ from tests.infra.emulator.batch.batch_calls import STOP_TIMEOUT_SECONDS, Batch, 
 @pytest.fixture(scope="session")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
     """One server for all tests of this folder. An error inside it fails the last of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRAINYARD_STOP_TIMEOUT_SECONDS", str(STOP_TIMEOUT_SECONDS))
-        patch.setenv("TRAINYARD_MINIMUM_TIMEOUT_SECONDS", "1")
-        patch.setenv("TRAINYARD_TIME_LIMIT_SCALE", "0.001")
-        patch.setenv("TRAINYARD_SECRET_OF_THE_SERVER", "not for jobs")
-        with run_embedded_aws(tmp_path_factory.mktemp("batch")) as aws:
-            yield prepare(aws)
-            errors = aws.health()["server_errors"]
-            assert not errors, f"{errors}\n{aws.log.read_text()}"
+    settings = {
+        "TRAINYARD_STOP_TIMEOUT_SECONDS": STOP_TIMEOUT_SECONDS,
+        "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": 1,
+        "TRAINYARD_TIME_LIMIT_SCALE": 0.001,
+        "TRAINYARD_SECRET_OF_THE_SERVER": "not for jobs",
+    }
+    with run_embedded_aws(tmp_path_factory.mktemp("batch"), environment=settings) as aws:
+        yield prepare(aws)
+        errors = aws.health()["server_errors"]
+        assert not errors, f"{errors}\n{aws.log.read_text()}"
