@@ -6,10 +6,10 @@ container gets arguments and environment only), and become the same model again 
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -84,6 +84,9 @@ class Strict(BaseModel):
 class Arguments(Strict):
     """Base of every entrypoint's arguments; a field's docstring is its --help."""
 
+    FREE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may be others when a run is resumed, since what it makes does not follow from them."""
+
     def sources(self) -> Iterator[tuple[str, str, str]]:
         """`(field, location, what it should be)` of each input that is set, in the order of the fields.
 
@@ -116,6 +119,10 @@ class Arguments(Strict):
                 values[field] = location
         return type(self).model_validate(values)
 
+    def decisive(self) -> dict[str, Any]:
+        """What a run keeps when it is resumed: all but `FREE`."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
+
     def check(self, *world_sizes: int) -> None:
         """Raises UsageError where these arguments cannot work on each of so many ranks.
 
@@ -128,6 +135,17 @@ class Arguments(Strict):
             f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
             for name, value in self.model_dump(mode="json", exclude_none=True).items()
         ]
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two sets of `decisive` arguments: old and new value, None where there is no such key."""
+    pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
+
+
+def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """`learning_rate 0.003 -> 0.5, seed 1 -> 2`"""
+    return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)

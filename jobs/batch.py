@@ -17,7 +17,7 @@ from typing import Any
 from jobs.aws import Aws, is_throttling, is_transient
 from jobs.dependencies import DEPENDENCY_FAILED
 from jobs.errors import MaybeSubmittedError, TrainyardError
-from jobs.moves import DUPLICATE_REASON, MOVED_TAG
+from jobs.moves import DUPLICATE_REASON, MOVED_TAG, RESUMED_TAG
 from jobs.plan import Plan
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage, parameter_path
@@ -82,10 +82,19 @@ class Job:
     """In the order of attempts, then nodes."""
     depends_on: tuple[str, ...] = ()
     """Ids of the jobs that have to succeed before it starts."""
+    resumed: str = ""
+    """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def origin(self) -> str:
+        """How it came to go on with its run; empty where it is the first."""
+        if self.moved:
+            return f"moved to On-Demand {self.moved}"
+        return "resumed" if self.resumed else ""
 
     @property
     def timed_out(self) -> bool:
@@ -155,11 +164,15 @@ def _maybe_submitted(plan: Plan, last_error: Exception | None) -> MaybeSubmitted
 
 
 def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
-    """Ids of the jobs of the plan's queue that have its name and were not stopped as duplicates, the oldest first."""
+    """Ids of the jobs of the plan's queue that have its name and were not stopped as duplicates, the oldest first.
+
+    Those that the run went through before it was resumed are none of them.
+    """
+    before = plan.continued.job_ids if plan.continued else ()
     return [
         job["jobId"]
         for job in sorted(_list(aws, plan.request["jobQueue"], name=plan.run_id), key=lambda job: job["createdAt"])
-        if not job.get("isTerminated")
+        if not job.get("isTerminated") and job["jobId"] not in before
     ]
 
 
@@ -197,13 +210,13 @@ def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
 
 
 def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
-    """The jobs that a run has gone through, the newest last: more than one where it was moved to another queue."""
+    """The jobs that a run has gone through, the newest last: more than one where it was moved or resumed."""
     ids = [item["jobId"] for queue in stage.queues.values() for item in _list(aws, queue, name=run_id)]
     return _one_after_another(describe(aws, stage, ids))
 
 
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
-    """The stage's runs created at or after `since`, the newest first; of a run that was moved, the job it is now."""
+    """The stage's runs created at or after `since`, the newest first; of a run with several jobs, the one it is now."""
     found = list(chain.from_iterable(_list(aws, queue, since=since) for queue in stage.queues.values()))
     runs: dict[str, list[Job]] = {}
     for job in describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])]):
@@ -216,12 +229,13 @@ def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | No
 def _one_after_another(jobs: Iterable[Job]) -> list[Job]:
     """Of the jobs that have a run's name, those that are or were the run.
 
-    A queue's oldest is; `submit` stopped the others as duplicates. A run goes on in another queue than its last.
+    A queue's oldest is; `submit` stopped the others as duplicates. A run is moved to another queue than its last, and a
+    job with which it was resumed names the one before.
     """
-    by_queue: dict[str, Job] = {}
+    found: dict[tuple[str, str], Job] = {}
     for job in sorted(jobs, key=lambda job: job.created_at):
-        by_queue.setdefault(job.queue, job)
-    return list(by_queue.values())
+        found.setdefault((job.queue, job.resumed), job)
+    return list(found.values())
 
 
 def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
@@ -290,6 +304,7 @@ def _job(aws: Aws, stage: DeployedStage, detail: Mapping[str, Any]) -> Job:
         team=tags.get("trainyard:team", ""),
         kind=tags.get("trainyard:job", ""),
         moved=tags.get(MOVED_TAG, ""),
+        resumed=tags.get(RESUMED_TAG, ""),
         created_at=_required_time(detail["createdAt"]),
         started_at=_time(detail.get("startedAt")),
         stopped_at=_time(detail.get("stoppedAt")),

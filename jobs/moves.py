@@ -1,7 +1,8 @@
-"""A run that Spot keeps taking away, or has no capacity for, goes on as a second job On-Demand: what names such a move.
+"""A run may go on as another job than its last: what names such a move.
 
-The function that moves it (infra/functions/move_to_on_demand.py) ends the first job with a reason, and submits the
-second under the same name with a tag; the command line knows both by what is here.
+One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it
+(infra/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the same name with
+a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both by them.
 """
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
@@ -18,6 +19,14 @@ MOVED_REASON = "moved to On-Demand"
 
 MOVED_TAG = "trainyard:moved"
 """Tag of the job that goes on; its value completes "moved to On-Demand …"."""
+
+RESUMED_TAG = "trainyard:resumed"
+"""Tag of the job with which `trainyard resume` goes on with a run; its value is the id of the job before. One that was
+moved afterwards has it too."""
+
+CLAIMS = "moves/"
+"""Below it among the run's files, `JOB.json` claims going on after a job: what resumes a run and what moves it never do
+so both."""
 
 DUPLICATE_REASON = "duplicate of"
 """Begins the reason of a job that was never the run: a lost submission that arrived late."""

@@ -12,9 +12,10 @@ from jobs.images.hierarchy import child_name
 from jobs.instance_types import InstanceType
 from jobs.job_kind import JobKind
 from jobs.locations import DATA
+from jobs.moves import RESUMED_TAG
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
 from jobs.recipe import Recipe
-from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
+from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
 from jobs.spec import JobSpec
 from jobs.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
 
@@ -32,6 +33,18 @@ RETRY_RULES: tuple[Mapping[str, str], ...] = (
     {"onExitCode": "*", "action": "EXIT"},
 )
 """evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """What a plan goes on with: a run whose jobs have ended."""
+
+    job_ids: tuple[str, ...]
+    """Of the jobs that it went through, the newest last; at least that one."""
+    at: datetime
+    """When it is resumed."""
+    allow_changes: bool = False
+    """Whether a checkpoint that was made with other arguments is resumed all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +69,8 @@ class Plan:
     """What the submitter should know before paying."""
     awaited: tuple[Awaited, ...] = ()
     """The runs that have to end before this one starts."""
+    continued: Continued | None = None
+    """The run that this one goes on with; None: it is a new one."""
 
     @property
     def on_demand_usd_per_hour(self) -> float:
@@ -81,7 +96,14 @@ class Plan:
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
 
 
-def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awaited, ...] = ()) -> Plan:
+def plan(
+    spec: JobSpec,
+    stage: DeployedStage,
+    *,
+    run_id: str,
+    awaited: tuple[Awaited, ...] = (),
+    continued: Continued | None = None,
+) -> Plan:
     """What would be submitted. References to runs are resolved before (jobs.references), to the runs in `awaited` too.
 
     Raises UsageError where the spec asks for what the stage cannot give or the team's budget is used up,
@@ -92,12 +114,13 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awa
     nnodes = spec.resources.nnodes
     queue, queue_reason = _queue(spec, stage, row)
     definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
-    _check_budget(spec.team, stage, at=submitted_at(run_id))
+    now = continued.at if continued else submitted_at(run_id)
+    _check_budget(spec.team, stage, at=now)
     nproc_per_node = _ranks(spec, row)
     world_sizes = [nnodes * nproc_per_node]
     notes = _image_notes(kind, row, stage)
     stop = stage.stage_budget_stop
-    if stop is not None and not stop.is_over(submitted_at(run_id)):
+    if stop is not None and not stop.is_over(now):
         notes.append(
             f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
             f"{stop.until[:10]}, or until the budget is raised"
@@ -140,6 +163,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awa
                             "jobs.train.launch",
                             f"--instance-type={row.name}",
                             f"--nproc-per-node={nproc_per_node}",
+                            *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
                             *in_container.to_flags(),
                         ],
@@ -168,6 +192,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awa
             "trainyard:run": run_id,
             "trainyard:team": spec.team,
             "trainyard:job": spec.job,
+            **({RESUMED_TAG: continued.job_ids[-1]} if continued else {}),
         },
         "propagateTags": True,
         **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
@@ -187,6 +212,7 @@ def plan(spec: JobSpec, stage: DeployedStage, *, run_id: str, awaited: tuple[Awa
         nproc_per_node=nproc_per_node,
         notes=tuple(notes),
         awaited=awaited,
+        continued=continued,
     )
 
 

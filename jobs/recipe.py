@@ -1,6 +1,7 @@
 """Recipe: how an entrypoint that trains does it, in the same words in every kind and on any world size."""
 
 import math
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -10,6 +11,8 @@ from jobs.errors import UsageError
 
 class Recipe(Arguments):
     """Base of the arguments of every kind that trains."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset({"checkpoint_every_steps", "log_every_steps", "push_to_hub"})
 
     learning_rate: float = Field(default=5e-5, gt=0)
     """Peak learning rate; it falls linearly to zero."""

@@ -3,7 +3,7 @@
 One submission is one run, through all its attempts. Everything it writes lies under
 `s3://<run bucket>/<team>/<run id>/`:
 
-    spec.yaml                 the spec as resolved and planned
+    spec.yaml                 the spec as resolved and planned; of a resumed run, as it was resumed last
     checkpoints/step-N/       with manifest.json written last: without it the checkpoint does not exist
     metrics.jsonl             one JSON object a line: `step`, `epoch`, `time`, and what was measured
     tensorboard/              event files
@@ -45,6 +45,8 @@ cannot name a prefix that has a team and a run before `checkpoints/`."""
 
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
+ALLOW_CHANGES_FLAG = "--allow-changes"
+"""Of the launcher: a checkpoint that was made with other arguments is resumed all the same."""
 
 UTILIZATION_KEY = "accelerator_utilization_percent"
 """First key of the JSON line in which a node logs, once a minute, how busy its accelerators are."""
@@ -130,6 +132,8 @@ class Attempt(BaseModel):
     world_size: int
     resumed_from_step: int = 0
     last_step: int = 0
+    changed: dict[str, tuple[Any, Any]] = {}
+    """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
 
 
 class Receipt(BaseModel):

@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,8 @@ from jobs.stage import DeployedStage
 
 LATEST = "latest"
 """In place of a run id: the newest run of the stage."""
+
+_CHECKPOINT = re.compile(rf"{CHECKPOINTS}step-(\d+)/{re.escape(MANIFEST)}")
 
 _DENIED = ("403", "AccessDenied")
 
@@ -151,12 +154,18 @@ def _holds_files(aws: Aws, bucket: str, folder: str) -> bool:
         raise
 
 
-def put_spec(aws: Aws, plan: Plan) -> None:
-    """Write the resolved spec where the run's files will lie, before the run exists."""
+def read_spec_text(aws: Aws, run: S3Location) -> str | None:
+    """The resolved spec that a run was submitted with; None where there is none."""
+    return _read(aws, run / SPEC)
+
+
+def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
+    """Write the resolved spec where the run's files will lie, before the run exists; or the one that was there."""
     import yaml
 
     place = plan.run_location / SPEC
-    text = yaml.safe_dump(plan.spec.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    if text is None:
+        text = yaml.safe_dump(plan.spec.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode(), ContentType="application/yaml")
 
 
@@ -221,6 +230,14 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
     close = difflib.get_close_matches(text, known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     raise NotFoundError(f"run '{text}' not found in stage '{stage.name}'{hint}", next_step="trainyard list")
+
+
+def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
+    """Step of the newest checkpoint that has its manifest; None where there is none."""
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / CHECKPOINTS).key)
+    keys = (item["Key"].removeprefix(run.key) for page in pages for item in page.get("Contents", []))
+    steps = [int(match[1]) for key in keys if (match := _CHECKPOINT.fullmatch(key))]
+    return max(steps, default=None)
 
 
 def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:

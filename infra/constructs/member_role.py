@@ -17,6 +17,7 @@ from infra.constructs.team_files import TeamFiles
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Team
 from infra.storage_stack import StorageStack
+from jobs.moves import CLAIMS
 from jobs.runs import SPEC
 from jobs.stage import parameter_path, share_identifier
 
@@ -67,8 +68,8 @@ class MemberRole(InlineRole):
         files.read_data()
         files.write_data()
         files.read_runs()
-        # What a submission writes beside the job; everything else in a run is the job's own.
-        files.write_runs(f"*/{SPEC}")
+        # What a submission writes beside the job, and what resumes a run; everything else in a run is the job's own.
+        files.write_runs(f"*/{SPEC}", f"*/{CLAIMS}*.json")
         files.use_key()
 
     def _read_stage(self) -> None:

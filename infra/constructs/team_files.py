@@ -46,9 +46,9 @@ class TeamFiles:
         self._list("ListRuns", self._runs, self._team)
         self._on_objects("ReadRuns", ["s3:GetObject"], self._runs, f"{self._team}/*")
 
-    def write_runs(self, name: str = "*") -> None:
-        """Writes what is called `name` below `<team>/` of the run bucket."""
-        self._on_objects("WriteRuns", _WRITE, self._runs, f"{self._team}/{name}")
+    def write_runs(self, *names: str) -> None:
+        """Writes what is called one of `names` below `<team>/` of the run bucket."""
+        self._on_objects("WriteRuns", _WRITE, self._runs, *(f"{self._team}/{name}" for name in names))
 
     def use_key(self) -> None:
         """Encrypts and decrypts what lies in the two buckets, through S3 only.

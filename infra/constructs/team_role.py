@@ -36,5 +36,5 @@ class TeamRole(InlineRole):
         files = TeamFiles(self, team=team, storage=storage)
         files.read_data()
         files.read_runs()
-        files.write_runs()
+        files.write_runs("*")
         files.use_key()

@@ -12,6 +12,7 @@ ended. `dependsOn` could not do it: what depends on a job that failed, and a ter
 
 SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
 is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
+`trainyard resume` claims in the same place (jobs/claims.py), so a run goes on once.
 
 Whoever submits a job chooses its command and environment, but only its own team's tag: where the claim lies follows
 from that tag and the job's name, never from what the job says of itself.
@@ -204,7 +205,7 @@ class Mover:
             if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS:
                 raise MoveUnderwayError(f"the move of {job['jobName']} is claimed by another call")
             # Whoever held it may have submitted the job and died before it could say so.
-            successor = self._job_named(request["jobQueue"], request["jobName"])
+            successor = self._job_named(request["jobQueue"], request["jobName"], since=job["createdAt"])
             if successor:
                 self._record(key, successor)
                 return None
@@ -233,11 +234,13 @@ class Mover:
         body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode())
 
-    def _job_named(self, queue: str, name: str) -> str | None:
+    def _job_named(self, queue: str, name: str, *, since: int) -> str | None:
+        """One that is younger: a run that was resumed may have had older ones in that queue."""
         pages = self._batch.get_paginator("list_jobs").paginate(
             jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
         )
-        return next((found["jobId"] for page in pages for found in page["jobSummaryList"]), None)
+        found = (job for page in pages for job in page["jobSummaryList"])
+        return next((job["jobId"] for job in found if job["createdAt"] >= since), None)
 
 
 def handler(event: dict[str, Any], _context: object) -> None:

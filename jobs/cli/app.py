@@ -17,6 +17,7 @@ from jobs.stage import DEFAULT_STAGE
 
 if TYPE_CHECKING:
     from jobs.aws import Aws
+    from jobs.cli.submit import How
 
 GLOBAL_OPTIONS = ("--profile", "--region", "--stage")
 
@@ -128,12 +129,73 @@ def submit(
     """
     from jobs.cli import submit as command
 
-    given = {"dry-run": dry_run, "follow": follow, "wait": wait, "detach": detach}
-    chosen = [name for name, is_given in given.items() if is_given] or ["follow"]
+    how = _how(dry_run=dry_run, follow=follow, wait=wait, detach=detach)
+    command.submit(ctx.obj.aws(), ctx.obj.stage, spec, overrides or [], how=how, yes=yes, output=output)
+
+
+@app.command()
+def resume(
+    ctx: typer.Context,
+    *,
+    run: Run,
+    capacity: Annotated[
+        Literal["spot", "on-demand"] | None, typer.Option(help="Where it goes on; default: as before.")
+    ] = None,
+    attempts: Annotated[int | None, typer.Option(help="How often it may start from here on.")] = None,
+    timeout_hours: Annotated[float | None, typer.Option(help="Wall-clock limit of one attempt.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Replace a value of the spec: --set arguments.log_every_steps=5"
+        ),
+    ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes", help="Go on from the checkpoint though arguments that decide the result changed."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")] = False,
+    output: Output = "table",
+) -> None:
+    """Go on with a run that failed, was interrupted once too often, was cancelled or timed out.
+
+    It stays the same run, and goes on from its newest checkpoint: one id, one folder, one curve, one receipt.
+    """
+    from jobs.cli.resume import resume as command
+
+    given = {
+        "resources.capacity": capacity,
+        "attempts": attempts,
+        "timeout_hours": timeout_hours,
+    }
+    replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
+    command(
+        ctx.obj.aws(),
+        ctx.obj.stage,
+        run,
+        [*replaced, *(overrides or [])],
+        allow_changes=allow_changes,
+        how=_how(dry_run=dry_run, follow=follow, wait=wait, detach=detach),
+        yes=yes,
+        output=output,
+    )
+
+
+def _how(**given: bool) -> "How":
+    """What to do once the plan stands; the names are those of the options."""
+    from jobs.cli.submit import How
+
+    chosen = [name.replace("_", "-") for name, is_given in given.items() if is_given] or ["follow"]
     if len(chosen) > 1:
         raise typer.BadParameter(f"--{chosen[0]} and --{chosen[1]} exclude each other")
-    how = command.How(chosen[0])
-    command.submit(ctx.obj.aws(), ctx.obj.stage, spec, overrides or [], how=how, yes=yes, output=output)
+    return How(chosen[0])
 
 
 @app.command("list")

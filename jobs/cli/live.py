@@ -125,15 +125,14 @@ def print_line(line: LogLine, *, as_json: bool) -> None:
     print(line_json(line) if as_json else prefix(line) + line.text)
 
 
-def print_heading(console: Console, attempt: int, *, moved: str) -> None:
-    where = f", moved to On-Demand {moved}" if moved else ""
-    console.print(Text(f"attempt {attempt}{where}", style="bold"))
+def print_heading(console: Console, attempt: int, *, origin: str) -> None:
+    console.print(Text(f"attempt {attempt}{f', {origin}' if origin else ''}", style="bold"))
 
 
 def _state_words(job: Job) -> str:
     of = f"attempt {job.attempt} of {job.max_attempts}"
-    if job.moved:
-        of = f"moved to On-Demand {job.moved}, {of} there"
+    if job.origin:
+        of = f"{job.origin}, {of} there"
     last = job.attempts[-1] if job.attempts else None
     again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":

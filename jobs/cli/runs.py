@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from pathlib import Path
 
 from jobs import batch, storage
@@ -35,7 +36,8 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     """`trainyard status`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
-    job = batch.find_job(aws, stage, run.run_id)
+    jobs = batch.find_jobs(aws, stage, run.run_id)
+    job = jobs[-1] if jobs else None
     metrics = storage.read_metrics(aws, run.location)
     receipt = storage.read_receipt(aws, run.location)
     if output == "json":
@@ -44,6 +46,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
                 "run_id": run.run_id,
                 "location": str(run.location),
                 "job": tables.job_json(job) if job else None,
+                "earlier_jobs": [tables.job_json(earlier) for earlier in jobs[:-1]],
                 "last_metrics": metrics[-1] if metrics else None,
                 "receipt": receipt.model_dump(mode="json") if receipt else None,
             }
@@ -63,10 +66,10 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         tables.pairs(
             [
                 ("run", job.run_id),
-                ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}"),
+                ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"),
                 ("reason", job.reason),
                 ("waited for" if job.ended else "waits for", waits_for),
-                ("moved", f"to On-Demand {job.moved}; the attempts are those there" if job.moved else ""),
+                ("goes on", f"{job.origin} after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else job.origin),
                 ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
                 ("submitted", tables.moment(job.created_at)),
                 ("started", tables.moment(job.started_at)),
@@ -78,9 +81,11 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ),
         on=console,
     )
-    if job.attempts:
+    attempts = list(chain.from_iterable(each.attempts for each in jobs))
+    if attempts:
         console.print()
-        tables.show(tables.attempts_table(job.attempts), on=console)
+        numbered = [dataclasses.replace(attempt, number=number) for number, attempt in enumerate(attempts, start=1)]
+        tables.show(tables.attempts_table(numbered), on=console)
 
 
 def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
@@ -122,7 +127,7 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
         attempt = 0
         for line in reader.read(part.log_streams):
             if line.attempt != attempt and (len(part.attempts) > 1 or len(jobs) > 1):
-                print_heading(console, line.attempt, moved=part.moved)
+                print_heading(console, line.attempt, origin=part.origin)
             attempt = line.attempt
             logged = True
             print_line(line, as_json=output == "json")

@@ -121,6 +121,17 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple[JobSpec, JobSpec]:
+    """The one spec in `text`, which lies at `origin`, without `overrides` and with them. Raises UsageError."""
+    specs = []
+    for replaced in ((), overrides):
+        data = [document.data for document in _parse(text, origin=origin)] or [None]
+        for override in replaced:
+            _override(data, override)
+        specs.append(_with_absolute_paths(parse_spec(data[0], origin=origin)))
+    return specs[0], specs[1]
+
+
 def _override(documents: Sequence[Any], override: str) -> None:
     """`NAME.KEY=VALUE` replaces a value of the document called NAME, `KEY=VALUE` one of each document."""
     path, equals, text = override.partition("=")

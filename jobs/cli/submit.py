@@ -5,7 +5,7 @@ The runs of a file with several specs are followed one after the other, in its o
 
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
@@ -21,6 +21,7 @@ from jobs.cli.spec_file import read_specs
 from jobs.errors import Detached, JobFailedError, MaybeSubmittedError, TimedOutError, TrainyardError, UsageError
 from jobs.follow import follow
 from jobs.logs import LogReader
+from jobs.moves import is_reclaim
 from jobs.plan import Plan, plan
 from jobs.references import resolve
 from jobs.runs import Receipt, S3Location, new_run_id
@@ -52,8 +53,16 @@ def submit(
         tables.print_json(requests if several else requests[0])
         return
     if not yes and not stage.embedded:
-        _confirm(plans)
+        confirm(plans)
     job_ids = send_all(aws, plans, say=output == "table")
+    finish(aws, stage, plans, job_ids, how=how, output=output)
+
+
+def finish(
+    aws: Aws, stage: DeployedStage, plans: Sequence[Plan], job_ids: Mapping[str, str], *, how: How, output: str
+) -> None:
+    """Watch what was submitted as `how` says, show what it came to, and raise the failure of the first that failed."""
+    several = len(plans) > 1
     ended: list[Job] = []
     results: list[dict[str, Any]] = []
     for number, planned in enumerate(plans, start=1):
@@ -150,8 +159,17 @@ def _take_back(aws: Aws, run_id: str, job_id: str, *, because: str) -> None:
         console.print(f"{run_id} was submitted before, and is being stopped")
 
 
-def send(aws: Aws, planned: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS) -> str:
-    """Submit a plan; its resolved spec lies with the run's files before the run exists. Returns the job's id."""
+def send(
+    aws: Aws,
+    planned: Plan,
+    *,
+    spec_before: str | None = None,
+    delays_seconds: Sequence[float] = SUBMIT_DELAYS_SECONDS,
+) -> str:
+    """Submit a plan; its resolved spec lies with the run's files before the run exists. Returns the job's id.
+
+    `spec_before`: of a run that is resumed, which gets it back where Batch refuses the job.
+    """
     put_spec(aws, planned)
     try:
         return submit_job(aws, planned, delays_seconds=delays_seconds)
@@ -165,7 +183,10 @@ def send(aws: Aws, planned: Plan, *, delays_seconds: Sequence[float] = SUBMIT_DE
         raise
     except Exception:
         with suppress(Exception):
-            delete_spec(aws, planned)
+            if spec_before is None:
+                delete_spec(aws, planned)
+            else:
+                put_spec(aws, planned, spec_before)
         raise
 
 
@@ -197,13 +218,15 @@ def raise_failure(job: Job, *, cause: Job | None = None) -> None:
     exit_code = f" (exit code {last.exit_code})" if last and last.exit_code is not None else ""
     kind = TimedOutError if job.timed_out else JobFailedError
     reason = (last.reason if last else "") or job.reason
+    # What another start alone may finish; whose own fault it was should read the log.
+    interrupted = job.timed_out or is_reclaim(reason, last.exit_code if last else None)
     raise kind(
         f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {reason}{exit_code}",
-        next_step=f"trainyard logs {job.run_id}",
+        next_step=f"trainyard {'resume' if interrupted else 'logs'} {job.run_id}",
     )
 
 
-def _confirm(plans: Sequence[Plan]) -> None:
+def confirm(plans: Sequence[Plan], *, verb: str = "Submit") -> None:
     """Ask before money is spent. Raises UsageError where nobody can be asked, typer.Abort on a no."""
     import typer
 
@@ -214,4 +237,4 @@ def _confirm(plans: Sequence[Plan]) -> None:
         )
     queues = " and ".join(dict.fromkeys(planned.queue for planned in plans))
     runs = f"{len(plans)} runs " if len(plans) > 1 else ""
-    typer.confirm(f"Submit {runs}to {queues}?", abort=True, err=True)
+    typer.confirm(f"{verb} {runs}to {queues}?", abort=True, err=True)

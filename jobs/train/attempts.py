@@ -37,6 +37,7 @@ class RankStatus(BaseModel):
 
     resumed_from_step: int = 0
     last_step: int = 0
+    changed: dict[str, tuple[Any, Any]] = {}
     result: dict[str, Any] = {}
 
     def write(self, scratch: Path) -> None:
@@ -120,6 +121,7 @@ class AttemptRecord:
                 "last_seen_at": datetime.now(timezone.utc),
                 "resumed_from_step": status.resumed_from_step,
                 "last_step": status.last_step,
+                "changed": status.changed,
             }
         )
         place = self._run / ATTEMPTS / f"{self._attempt.number}.json"

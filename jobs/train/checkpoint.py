@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 from transformers import TrainerCallback
 
-from jobs.arguments import Arguments
+from jobs.arguments import Arguments, changed, changes_text
 from jobs.errors import TrainyardError, UsageError
 from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST, S3Location
 from jobs.train import s3 as object_store
@@ -55,7 +55,9 @@ class Manifest(BaseModel):
     step: int
     world_size: int
     fingerprint: str
-    """Of the arguments; a checkpoint is resumed with the same ones only."""
+    """Of the arguments; a checkpoint is resumed with the same ones only, unless others were asked for."""
+    arguments: dict[str, Any]
+    """What the fingerprint is of."""
     written_at: datetime
     throughput: Throughput
     files: dict[str, File]
@@ -68,26 +70,33 @@ class Resume:
     step: int
     folder: Path
     throughput: Throughput
+    changed: dict[str, tuple[Any, Any]]
+    """Arguments that are no longer those of the checkpoint: theirs, and now."""
 
 
-def fingerprint(arguments: Arguments) -> str:
-    return hashlib.sha256(arguments.model_dump_json().encode()).hexdigest()
+def fingerprint(arguments: Mapping[str, Any]) -> str:
+    """`arguments` are the `decisive` ones."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
 def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resume | None:
     """The newest checkpoint that is complete and intact, on every node; None where there is none. All ranks call it.
 
-    Raises UsageError where it was made with other arguments or another number of ranks.
+    Raises UsageError where it was made with other arguments, and those were not asked for, or by another number of
+    ranks.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
-    expected = fingerprint(arguments)
-    step = rank.once("resume/step", lambda: store.select(expected, rank.world_size))
+    own = arguments.decisive()
+    step = rank.once("resume/step", lambda: store.select(own, rank.world_size, allow_changes=rank.allows_changes))
     if step is None:
         return None
     # Rank 0 has the files from the selection.
     rank.once_per_node("resume/files", lambda: rank.is_first or bool(store.fetch(step)))
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
-    return Resume(step=step, folder=store.local(step), throughput=manifest.throughput)
+    changes = changed(manifest.arguments, own)
+    if changes and rank.is_first:
+        log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
+    return Resume(step=step, folder=store.local(step), throughput=manifest.throughput, changed=changes)
 
 
 class _Store:
@@ -101,7 +110,7 @@ class _Store:
     def local(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"
 
-    def select(self, expected_fingerprint: str, world_size: int) -> int | None:
+    def select(self, arguments: Mapping[str, Any], world_size: int, *, allow_changes: bool) -> int | None:
         """Step of the newest complete and intact checkpoint, which then lies in its local folder."""
         for step in sorted(listing(self._s3, self._remote), reverse=True):
             try:
@@ -109,10 +118,11 @@ class _Store:
             except _IncompleteError as error:
                 log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
                 continue
-            if manifest.fingerprint != expected_fingerprint:
+            if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
+                changes = changes_text(changed(manifest.arguments, arguments))
                 raise UsageError(
-                    f"checkpoint step-{step} of this run was made with other arguments",
-                    next_step="submit a new run: a run keeps its arguments through all its attempts",
+                    f"checkpoint step-{step} of this run was made with other arguments: {changes}",
+                    next_step="submit a new run, or where the change is meant: trainyard resume RUN --allow-changes",
                 )
             if manifest.world_size != world_size:
                 raise UsageError(
@@ -171,10 +181,14 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts."""
         self._rank = rank
         self._s3 = s3
-        self._fingerprint = fingerprint(arguments)
+        self._arguments = arguments.decisive()
         self._metrics = metrics
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """A Trainer goes on with the intervals of the checkpoint; this attempt may have been given others."""
+        state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Every rank has written its part of the step when it gets here; the last on its node says so."""
@@ -238,7 +252,8 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             {
                 "step": step,
                 "world_size": rank.world_size,
-                "fingerprint": self._fingerprint,
+                "fingerprint": fingerprint(self._arguments),
+                "arguments": self._arguments,
                 "written_at": datetime.now(timezone.utc),
                 "throughput": throughput,
                 "files": files,

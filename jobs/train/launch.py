@@ -29,13 +29,13 @@ from jobs.catalog import CATALOG
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
 from jobs.instance_types import SCRATCH, InstanceType, instance_type
 from jobs.job_kind import JobKind
-from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, S3Location
+from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
 from jobs.train import hub_push
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
 from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
-from jobs.train.rank import LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
+from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 from jobs.train.utilization import UtilizationLog
 
 log = logging.getLogger("trainyard")
@@ -102,6 +102,8 @@ class Launch:
     accelerator_asked: str
     attempt: int
     """Of the Batch job; the run's own number goes on where another job of the run left off."""
+    allow_changes: bool
+    """Whether a checkpoint that was made with other arguments is resumed."""
 
     @property
     def world_size(self) -> int:
@@ -158,6 +160,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     )
     parser.add_argument("--instance-type", required=True, help="EC2 instance type whose price the receipt counts")
     parser.add_argument("--nproc-per-node", type=int, required=True, metavar="N", help="ranks on this node")
+    parser.add_argument(
+        ALLOW_CHANGES_FLAG, action="store_true", help="resume a checkpoint though it was made with other arguments"
+    )
     parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="what to run")
     parser.add_argument("flags", metavar="--flag=value", nargs=argparse.REMAINDER, help="its arguments")
     given = parser.parse_args(list(argv))
@@ -179,6 +184,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         run=S3Location.parse(environment[RUN_URI_VARIABLE]),
         accelerator_asked=environment.get(ACCELERATOR_VARIABLE, AUTO),
         attempt=attempt_number(environment),
+        allow_changes=given.allow_changes,
     )
     importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
     hub_push.check(arguments)
@@ -330,6 +336,7 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        ALLOW_CHANGES_VARIABLE: str(int(launch.allow_changes)),
         **accelerator.environment,
     }
 

@@ -63,6 +63,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         samples_per_step: int,
         samples_per_epoch: int | None = None,
         warmup_steps: int,
+        changed: Mapping[str, tuple[Any, Any]] | None = None,
     ) -> None:
         """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs."""
         self.throughput = throughput
@@ -71,6 +72,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._samples_per_epoch = samples_per_epoch
         self._warmup_steps = warmup_steps
         self._step = self._resumed_from_step = resumed_from_step
+        self._changed = dict(changed or {})
         self._steps_here = 0
         self._shown_step: int | None = None
         self._step_started = 0.0
@@ -144,7 +146,10 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     def _status(self, result: Mapping[str, Any] | None = None) -> None:
         if self._rank.is_first:
             RankStatus(
-                resumed_from_step=self._resumed_from_step, last_step=self._step, result=dict(result or {})
+                resumed_from_step=self._resumed_from_step,
+                last_step=self._step,
+                changed=self._changed,
+                result=dict(result or {}),
             ).write(self._rank.scratch)
 
 

@@ -39,6 +39,9 @@ SCRATCH_VARIABLE = "TRAINYARD_SCRATCH"
 
 LAUNCHER_PID_VARIABLE = "TRAINYARD_LAUNCHER_PID"
 
+ALLOW_CHANGES_VARIABLE = "TRAINYARD_ALLOW_CHANGES"
+"""1: a checkpoint that was made with other arguments is resumed all the same."""
+
 PEER_TIMEOUT = timedelta(hours=24)
 """A peer that prepares data may take hours; one that dies ends the attempt through the launcher, not through this."""
 
@@ -57,6 +60,8 @@ class Rank:
     nnodes: int
     run: S3Location
     scratch: Path
+    allows_changes: bool = False
+    """Whether a checkpoint that was made with other arguments may be resumed."""
 
     @property
     def is_first(self) -> bool:
@@ -79,6 +84,7 @@ class Rank:
                 nnodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
                 run=S3Location.parse(os.environ[RUN_URI_VARIABLE]),
                 scratch=Path(os.environ[SCRATCH_VARIABLE]),
+                allows_changes=os.environ.get(ALLOW_CHANGES_VARIABLE) == "1",
             )
         except KeyError as missing:
             raise ConfigurationError(

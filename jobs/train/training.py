@@ -63,6 +63,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     from transformers.trainer_callback import PrinterCallback
 
     from jobs.train.batch_order import as_it_comes, ordered
+    from jobs.train.changed_settings import with_own_settings
     from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
     from jobs.train.metrics import Evaluations, RunMetrics, Throughput
     from jobs.train.release_mends import mended
@@ -80,6 +81,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         samples_per_step=recipe.global_batch_size,
         samples_per_epoch=task.ordered_epoch,
         warmup_steps=accelerator.warmup_steps,
+        changed=resume.changed if resume else None,
     )
     uploads = CheckpointUploads(rank, s3, recipe, metrics)
     if rank.is_first:
@@ -100,6 +102,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     else:
         buckets = np.zeros(len(task.train_data), np.int64) if task.buckets is None else task.buckets
         trainer_class = ordered(trainer_class, buckets, recipe.global_batch_size)
+    if resume and resume.changed:
+        trainer_class = with_own_settings(trainer_class)
     trainer = checkpointing(trainer_class, rank.run)(
         model=task.model(),
         args=accelerator.training_arguments_class()(

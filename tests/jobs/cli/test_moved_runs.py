@@ -1,4 +1,4 @@
-"""A run that Spot takes away too often, from its submission to its receipt: the deployed stage moves it by itself."""
+"""A run that Spot takes away, from submission to receipt: the deployed stage moves it, or it is resumed by hand."""
 
 import json
 import subprocess
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import batch
+from jobs import batch, storage
 from jobs.aws import Aws
+from jobs.runs import S3Location
 from jobs.stage import DeployedStage
 from tests.conftest import DEPLOY_SECONDS, EmbeddedAws
 from tests.jobs.cli.conftest import Trainyard
@@ -25,8 +26,8 @@ STAGE = "prod"
 """Of infra/settings.py: it has On-Demand capacity, and moves a job after three reclaims."""
 
 
-@pytest.fixture
-def stage(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> tuple[Aws, DeployedStage]:
+@pytest.fixture(scope="module")
+def deployment(embedded_aws: EmbeddedAws) -> EmbeddedAws:
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint, "--stage", STAGE],
         capture_output=True,
@@ -35,7 +36,12 @@ def stage(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> tuple[A
         check=False,
     )
     assert deployment.returncode == 0, deployment.stderr
-    point_at(monkeypatch, embedded_aws.endpoint)
+    return embedded_aws
+
+
+@pytest.fixture
+def stage(deployment: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> tuple[Aws, DeployedStage]:
+    point_at(monkeypatch, deployment.endpoint)
     aws = Aws()
     return aws, batch.read_stage(aws, STAGE)
 
@@ -151,6 +157,67 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
     assert "attempt 1, moved to On-Demand after 3 reclaims" in logs.stderr
     listed = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)
     assert [job["queue"] for job in listed if job["run_id"] == run_id] == ["gaudi-on-demand"]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
+    *,
+    stage: tuple[Aws, DeployedStage],
+    embedded_aws: EmbeddedAws,
+    spec: Path,
+    trainyard: Trainyard,
+    clean_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    aws, deployed = stage
+    environment = environment_of(embedded_aws.endpoint)
+    with subprocess.Popen(
+        [TRAINYARD, "submit", spec, "--stage", STAGE, "--set", "attempts=1", "--set", "arguments.epochs=3"],
+        cwd=tmp_path,
+        env={**clean_environment, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as submitted:
+        assert submitted.stdout is not None
+        run_id = submitted.stdout.readline().strip()
+        next(line for line in submitted.stdout if line.startswith("checkpoint: step 20,"))
+        [spot] = batch.find_jobs(aws, deployed, run_id)
+        reclaim(embedded_aws, spot.id)
+        _, said = submitted.communicate(timeout=120)
+    assert submitted.returncode == 1
+    assert f"next: trainyard resume {run_id}" in said
+
+    resumed = trainyard(
+        *("resume", run_id, "--stage", STAGE, "--capacity", "on-demand", "-o", "json"),
+        environment=environment,
+        timeout_seconds=300,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    result = json.loads(resumed.stdout)
+    assert (result["run_id"], result["queue"]) == (run_id, "gaudi-on-demand")
+    assert result["job"]["resumed"] == spot.id
+    first, second = result["receipt"]["attempts"]
+    assert [(item["number"], item["job_id"]) for item in (first, second)] == [(1, spot.id), (2, result["job"]["id"])]
+    assert second["resumed_from_step"] >= 20
+    assert second["last_step"] == 96
+    assert f"start: resumed from checkpoint step-{second['resumed_from_step']}" in resumed.stderr
+    metrics = storage.read_metrics(aws, S3Location(deployed.run_bucket, f"research/{run_id}/"))
+    assert [line["step"] for line in metrics] == [20, 40, 60, 80, 96], "one curve"
+
+    [listed] = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)[:1]
+    assert (listed["run_id"], listed["id"]) == (run_id, result["job"]["id"])
+    status = trainyard("status", run_id, "--stage", STAGE, environment=environment).stdout
+    assert f"resumed after job {spot.id}" in status
+    assert "2        " in status.splitlines()[-1]
+    logs = trainyard("logs", run_id, "--stage", STAGE, environment=environment)
+    assert [line for line in logs.stdout.splitlines() if line.startswith("attempt ")][1].startswith(
+        "attempt 2 of s3://"
+    )
+    assert "attempt 1, resumed" in logs.stderr
+    again = trainyard("resume", run_id, "--stage", STAGE, environment=environment)
+    assert again.returncode == 2
+    assert "has succeeded: there is nothing to go on with" in again.stderr
 
 
 def reclaim(aws: EmbeddedAws, job_id: str) -> None:

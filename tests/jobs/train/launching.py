@@ -100,11 +100,12 @@ class Run:
         attempt: int = 1,
         kind: str = "finetune-classification",
         program: Sequence[str] = ("-m", "jobs.train.launch"),
+        options: Sequence[str] = (),
         **env: str,
     ) -> Launched:
         command = [
             *(str(self.python), *program),
-            *("--instance-type=dl1.24xlarge", f"--nproc-per-node={nproc}", kind, *flags),
+            *("--instance-type=dl1.24xlarge", f"--nproc-per-node={nproc}", *options, kind, *flags),
         ]
         self.scratch.mkdir(exist_ok=True)
         environment = {

@@ -177,7 +177,10 @@ def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"nproc": 1, "flag": "--learning-rate=0.5"}, "checkpoint step-12 of this run was made with other arguments"),
+        (
+            {"nproc": 1, "flag": "--learning-rate=0.5"},
+            "checkpoint step-12 of this run was made with other arguments: learning_rate 0.003 -> 0.5",
+        ),
         ({"nproc": 2, "flag": "--seed=42"}, "checkpoint step-12 was made by 1 ranks; 2 cannot resume it"),
     ],
 )
@@ -189,6 +192,28 @@ def test_another_recipe_or_number_of_ranks_is_refused(
     refused = run.attempt(*short, str(change["flag"]), nproc=change["nproc"], attempt=2, expect=1)
     assert refused.lines[-1].startswith(f"error: {expected}. Next: ")
     assert "Traceback" not in refused.output
+
+
+def test_arguments_that_were_changed_on_request_hold_from_the_checkpoint_on_and_are_recorded(
+    run: Run, recipe: tuple[str, ...]
+) -> None:
+    """The optimizer and the scheduler of a checkpoint bring its learning rate along."""
+    run.attempt(*recipe, "--epochs=1")
+    # An interval decides nothing of the result: it may be another one at any time.
+    changed = (*recipe, "--epochs=2", "--learning-rate=0.0001", "--log-every-steps=6")
+    resumed = run.attempt(*changed, attempt=2, options=["--allow-changes"])
+    [line] = [line for line in resumed.lines if line.startswith("changed since")]
+    assert line.startswith("changed since checkpoint step-12, as asked: ")
+    assert "learning_rate 0.003 -> 0.0001" in line
+    assert "epochs 1.0 -> 2.0" in line
+    assert "log_every" not in line
+    rates = {row["step"]: row["learning_rate"] for row in run.metrics() if "learning_rate" in row}
+    assert list(rates) == [4, 8, 12, 18, 24]
+    assert rates[4] > 0.001
+    assert 0 < rates[18] < 0.0001
+    recorded = run.recorded_attempt(2)
+    assert recorded.changed == {"learning_rate": (0.003, 0.0001), "epochs": (1.0, 2.0)}
+    assert run.receipt().attempts[0].changed == {}
 
 
 def test_two_nodes_meet_train_and_resume_as_one(new_run: NewRun, recipe: tuple[str, ...]) -> None:

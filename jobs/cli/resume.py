@@ -1,0 +1,159 @@
+"""`trainyard resume RUN`: goes on with a run that has ended before it was done, as another job of the same run.
+
+Id, folder, metrics and receipt are those of the run, and the attempts count on. It starts from the newest checkpoint;
+a kind of job that saves none starts from its beginning.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from jobs import batch, storage
+from jobs.arguments import changed
+from jobs.aws import Aws
+from jobs.claims import Claim
+from jobs.cli import tables
+from jobs.cli.spec_file import read_spec_text
+from jobs.cli.submit import How, confirm, finish, send
+from jobs.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
+from jobs.follow import may_go_on
+from jobs.plan import Continued, Plan, plan
+from jobs.runs import SPEC, Receipt
+from jobs.spec import JobSpec
+from jobs.stage import DeployedStage
+from jobs.storage import StoredRun
+
+_FIXED = ("name", "job", "team")
+"""Keys of a spec that say which run it is."""
+
+_FORGOTTEN = "forgotten"
+"""In place of the id of a job that nobody knows any more."""
+
+
+def resume(
+    aws: Aws,
+    stage_name: str,
+    text: str,
+    overrides: Sequence[str],
+    *,
+    allow_changes: bool,
+    how: How,
+    yes: bool,
+    output: str,
+) -> None:
+    """The command. Raises the error whose exit code tells how the job ended, or why there is none."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    spec_before = storage.read_spec_text(aws, run.location)
+    if spec_before is None:
+        raise NotFoundError(
+            f"{run.run_id} has no {SPEC} in {run.location}, so nobody knows what to go on with",
+            next_step="submit its spec as a new run: trainyard submit SPEC",
+        )
+    jobs = batch.find_jobs(aws, stage, run.run_id)
+    receipt = storage.read_receipt(aws, run.location)
+    _check_ended(stage, run, jobs, receipt)
+    recorded = [attempt.job_id for attempt in receipt.attempts if attempt.job_id] if receipt else []
+    job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
+    before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
+    _check_fixed(run, before, spec)
+    continued = Continued(job_ids=job_ids, at=datetime.now(timezone.utc), allow_changes=allow_changes)
+    planned = plan(spec, stage, run_id=run.run_id, continued=continued)
+    changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
+    if changes and not allow_changes:
+        raise _changed_error(run, changes)
+    storage.check_inputs(aws, planned, embedded=stage.embedded)
+    planned = replace(planned, notes=(_where_from(aws, run), *_change_notes(changes), *planned.notes))
+    tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
+    if how is How.DRY_RUN:
+        tables.print_json(planned.request)
+        return
+    if not yes and not stage.embedded:
+        confirm([planned], verb="Resume")
+    job_id = _send(aws, stage, planned, spec_before)
+    if output == "table":
+        print(run.run_id, flush=True)
+    finish(aws, stage, [planned], {run.run_id: job_id}, how=how, output=output)
+
+
+def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[batch.Job], receipt: Receipt | None) -> None:
+    job = jobs[-1] if jobs else None
+    state = job.state if job else {"succeeded": "SUCCEEDED"}.get(receipt.state if receipt else "", "FAILED")
+    if state == "SUCCEEDED":
+        raise UsageError(
+            f"{run.run_id} has succeeded: there is nothing to go on with",
+            next_step=f"trainyard fetch {run.run_id}, or submit its spec as a new run",
+        )
+    if job is None:
+        return
+    if may_go_on(stage, job):
+        raise UsageError(
+            f"{run.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand by itself",
+            next_step=f"trainyard status {run.run_id}; where it does not, resume it in a minute",
+        )
+    if not job.ended:
+        raise UsageError(
+            f"{run.run_id} has not ended: it is {job.state}, as job {job.id} in {job.queue}",
+            next_step=f"trainyard logs {run.run_id} --follow, or trainyard cancel {run.run_id} and resume it then",
+        )
+
+
+def _check_fixed(run: StoredRun, before: JobSpec, spec: JobSpec) -> None:
+    for key in _FIXED:
+        old, new = getattr(before, key), getattr(spec, key)
+        if old != new:
+            raise UsageError(
+                f"--set {key}={new}: {run.run_id} is a run of {key} '{old}', which it keeps",
+                next_step="submit a new run",
+            )
+
+
+def _changed_error(run: StoredRun, changes: dict[str, tuple[Any, Any]]) -> UsageError:
+    lines = [
+        f"arguments.{name}: {json.dumps(old)} until now, {json.dumps(new)} asked for"
+        for name, (old, new) in changes.items()
+    ]
+    return UsageError(
+        "\n".join([f"{run.run_id} would no longer be one training:", *lines]),
+        next_step="leave the change out, add --allow-changes where it is meant, or submit a new run",
+    )
+
+
+def _where_from(aws: Aws, run: StoredRun) -> str:
+    step = storage.newest_checkpoint(aws, run.location)
+    return "starts from its beginning: it has no checkpoint" if step is None else f"goes on from checkpoint step-{step}"
+
+
+def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
+    return [
+        f"{name} is {json.dumps(new)} from here on, and was {json.dumps(old)}" for name, (old, new) in changes.items()
+    ]
+
+
+def _send(aws: Aws, stage: DeployedStage, planned: Plan, spec_before: str) -> str:
+    """Id of the job: there is one more than before, however many resume the run at the same time."""
+    assert planned.continued is not None  # noqa: S101 - `resume` made it so
+    earlier = planned.continued.job_ids
+    claim = Claim.of(aws, planned.run_id, planned.run_location, earlier[-1])
+    if claim.take():
+        # Whoever held it may have submitted the job and not come to say so.
+        newest = batch.find_job(aws, stage, planned.run_id)
+        if newest is not None and newest.id not in earlier:
+            claim.record(newest.id)
+            raise UsageError(
+                f"{planned.run_id} goes on already, as job {newest.id}",
+                next_step=f"trainyard status {planned.run_id}",
+            )
+    try:
+        job_id = send(aws, planned, spec_before=spec_before)
+    except (MaybeSubmittedError, Detached):
+        raise  # the claim stays with what may be a job
+    except Exception:
+        with suppress(Exception):
+            claim.release()
+        raise
+    claim.record(job_id)
+    return job_id

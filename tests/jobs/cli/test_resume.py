@@ -1,0 +1,180 @@
+"""`trainyard resume`: which runs it refuses and why, and that one job comes of it, however often it is typed."""
+
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from jobs import batch
+from jobs.aws import Aws
+from jobs.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
+from tests.jobs.cli.terminal import TRAINYARD
+from tests.jobs.conftest import RunCommand
+from tests.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.jobs.submitting import Run, environment_of, wait_for
+
+Resume = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def resume(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Resume:
+    return lambda *arguments: trainyard("resume", *arguments, environment=deployed_environment)
+
+
+@pytest.fixture
+def failed(run_command: RunCommand) -> Run:
+    return run_command(["false"])
+
+
+def stop(aws: Aws, stage: DeployedStage, run_id: str) -> None:
+    for job in batch.find_jobs(aws, stage, run_id):
+        batch.terminate(aws, job, reason="the test is over")
+        wait_for(aws, stage, job.id)
+
+
+def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[str]:
+    """Every job that Batch knows by that name."""
+    found = aws.batch.list_jobs(
+        jobQueue=stage.queues["gaudi-spot"], filters=[{"name": "JOB_NAME", "values": [run_id]}]
+    )["jobSummaryList"]
+    return [job["jobId"] for job in found]
+
+
+def test_what_there_is_nothing_to_resume_of(
+    resume: Resume, run_command: RunCommand, failed: Run, embedded: Aws, stage: DeployedStage
+) -> None:
+    done = run_command(["true"]).plan.run_id
+    succeeded = resume(done)
+    assert succeeded.returncode == 2
+    assert f"{done} has succeeded" in succeeded.stderr
+    assert f"next: trainyard fetch {done}" in succeeded.stderr
+
+    run_id = failed.plan.run_id
+    embedded.s3.delete_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/spec.yaml")
+    # A run is known by its files, so it needs another one.
+    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/metrics.jsonl", Body=b"")
+    without_spec = resume(run_id)
+    assert without_spec.returncode == 4
+    assert f"{run_id} has no spec.yaml" in without_spec.stderr
+    assert "next: submit its spec as a new run" in without_spec.stderr
+    assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+
+
+def test_a_change_that_decides_the_result_has_to_be_asked_for(
+    resume: Resume, failed: Run, embedded: Aws, stage: DeployedStage
+) -> None:
+    run_id = failed.plan.run_id
+    change = ("--set", "arguments.learning_rate=0.5", "--dry-run")
+    refused = resume(run_id, *change)
+    assert refused.returncode == 2
+    assert "arguments.learning_rate: 5e-05 until now, 0.5 asked for" in refused.stderr
+    assert "--allow-changes" in refused.stderr.splitlines()[-1]
+
+    allowed = resume(run_id, *change, "--allow-changes")
+    assert allowed.returncode == 0, allowed.stderr
+    assert "learning_rate is 0.5 from here on, and was 5e-05" in allowed.stderr
+    request = json.loads(allowed.stdout)
+    command = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"]
+    assert command.index("--allow-changes") < command.index("finetune-classification")
+    assert "--learning-rate=0.5" in command
+    assert request["tags"]["trainyard:resumed"] == failed.ended.id
+    assert request["jobName"] == run_id
+
+    # What decides nothing of the result may be changed at any time.
+    free = resume(
+        *(run_id, "--dry-run", "--attempts", "7", "--timeout-hours", "1", "--set", "arguments.log_every_steps=3")
+    )
+    assert free.returncode == 0, free.stderr
+    request = json.loads(free.stdout)
+    assert (request["retryStrategy"]["attempts"], request["timeout"]["attemptDurationSeconds"]) == (7, 3600)
+    another = resume(run_id, "--set", "team=product")
+    assert another.returncode == 2
+    assert "is a run of team 'research', which it keeps" in another.stderr
+    on_demand = resume(run_id, "--capacity", "on-demand")
+    assert on_demand.returncode == 2
+    assert "stage 'dev' has no On-Demand queue" in on_demand.stderr
+    assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
+
+
+def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
+    *,
+    failed: Run,
+    resume: Resume,
+    trainyard: Trainyard,
+    embedded: Aws,
+    stage: DeployedStage,
+    clean_environment: Mapping[str, str],
+    deployed_environment: Mapping[str, str],
+) -> None:
+    run_id = failed.plan.run_id
+    both = [
+        subprocess.Popen(
+            [TRAINYARD, "resume", run_id, "--detach", "-o", "json"],
+            env={**clean_environment, **deployed_environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=120) for process in both]
+    assert sorted(process.returncode for process in both) == [0, 2], answers
+    [submitted] = [json.loads(out) for out, _ in answers if out]
+    assert submitted["run_id"] == run_id
+    assert sorted(jobs_of(embedded, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
+    third = resume(run_id)
+    assert third.returncode == 2
+    assert run_id in third.stderr
+
+    found = batch.find_jobs(embedded, stage, run_id)
+    assert [(job.id, job.resumed) for job in found] == [
+        (failed.ended.id, ""),
+        (submitted["job_id"], failed.ended.id),
+    ]
+    listed = json.loads(trainyard("list", "-o", "json", environment=deployed_environment).stdout)
+    assert [job["id"] for job in listed if job["run_id"] == run_id] == [submitted["job_id"]]
+    cancelled = trainyard("cancel", run_id, environment=deployed_environment)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert wait_for(embedded, stage, submitted["job_id"]).state == "FAILED"
+
+    # What was cancelled is resumed again, after the job that it was by then.
+    again = resume(run_id, "--detach", "-o", "json")
+    assert again.returncode == 0, again.stderr
+    newest = batch.find_job(embedded, stage, run_id)
+    assert newest is not None
+    assert (newest.id, newest.resumed) == (json.loads(again.stdout)["job_id"], submitted["job_id"])
+    stop(embedded, stage, run_id)
+
+
+def test_one_job_more_exists_though_the_service_failed_in_mid_submit(
+    trainyard: Trainyard, failed: Run, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+) -> None:
+    run_id = failed.plan.run_id
+    faulty.faults["submitjob"].extend([Fault("answer", status=500), Fault("cut", taken="before")])
+    finished = trainyard("resume", run_id, "--detach", environment=environment_of(faulty.url))
+    assert finished.returncode == 0, finished.stderr
+    assert len(jobs_of(embedded, stage, run_id)) == 2
+    stop(embedded, stage, run_id)
+
+
+def test_where_batch_refuses_the_job_all_is_as_before(
+    *, trainyard: Trainyard, resume: Resume, failed: Run, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
+) -> None:
+    run_id = failed.plan.run_id
+
+    def files() -> dict[str, bytes]:
+        listed = embedded.s3.list_objects_v2(Bucket=stage.run_bucket, Prefix=f"research/{run_id}/")["Contents"]
+        return {
+            item["Key"]: embedded.s3.get_object(Bucket=stage.run_bucket, Key=item["Key"])["Body"].read()
+            for item in listed
+        }
+
+    before = files()
+    faulty.faults["submitjob"].append(Fault("answer", status=403, code="AccessDeniedException"))
+    refused = trainyard("resume", run_id, "--attempts", "9", "--detach", environment=environment_of(faulty.url))
+    assert refused.returncode != 0
+    assert files() == before
+    assert resume(run_id, "--detach").returncode == 0
+    stop(embedded, stage, run_id)
