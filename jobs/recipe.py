@@ -1,7 +1,7 @@
 """Recipe: how an entrypoint that trains does it, in the same words in every kind and on any world size."""
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,7 +12,16 @@ from jobs.errors import UsageError
 class Recipe(Arguments):
     """Base of the arguments of every kind that trains."""
 
-    FREE: ClassVar[frozenset[str]] = frozenset({"checkpoint_every_steps", "log_every_steps", "push_to_hub"})
+    FREE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "checkpoint_every_steps",
+            "mean_hours_between_reclaims",
+            "keep_checkpoints",
+            "keep_every_steps",
+            "log_every_steps",
+            "push_to_hub",
+        }
+    )
 
     learning_rate: float = Field(default=5e-5, gt=0)
     """Peak learning rate; it falls linearly to zero."""
@@ -28,8 +37,15 @@ class Recipe(Arguments):
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between evaluations; without it there is one, at the end."""
-    checkpoint_every_steps: int = Field(default=500, ge=1)
-    """Optimizer steps between checkpoints."""
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = 500
+    """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
+    the training stands still for a checkpoint (measured) and mean_hours_between_reclaims; between one minute and 30."""
+    mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
+    """For checkpoint_every_steps: auto. The default is a cautious guess, no measurement: EC2 promises nothing."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Of the complete checkpoints, so many of the newest stay."""
+    keep_every_steps: int | None = Field(default=None, ge=1)
+    """Checkpoints whose step is a multiple of it stay too, and never expire."""
     log_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between lines of metrics."""
     seed: int = 42

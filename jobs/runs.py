@@ -43,6 +43,9 @@ CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")
 """Tag of every object of a checkpoint. The run bucket lets old checkpoints expire by it, since an S3 lifecycle rule
 cannot name a prefix that has a team and a run before `checkpoints/`."""
 
+KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
+"""In its place on those that a run was told to keep: they do not expire."""
+
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 ALLOW_CHANGES_FLAG = "--allow-changes"

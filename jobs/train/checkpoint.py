@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 
 from jobs.arguments import Arguments, changed, changes_text
 from jobs.errors import TrainyardError, UsageError
-from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST, S3Location
+from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST, S3Location
 from jobs.train import s3 as object_store
 from jobs.train.metrics import RunMetrics, Throughput
 
@@ -36,8 +36,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-KEPT = 2
-"""Complete checkpoints that stay on S3: the newest, and the one before for the day when the newest is corrupt."""
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which complete checkpoints stay on S3."""
+
+    newest: int = 2
+    """So many of the newest: the one before is for the day when the newest is corrupt."""
+    every_steps: int | None = None
+    """Those whose step is a multiple of it stay too."""
+
+    def keeps_for_good(self, step: int) -> bool:
+        return self.every_steps is not None and step % self.every_steps == 0
+
 
 _STEP = re.compile(r"step-(\d+)/(.+)")
 
@@ -177,12 +188,20 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
     A failed upload ends the training at its next step: going on would risk all the hours since the last checkpoint.
     """
 
-    def __init__(self, rank: "Rank", s3: "S3Client | None", arguments: Arguments, metrics: RunMetrics) -> None:
+    def __init__(
+        self,
+        rank: "Rank",
+        s3: "S3Client | None",
+        arguments: Arguments,
+        metrics: RunMetrics,
+        retention: Retention,
+    ) -> None:
         """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts."""
         self._rank = rank
         self._s3 = s3
         self._arguments = arguments.decisive()
         self._metrics = metrics
+        self._retention = retention
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -241,7 +260,8 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
             for name, digest in zip(names, digests, strict=True)
         }
-        object_store.upload_all(s3, folder, names, remote, tag=CHECKPOINT_TAG)
+        tag = KEPT_CHECKPOINT_TAG if self._retention.keeps_for_good(step) else CHECKPOINT_TAG
+        object_store.upload_all(s3, folder, names, remote, tag=tag)
         shutil.rmtree(folder)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:
@@ -261,20 +281,21 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         )
         # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
         self._metrics.upload()
-        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=CHECKPOINT_TAG)
+        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=tag)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
-        prune(s3, rank.run / CHECKPOINTS)
+        prune(s3, rank.run / CHECKPOINTS, self._retention)
 
 
-def prune(s3: "S3Client", remote: S3Location) -> None:
-    """Keep the newest complete checkpoints; of the others, each manifest goes first."""
+def prune(s3: "S3Client", remote: S3Location, retention: Retention) -> None:
+    """Delete what is not to stay; of each checkpoint the manifest goes first."""
     steps = listing(s3, remote)
     complete = sorted(step for step, names in steps.items() if MANIFEST in names)
     if not complete:
         return
+    kept = {*complete[-retention.newest :], *(step for step in complete if retention.keeps_for_good(step))}
     for step, names in steps.items():
-        if step < complete[-1] and step not in complete[-KEPT:]:
+        if step < complete[-1] and step not in kept:
             folder = remote / f"step-{step}"
             object_store.delete_all(s3, folder, [MANIFEST])
             object_store.delete_all(s3, folder, names)

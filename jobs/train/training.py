@@ -64,7 +64,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     from jobs.train.batch_order import as_it_comes, ordered
     from jobs.train.changed_settings import with_own_settings
-    from jobs.train.checkpoint import CheckpointUploads, checkpointing, newest_complete
+    from jobs.train.checkpoint import CheckpointUploads, Retention, checkpointing, newest_complete
+    from jobs.train.checkpoint_interval import ChosenSaves
     from jobs.train.metrics import Evaluations, RunMetrics, Throughput
     from jobs.train.release_mends import mended
 
@@ -83,7 +84,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         warmup_steps=accelerator.warmup_steps,
         changed=resume.changed if resume else None,
     )
-    uploads = CheckpointUploads(rank, s3, recipe, metrics)
+    retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
+    uploads = CheckpointUploads(rank, s3, recipe, metrics, retention)
     if rank.is_first:
         log.info(
             "batch: %s = %s ranks x %s sequences x %s accumulated",
@@ -117,7 +119,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
             gradient_accumulation_steps=accumulation,
             per_device_eval_batch_size=recipe.eval_batch_size,
             logging_steps=recipe.log_every_steps,
-            save_steps=recipe.checkpoint_every_steps,
+            **_saving(recipe),
             remove_unused_columns=False,
             disable_tqdm=True,
             report_to=[],
@@ -132,6 +134,14 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     trainer.remove_callback(PrinterCallback)
     if recipe.evaluate_every_steps:
         trainer.add_callback(Evaluations(recipe.evaluate_every_steps, lambda: task.evaluate(trainer), metrics))
+    if recipe.checkpoint_every_steps == "auto":
+        trainer.add_callback(
+            ChosenSaves(
+                rank,
+                mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
+                warmup_steps=accelerator.warmup_steps,
+            )
+        )
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
 
     evaluation_started = time.monotonic()
@@ -167,6 +177,13 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
             hub_push.push(folder, run=rank.run, repository=recipe.push_to_hub)
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
+
+
+def _saving(recipe: Recipe) -> dict[str, Any]:
+    """When the Trainer saves by itself."""
+    if recipe.checkpoint_every_steps == "auto":
+        return {"save_strategy": "no"}
+    return {"save_strategy": "steps", "save_steps": recipe.checkpoint_every_steps}
 
 
 def _check_size(task: Task, recipe: Recipe) -> None:

@@ -1,0 +1,106 @@
+"""`checkpoint_every_steps: auto`: how often a checkpoint is worth the time for which the training stands still.
+
+Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
+is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`.
+"""
+
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+LEAST_SECONDS = 60.0
+MOST_SECONDS = 1800.0
+LEAST_STALLS = 10
+"""At most a tenth of the time is spent on saving, however often instances are taken away."""
+
+TIMED_STEPS = 5
+"""Steps that are timed before the first save, after those that warm up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """How long it is between two checkpoints, and why."""
+
+    seconds: float
+    reason: str
+
+
+def interval(*, stall_seconds: float, mean_seconds_between_reclaims: float) -> Interval:
+    """By Young's formula, within the bounds."""
+    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims)
+    formula = (
+        f"a save stops the training for {stall_seconds:.2f} s, and a reclaim every "
+        f"{mean_seconds_between_reclaims / 3600:g} h is assumed: by Young's formula {young:.0f} s"
+    )
+    if young > MOST_SECONDS:
+        seconds, bound = MOST_SECONDS, f", at most {MOST_SECONDS:.0f} s"
+    elif young < LEAST_SECONDS:
+        seconds, bound = LEAST_SECONDS, f", at least {LEAST_SECONDS:.0f} s"
+    else:
+        seconds, bound = young, ""
+    if seconds < LEAST_STALLS * stall_seconds:
+        seconds, bound = LEAST_STALLS * stall_seconds, f", at least {LEAST_STALLS} times a save"
+    return Interval(seconds=seconds, reason=formula + bound)
+
+
+class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Asks the Trainer to save: after a few timed steps, then as often as that save has shown to be worth it, and last.
+
+    It has to be the last callback, so that what the others do at a step's end is not taken for a save. Rank 0 chooses
+    for all, right after each save.
+    """
+
+    def __init__(self, rank: "Rank", *, mean_hours_between_reclaims: float, warmup_steps: int) -> None:
+        self._rank = rank
+        self._mean_seconds = mean_hours_between_reclaims * 3600
+        self._untimed_steps = warmup_steps
+        self._step_seconds: deque[float] = deque(maxlen=50)
+        self._step_started = 0.0
+        self._save_started: float | None = None
+        self._next_save: int | None = None
+        self._said: int | None = None
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        # A resumed attempt warms up and measures again: it may run on another instance.
+        self._next_save = state.global_step + self._untimed_steps + TIMED_STEPS
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        if self._save_started is not None:
+            stall, self._save_started = now - self._save_started, None
+            self._next_save = self._rank.once(
+                f"next-save/{state.global_step}", lambda: state.global_step + self._steps_after(stall)
+            )
+        self._step_started = time.monotonic()
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        now = time.monotonic()
+        if self._untimed_steps:
+            self._untimed_steps -= 1
+        else:
+            self._step_seconds.append(now - self._step_started)
+        if state.global_step == self._next_save or state.global_step >= state.max_steps:
+            control.should_save = True
+            self._save_started = now
+
+    def _steps_after(self, stall_seconds: float) -> int:
+        chosen = interval(stall_seconds=stall_seconds, mean_seconds_between_reclaims=self._mean_seconds)
+        # A step in which there was an evaluation is longer than what the formula is about.
+        step_seconds = statistics.median(self._step_seconds)
+        steps = max(1, round(chosen.seconds / step_seconds))
+        # Said again only where it has become another one.
+        if self._said is None or abs(steps - self._said) > self._said / 5:
+            self._said = steps
+            log.info("checkpoints: every %s steps (%.0f s): %s", steps, steps * step_seconds, chosen.reason)
+        return steps
