@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.arguments import Arguments
+from jobs.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
 from jobs.dependencies import Awaited
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.images.hierarchy import child_name
@@ -43,6 +44,8 @@ class Continued:
     """Of the jobs that it went through, the newest last; at least that one."""
     at: datetime
     """When it is resumed."""
+    spent: Spent = NOTHING_SPENT
+    """What its attempts have taken so far."""
     allow_changes: bool = False
     """Whether a checkpoint that was made with other arguments is resumed all the same."""
 
@@ -116,6 +119,7 @@ def plan(
     definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
     now = continued.at if continued else submitted_at(run_id)
     _check_budget(spec.team, stage, at=now)
+    _check_run_budget(spec, row, queue.capacity, continued)
     nproc_per_node = _ranks(spec, row)
     world_sizes = [nnodes * nproc_per_node]
     notes = _image_notes(kind, row, stage)
@@ -163,6 +167,9 @@ def plan(
                             "jobs.train.launch",
                             f"--instance-type={row.name}",
                             f"--nproc-per-node={nproc_per_node}",
+                            f"--capacity={queue.capacity}",
+                            *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
+                            *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
                             *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
                             *in_container.to_flags(),
@@ -277,6 +284,26 @@ def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
             next_step="wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in "
             "infra/settings.py and deploy",
         )
+
+
+def _check_run_budget(spec: JobSpec, row: InstanceType, capacity: Capacity, continued: Continued | None) -> None:
+    so_far = continued.spent if continued else NOTHING_SPENT
+    nnodes = spec.resources.nnodes
+    left = spec.budget.left(so_far, row=row, capacity=capacity, nnodes=nnodes)
+    if left is None or left.seconds >= LEAST_SECONDS:
+        return
+    needed = usd_per_hour(row, capacity) * nnodes * LEAST_SECONDS / 3600
+    least = (
+        f"{needed + so_far.usd:.2f}"
+        if left.key == "max_usd"
+        else f"{nnodes * LEAST_SECONDS / 3600 + so_far.instance_hours:.2f}"
+    )
+    used = f"; {spec.budget.text(so_far)} are used up" if continued else ""
+    raise UsageError(
+        f"{left.key}: {left.limit:g} leaves {max(0.0, left.seconds) / 60:.1f} minutes of {nnodes} x {row.name} "
+        f"({MARKET[capacity]}){used}; a run needs at least {LEAST_SECONDS / 60:g} to start, train and save",
+        next_step=f"set {left.key} to more than {least}",
+    )
 
 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:

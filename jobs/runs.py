@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import UsageError
+from jobs.queues import Capacity
 
 SPEC = "spec.yaml"
 CHECKPOINTS = "checkpoints/"
@@ -130,6 +131,8 @@ class Attempt(BaseModel):
     reason: str | None = None
     """Why it ended, where that was not its own exit."""
     instance_type: str
+    capacity: Capacity | None = None
+    """What its instances were submitted to be priced at."""
     accelerator: str
     nnodes: int
     world_size: int
@@ -155,6 +158,10 @@ class Receipt(BaseModel):
     instance_type: str
     on_demand_usd: float
     spot_usd: float
+    estimated_usd: float | None = None
+    """Each attempt at the price of the capacity that it ran on."""
+    budget: str = ""
+    """What was used of max_usd and max_hours; empty where the spec sets neither."""
     price_date: str
     price_source: str
     estimate_note: str

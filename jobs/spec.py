@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from jobs.arguments import Arguments, Strict
+from jobs.budget import Budget
 from jobs.catalog import CATALOG, job_kind
 from jobs.errors import UsageError, did_you_mean
 from jobs.job_kind import JobKind
@@ -60,12 +61,21 @@ class JobSpec(Strict):
     """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
     """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """What the run may cost over all its attempts, at the recorded prices: a Spot price is an estimate. It saves and
+    stops before that, and goes on with trainyard resume."""
+    max_hours: float | None = Field(default=None, gt=0)
+    """The same in instance hours: a minute of four nodes counts four minutes."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 
     @property
     def kind(self) -> JobKind:
         return job_kind(self.job)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
 
     def entrypoint_arguments(self) -> Arguments:
         """`arguments` as the kind's model; `parse_spec` has validated them."""

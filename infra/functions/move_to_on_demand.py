@@ -29,6 +29,10 @@ CLAIM_SECONDS = 120
 minutes over which Lambda tries an asynchronous call again."""
 
 
+CAPACITY_FLAG = "--capacity="
+"""Of the launcher: what a job's instances are priced at."""
+
+
 class MoveUnderwayError(Exception):
     """Another call holds the claim. Lambda tries again: by then there is a successor, or the claim is abandoned."""
 
@@ -155,7 +159,10 @@ def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict
 def _container(container: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": container["name"],
-        "command": container["command"],
+        # From here on the launcher counts the run's cost at the other price.
+        "command": [
+            f"{CAPACITY_FLAG}on-demand" if part == f"{CAPACITY_FLAG}spot" else part for part in container["command"]
+        ],
         "environment": [item for item in container["environment"] if not item["name"].startswith("AWS_BATCH")],
         "resourceRequirements": container["resourceRequirements"],
     }

@@ -143,6 +143,8 @@ def resume(
     ] = None,
     attempts: Annotated[int | None, typer.Option(help="How often it may start from here on.")] = None,
     timeout_hours: Annotated[float | None, typer.Option(help="Wall-clock limit of one attempt.")] = None,
+    max_usd: Annotated[float | None, typer.Option(help="What it may cost, the attempts until now included.")] = None,
+    max_hours: Annotated[float | None, typer.Option(help="The same in instance hours.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -174,6 +176,8 @@ def resume(
         "resources.capacity": capacity,
         "attempts": attempts,
         "timeout_hours": timeout_hours,
+        "max_usd": max_usd,
+        "max_hours": max_hours,
     }
     replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
     command(

@@ -14,6 +14,7 @@ from typing import Any
 from jobs import batch, storage
 from jobs.arguments import changed
 from jobs.aws import Aws
+from jobs.budget import NOTHING_SPENT, spent
 from jobs.claims import Claim
 from jobs.cli import tables
 from jobs.cli.spec_file import read_spec_text
@@ -60,7 +61,12 @@ def resume(
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
     _check_fixed(run, before, spec)
-    continued = Continued(job_ids=job_ids, at=datetime.now(timezone.utc), allow_changes=allow_changes)
+    continued = Continued(
+        job_ids=job_ids,
+        at=datetime.now(timezone.utc),
+        spent=spent(receipt.attempts) if receipt else NOTHING_SPENT,
+        allow_changes=allow_changes,
+    )
     planned = plan(spec, stage, run_id=run.run_id, continued=continued)
     changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
     if changes and not allow_changes:

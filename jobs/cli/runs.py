@@ -10,6 +10,7 @@ from jobs import batch, storage
 from jobs.aws import Aws
 from jobs.cli import tables
 from jobs.errors import NotFoundError, TrainyardError, UsageError
+from jobs.runs import Receipt
 from jobs.stage import DeployedStage
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
@@ -74,6 +75,8 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
                 ("submitted", tables.moment(job.created_at)),
                 ("started", tables.moment(job.started_at)),
                 ("stopped", tables.moment(job.stopped_at)),
+                ("ended by", _ended_by(job, receipt)),
+                ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
                 ("metrics", last),
                 ("files", str(run.location)),
                 ("Batch job", job.id),
@@ -93,19 +96,31 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     from jobs.waiting import findings, is_waiting
 
     stage = batch.read_stage(aws, stage_name)
-    job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    run = storage.find_run(aws, stage, text)
+    job = job_of(aws, stage, run.run_id)
     found = findings(aws, stage, job) if is_waiting(job) else []
+    ended_by = _ended_by(job, storage.read_receipt(aws, run.location))
     if output == "json":
-        answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue}
+        answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
         tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
         return
     console = tables.stderr()
+    if ended_by:
+        console.print(f"{job.run_id} has ended: {ended_by}")
+        return
     if not found:
         console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
         return
     waited = tables.duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     console.print(f"{job.run_id} is {job.state} in {job.queue}, submitted {waited} ago")
     tables.show(tables.findings_table(found), on=tables.stdout())
+
+
+def _ended_by(job: batch.Job, receipt: Receipt | None) -> str:
+    """What the job's last attempt itself said of its end, of which Batch knows only the exit code."""
+    last = receipt.attempts[-1] if receipt else None
+    ours = job.state == "FAILED" and last is not None and last.job_id == job.id
+    return (last.reason or "") if ours and last is not None else ""
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.batch import Job, JobAttempt
+from jobs.budget import NOTHING_SPENT
 from jobs.plan import Plan
 from jobs.runs import Receipt
 
@@ -118,11 +119,18 @@ def plan_table(plan: Plan, *, embedded: bool) -> Table:
                 f"{price} (as of {row.price_date}, from {row.price_source})",
             ),
             ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
+            ("budget", _budget(plan)),
             ("waits for", ", ".join(run.run_id for run in plan.awaited)),
             ("files", str(plan.run_location)),
             *(("note", note) for note in plan.notes),
         ]
     )
+
+
+def _budget(plan: Plan) -> str:
+    so_far = plan.continued.spent if plan.continued else NOTHING_SPENT
+    text = plan.spec.budget.text(so_far)
+    return f"{text} used until now; it saves and stops before the rest is" if text else ""
 
 
 def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
@@ -232,6 +240,8 @@ def findings_table(findings: "Iterable[Finding]") -> Table:
 def receipt_table(receipt: Receipt, *, location: str) -> Table:
     """What a run took and brought; its cost is an estimate and says so."""
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
+    if receipt.estimated_usd is not None:
+        cost = f"{usd(receipt.estimated_usd)}; all of it {cost}"
     return pairs(
         [
             ("run", receipt.run_id),
@@ -240,6 +250,7 @@ def receipt_table(receipt: Receipt, *, location: str) -> Table:
             ("attempts", str(len(receipt.attempts))),
             ("duration", duration(receipt.duration_seconds)),
             ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {receipt.instance_type})"),
+            ("budget", f"{receipt.budget} used" if receipt.budget else ""),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}"),
             ("note", receipt.estimate_note),
             ("files", location),

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from jobs.budget import Budget, Spent, spent
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.instance_types import InstanceType
+from jobs.queues import Capacity
 from jobs.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
 from jobs.train import s3 as object_store
 
@@ -28,6 +30,8 @@ log = logging.getLogger("trainyard")
 HEARTBEAT_SECONDS = 30.0
 
 _LAST_BEAT_SECONDS = 5.0
+
+NO_BUDGET = Budget()
 
 State = Literal["running", "interrupted", "succeeded", "failed"]
 
@@ -64,6 +68,8 @@ class AttemptRecord:
         number: int,
         job_id: str | None,
         accelerator: str,
+        capacity: Capacity | None,
+        budget: Budget,
         on_instance: bool,
         nnodes: int,
         world_size: int,
@@ -77,6 +83,7 @@ class AttemptRecord:
             started_at=now,
             last_seen_at=now,
             instance_type=instance.name,
+            capacity=capacity,
             accelerator=accelerator,
             nnodes=nnodes,
             world_size=world_size,
@@ -85,6 +92,7 @@ class AttemptRecord:
         self._run = run
         self._job = job
         self._instance = instance
+        self._budget = budget
         self._on_instance = on_instance
         self._scratch = scratch
         self._result: dict[str, Any] = {}
@@ -95,6 +103,12 @@ class AttemptRecord:
         """Raises TrainyardError where the run cannot be written to: better now than after hours of training."""
         self._write("running")
         self._thread.start()
+
+    def spent(self) -> Spent:
+        """What the run has taken up to now, over all its attempts."""
+        now = self._attempt.model_copy(update={"last_seen_at": datetime.now(timezone.utc)})
+        earlier = [item for item in _recorded(self._s3, self._run) if item.number != now.number]
+        return spent([*earlier, now])
 
     def finish(self, exit_code: int, reason: str | None) -> None:
         """Raises TrainyardError where the run cannot be written to."""
@@ -136,6 +150,7 @@ class AttemptRecord:
             instance=self._instance,
             state=state,
             result=status.result,
+            budget=self._budget,
             on_instance=self._on_instance,
         )
         object_store.write(self._s3, self._run / RECEIPT, _json(bill))
@@ -149,6 +164,7 @@ def receipt(
     instance: InstanceType,
     state: State,
     result: Mapping[str, Any],
+    budget: Budget = NO_BUDGET,
     on_instance: bool,
 ) -> Receipt:
     """What the attempts took. Times the recorded prices, which makes it an estimate; `estimate_note` says of what."""
@@ -156,6 +172,7 @@ def receipt(
     durations = [(attempt.finished_at or attempt.last_seen_at) - attempt.started_at for attempt in attempts]
     seconds = [duration.total_seconds() for duration in durations]
     hours = sum(span * attempt.nnodes for span, attempt in zip(seconds, attempts, strict=True)) / 3600
+    so_far = spent(attempts)
     note = (
         f"An estimate: instance hours times the {instance.name} prices recorded on {instance.price_date}. It "
         "leaves out the instance's start-up, storage and transfer, and Spot prices change."
@@ -176,6 +193,8 @@ def receipt(
         instance_type=instance.name,
         on_demand_usd=round(hours * instance.on_demand_usd_per_hour, 6),
         spot_usd=round(hours * instance.spot_usd_per_hour, 6),
+        estimated_usd=round(so_far.usd, 6),
+        budget=budget.text(so_far),
         price_date=instance.price_date,
         price_source=instance.price_source,
         estimate_note=note,

@@ -25,16 +25,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from jobs.arguments import Arguments, parse_flags
+from jobs.budget import Budget
 from jobs.catalog import CATALOG
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
 from jobs.instance_types import SCRATCH, InstanceType, instance_type
 from jobs.job_kind import JobKind
+from jobs.queues import MARKET, Capacity
 from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location
 from jobs.train import accelerator as accelerators
 from jobs.train import hub_push
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
 from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
+from jobs.train.budget_watch import BudgetWatch
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 from jobs.train.utilization import UtilizationLog
 
@@ -102,6 +105,9 @@ class Launch:
     accelerator_asked: str
     attempt: int
     """Of the Batch job; the run's own number goes on where another job of the run left off."""
+    capacity: Capacity | None
+    """What its instances are priced at; None: nobody said."""
+    budget: Budget
     allow_changes: bool
     """Whether a checkpoint that was made with other arguments is resumed."""
 
@@ -160,6 +166,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     )
     parser.add_argument("--instance-type", required=True, help="EC2 instance type whose price the receipt counts")
     parser.add_argument("--nproc-per-node", type=int, required=True, metavar="N", help="ranks on this node")
+    parser.add_argument("--capacity", choices=sorted(MARKET), help="what the receipt and a budget price it at")
+    parser.add_argument("--max-usd", type=float, metavar="USD", help="budget over all attempts of the run")
+    parser.add_argument("--max-hours", type=float, metavar="H", help="the same, in instance hours")
     parser.add_argument(
         ALLOW_CHANGES_FLAG, action="store_true", help="resume a checkpoint though it was made with other arguments"
     )
@@ -184,6 +193,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         run=S3Location.parse(environment[RUN_URI_VARIABLE]),
         accelerator_asked=environment.get(ACCELERATOR_VARIABLE, AUTO),
         attempt=attempt_number(environment),
+        capacity=given.capacity,
+        budget=Budget(max_usd=given.max_usd, max_hours=given.max_hours),
         allow_changes=given.allow_changes,
     )
     importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
@@ -203,7 +214,7 @@ def _scratch(launch: Launch, disks: Path) -> Path:
 
 def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
     """One attempt, from its record's first line to its last."""
-    record = None
+    record = watch = None
     number = launch.attempt
     if launch.node.is_main:
         s3, job = object_store.connect(), job_id()
@@ -216,12 +227,22 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             number=number,
             job_id=job,
             accelerator=accelerator.name,
+            capacity=launch.capacity,
+            budget=launch.budget,
             on_instance=launch.on_instance,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
             scratch=scratch,
         )
         record.start()
+        watch = BudgetWatch(
+            record=record,
+            budget=launch.budget,
+            row=launch.instance,
+            capacity=launch.capacity,
+            nnodes=launch.node.nnodes,
+            run_id=launch.run.key.strip("/").rpartition("/")[2],
+        )
     try:
         if launch.node.is_main:
             log.info(
@@ -233,13 +254,20 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
                 launch.node.nnodes,
                 accelerator.backend,
             )
-        with UtilizationLog(accelerator.name, node=launch.node.index):
-            code, reason = _run_ranks(launch, accelerator, scratch)
+        if watch is not None and not watch.start():
+            code, reason = 1, watch.reason
+        else:
+            with UtilizationLog(accelerator.name, node=launch.node.index):
+                code, reason = _run_ranks(launch, accelerator, scratch)
     except Interrupted as interruption:
         code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {_RESUMES}"
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
         traceback.print_exc()
         code, reason = 1, f"{type(error).__name__}: {error}"
+    if watch is not None:
+        watch.stop()
+        if watch.reason is not None and code == INTERRUPTED_EXIT_CODE:
+            code, reason = 1, watch.reason  # another attempt would not get further
     for number in INTERRUPTS:
         signal.signal(number, signal.SIG_IGN)  # the ranks have ended; what is left takes a second and must be done
     if record is not None:

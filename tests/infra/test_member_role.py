@@ -63,7 +63,7 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
         "ec2:DescribeSubnets": [("*", {})],
         "ecs:DescribeContainerInstances": [(f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f", {})],
         "logs:GetLogEvents": [(f"{group}:log-stream:our-team/finetune-classification/main/0f0f", {})],
-        "s3:DeleteObject": [(f"{run}/spec.yaml", {})],
+        "s3:DeleteObject": [(f"{run}/spec.yaml", {}), (f"{run}/moves/0f0f.json", {})],
         "s3:GetObject": [
             (f"{run}/model/model.safetensors", {}),
             (f"{buckets['Data']}/shared/models/x/config.json", {}),
@@ -74,7 +74,11 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
             (buckets["Runs"], {"s3:prefix": "our-team/"}),
             (buckets["Data"], {"s3:prefix": "shared/models/x/"}),
         ],
-        "s3:PutObject": [(f"{run}/spec.yaml", {}), (f"{buckets['Data']}/our-team/train.jsonl", {})],
+        "s3:PutObject": [
+            (f"{run}/spec.yaml", {}),
+            (f"{run}/moves/0f0f.json", {}),
+            (f"{buckets['Data']}/our-team/train.jsonl", {}),
+        ],
         "servicequotas:GetServiceQuota": [("*", {})],
         "ssm:GetParametersByPath": [(parameters, {}), (f"{parameters}/queue", {})],
     }

@@ -24,6 +24,7 @@ def test_one_process_gets_all_cards_of_one_node() -> None:
     assert command_of(planned)[3:] == [
         "--instance-type=dl1.24xlarge",
         "--nproc-per-node=1",
+        "--capacity=spot",
         "notebook",
         "--tensorboard-logdir=.",
         "--idle-timeout-hours=2.0",

@@ -49,7 +49,8 @@ def test_several_nodes_get_the_command_through_node_overrides() -> None:
     (container,) = nodes["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert container["name"] == "main"
     assert container["command"] == [
-        "--global-batch-size=48" if flag.startswith("--global-batch-size") else flag for flag in command_of(one)
+        {"--global-batch-size=32": "--global-batch-size=48", "--capacity=spot": "--capacity=on-demand"}.get(flag, flag)
+        for flag in command_of(one)
     ]
     assert container["environment"][0] == {
         "name": "TRAINYARD_RUN_URI",

@@ -62,7 +62,10 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
         ({"resources": {"nnode": 1}}, "resources.nnode: unknown key; did you mean 'nnodes'?"),
         (
             {"gpu": 1},
-            ("gpu: unknown key; there is 'arguments', 'attempts', 'job', 'name', 'resources', 'team', 'timeout_hours'"),
+            (
+                "gpu: unknown key; there is 'arguments', 'attempts', 'job', 'max_hours', 'max_usd', 'name', "
+                "'resources', 'team', 'timeout_hours'"
+            ),
         ),
         ({"resources": 8}, "resources: Input should be a valid dictionary or instance of Resources, not 8"),
         (

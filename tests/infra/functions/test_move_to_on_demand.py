@@ -58,7 +58,8 @@ def stopped_for_a_move(world: World, rules: Rules) -> dict[str, Any]:
 
 
 def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand(world: World, rules: Rules) -> None:
-    job_id = world.submit(*SLEEP)
+    command = ("sh", "-c", "sleep 600", "launch", "--capacity=spot", "--max-usd=5")
+    job_id = world.submit(*command)
     world.reclaim(job_id)
     handler(world.event(job_id), None)
     assert not world.job(job_id)["isTerminated"]
@@ -82,8 +83,10 @@ def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand(worl
     [[was], [is_]] = [
         [task["containers"][0] for task in job["ecsProperties"]["taskProperties"]] for job in (ended, successor)
     ]
-    for same in ("name", "image", "command", "environment", "resourceRequirements"):
+    for same in ("name", "image", "environment", "resourceRequirements"):
         assert is_[same] == was[same], same
+    # Its budget counts at the other price from here on.
+    assert is_["command"] == [*command[:4], "--capacity=on-demand", "--max-usd=5"]
     assert claim_of(world, ended)["successor"] == successor["jobId"]
 
 

@@ -11,9 +11,8 @@ from jobs.aws import Aws
 from jobs.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.conftest import RunCommand
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import Run, environment_of, wait_for
+from tests.jobs.submitting import Run, RunCommand, environment_of, wait_for
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
 
