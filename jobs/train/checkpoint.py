@@ -132,8 +132,9 @@ class _Store:
             if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
                 changes = changes_text(changed(manifest.arguments, arguments))
                 raise UsageError(
-                    f"checkpoint step-{step} of this run was made with other arguments: {changes}",
-                    next_step="submit a new run, or where the change is meant: trainyard resume RUN --allow-changes",
+                    f"checkpoint step-{step} of this run was made with other arguments",
+                    next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
+                    "--allow-changes",
                 )
             if manifest.world_size != world_size:
                 raise UsageError(
