@@ -29,6 +29,7 @@ TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50)"
 GROWN = f"max_nodes=3, max_on_demand_nodes=1, monthly_budget_usd=1000, teams=(*STAGES['dev'].teams, {TEAM})"
 NEW_KIND = f"CATALOG['evaluate'] = dataclasses.replace(CATALOG[{KIND!r}], name='evaluate', accelerated=False)"
 UPGRADED = f"{GROWN}, release={OTHER_RELEASE!r}"
+SETTLED = UPGRADED.replace("monthly_budget_usd=1000", "monthly_budget_usd=2000", 1)
 CLASH = """
 for node in app.node.find_child("dev").node.find_child("compute").node.find_all():
     if isinstance(node, batch.CfnJobQueue):
@@ -116,6 +117,11 @@ class Account:
         path = parameter_path("dev")
         pages = self.aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
         return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
+
+    def states(self) -> set[str]:
+        """Of the stage's compute environments."""
+        found = self.aws.client("batch").describe_compute_environments()["computeEnvironments"]
+        return {one["state"] for one in found if "prod" not in one["computeEnvironmentArn"]}
 
     def see(self) -> Seen:
         def named(service: str, operation: str, key: str, name: str, **request: Any) -> frozenset[str]:
@@ -266,16 +272,26 @@ def upgraded(account: Account, refused: tuple[Step, str]) -> Step:
 
 
 @pytest.fixture(scope="module")
-def settled(account: Account, upgraded: Step) -> Step:
-    """The old release is no longer wanted."""
-    code, said = account.deploy(app=account.changed_app(UPGRADED, before=NEW_KIND))
+def stopped(account: Account, upgraded: Step) -> Step:
+    """The stage's budget is spent, as AWS Budgets tells."""
+    assert account.states() == {"ENABLED"}
+    topic = json.loads(upgraded.after.parameters["stage-budget"])["topic"]
+    account.aws.client("sns").publish(TopicArn=topic, Message="AWS Budget Notification")
+    until(lambda: account.states() == {"DISABLED"} or None, "the stage is stopped")
+    return upgraded
+
+
+@pytest.fixture(scope="module")
+def settled(account: Account, stopped: Step) -> Step:
+    """The old release is no longer wanted, and the budget is raised."""
+    code, said = account.deploy(app=account.changed_app(SETTLED, before=NEW_KIND))
     assert code == 0, said
-    return Step(upgraded.after, account.see())
+    return Step(stopped.after, account.see())
 
 
 @pytest.fixture(scope="module")
 def destroyed(account: Account, settled: Step) -> Step:
-    code, said = account.cdk("destroy", "dev/*", "--force", app=account.changed_app(UPGRADED, before=NEW_KIND))
+    code, said = account.cdk("destroy", "dev/*", "--force", app=account.changed_app(SETTLED, before=NEW_KIND))
     assert code == 0, said
     return Step(settled.after, account.see())
 
@@ -360,6 +376,11 @@ def test_the_old_release_goes_and_nothing_else(settled: Step, grown: Step) -> No
     assert len(settled.after.others["templates"]) == len(grown.after.others["templates"])
     for what in ("buckets", "secrets", "VPCs"):
         assert settled.after.others[what] == grown.after.others[what]
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_raised_budget_lifts_the_stop_of_the_stage(account: Account) -> None:
+    until(lambda: account.states() == {"ENABLED"} or None, "the stage may start jobs again")
 
 
 def test_destroying_a_stage_leaves_what_it_must_not_lose(destroyed: Step, account: Account) -> None:

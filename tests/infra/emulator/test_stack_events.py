@@ -1,32 +1,11 @@
-"""CloudFormation's events: each change of a stack's status, and the project's own rule on them."""
+"""CloudFormation's events: each change of a stack's status, to whoever has a rule for them."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
-from jobs.stage import parameter_path
+from infra.emulator import ACCOUNT_ID, REGION
 from tests.conftest import EmbeddedAws
-from tests.infra.emulator.batch.batch_calls import until
 from tests.infra.emulator.event_calls import messages, queue_of, rule
 from tests.infra.emulator.stack_requests import parameter, stack_of, template
-
-APP = """
-import dataclasses
-import sys
-
-sys.path.insert(0, {root!r})
-
-import aws_cdk as cdk
-from infra.app import build
-from infra.settings import STAGES
-
-app = cdk.App()
-build(app, [dataclasses.replace(STAGES["dev"], monthly_budget_usd={budget})])
-app.synth()
-"""
 
 
 def watch(aws: EmbeddedAws, stack: str) -> str:
@@ -95,42 +74,3 @@ def test_changes_failures_and_ends_are_told_in_order(embedded_aws: EmbeddedAws) 
         "UPDATE_ROLLBACK_COMPLETE",
         *("DELETE_FAILED", "DELETE_COMPLETE"),
     ]
-
-
-@pytest.mark.timeout(300)
-def test_deploying_a_raised_budget_lifts_the_stop_of_the_stage(fresh_aws: EmbeddedAws, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def cdk(*arguments: str) -> None:
-        code = cdk_cli.run(
-            [*arguments, "--no-notices"],
-            endpoint=fresh_aws.endpoint,
-            scratch=tmp_path,
-            cwd=cdk_cli.ROOT if arguments[0] == "deploy" else tmp_path,
-            on_line=said.append,
-        )
-        assert code == 0, "\n".join(said)
-
-    def deploy(*stacks: str, budget: int) -> None:
-        script = tmp_path / "budget_app.py"
-        script.write_text(APP.format(root=str(cdk_cli.ROOT), budget=budget))
-        app = f"{cdk_cli.APP.split(' -m ')[0]} {script}"
-        options = ["--method=direct", "--require-approval=never", "--output", str(tmp_path / "cdk.out")]
-        cdk("deploy", *stacks, "--app", app, *options)
-
-    def states() -> set[str]:
-        found = fresh_aws.client("batch").describe_compute_environments()["computeEnvironments"]
-        return {environment["state"] for environment in found}
-
-    cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}")
-    deploy("dev/*", budget=1000)
-    assert states() == {"ENABLED"}
-    budget = fresh_aws.client("ssm").get_parameter(Name=f"{parameter_path('dev')}stage-budget")["Parameter"]["Value"]
-    fresh_aws.client("sns").publish(TopicArn=json.loads(budget)["topic"], Message="AWS Budget Notification")
-    until(lambda: states() == {"DISABLED"} or None, "the stage is stopped")
-
-    deploy("dev/observability", "--exclusively", budget=2000)
-
-    until(lambda: states() == {"ENABLED"} or None, "the stage may start jobs again")
-    health = fresh_aws.health()
-    assert (health["server_errors"], health["undelivered"]) == ([], [])
