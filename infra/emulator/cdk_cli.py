@@ -74,6 +74,9 @@ def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
         "HOME": str(scratch),
         "CDK_DISABLE_CLI_TELEMETRY": "true",
         "CDK_DISABLE_VERSION_CHECK": "1",
+        # The library's own check of the templates takes half of a synthesis. `cdk synth` and `cdk deploy` make it; the
+        # embedded AWS refuses what is wrong by itself.
+        "CDK_VALIDATION": "false",
         # Unpacked once, kept between deployments: it is most of the time of a first synthesis.
         "JSII_RUNTIME_PACKAGE_CACHE_ROOT": str(ROOT / ".trainyard" / "cache" / "jsii"),
         "JSII_NODE": node,
