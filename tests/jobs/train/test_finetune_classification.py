@@ -69,16 +69,14 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     run.wait_until_gone()
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others(
-    new_run: Callable[[], Run], recipe: tuple[str, ...]
-) -> None:
+def test_another_seed_gives_other_weights(new_run: Callable[[], Run], recipe: tuple[str, ...]) -> None:
+    """That the same one gives the same, bit by bit, is what test_resuming.py holds."""
     weights = []
-    for seed in (1, 1, 2):
+    for seed in (1, 2):
         run = new_run()
         run.attempt(*recipe, f"--seed={seed}", "--epochs=1")
         weights.append(run.read("model/model.safetensors"))
-    assert weights[0] == weights[1]
-    assert weights[0] != weights[2]
+    assert weights[0] != weights[1]
 
 
 @pytest.mark.every_release
