@@ -31,7 +31,7 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
         *arguments: str | Path,
         environment: Mapping[str, str] | None = None,
         stdin: str = "",
-        timeout_seconds: float = 120,
+        timeout_seconds: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [TRAINYARD, *map(str, arguments)],
