@@ -30,6 +30,10 @@ def test_a_run_stops_before_it_passes_its_budget_and_does_not_start_again(run: R
         == f"{receipt.estimated_usd:.2f} of {budget:.2f} USD, {receipt.instance_hours:.2f} of 9 instance hours"
     )
 
+    # What the ranks had done by then is saved, unless they had hardly begun.
+    done = receipt.attempts[0].last_step
+    assert done == 0 or max(run.complete_checkpoints()) >= done
+
     # Started again by whatever it is, it starts no ranks.
     again = run.attempt(*recipe, "--epochs=400", options=options, attempt=2, expect=1)
     assert again.lines[-1].startswith(f"error: budget: max_usd {budget:.2f} reached: ")
