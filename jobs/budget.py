@@ -88,4 +88,5 @@ def reached(left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None
     took = f"{so_far.usd:.2f} USD {price}, {so_far.instance_hours:.2f} instance hours"
     option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"
     limit = f"{left.limit:.2f}" if left.key == "max_usd" else f"{left.limit:g}"
-    return f"budget: {left.key} {limit} reached: {took}. Next: trainyard resume {run_id} {option} {more}"
+    kept = f"and {SAVE_SECONDS / 60:g} minutes are kept for saving"
+    return f"budget: {left.key} {limit} reached: {took}, {kept}. Next: trainyard resume {run_id} {option} {more}"

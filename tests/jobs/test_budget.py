@@ -48,9 +48,8 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     assert Budget().left(so_far, row=DL1, capacity="spot", nnodes=1) is None
     assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
     said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
-    assert said.startswith(
-        "budget: max_usd 10.93 reached: 7.00 USD at the recorded Spot price, 2.00 instance hours. Next:"
-    )
+    took = "7.00 USD at the recorded Spot price, 2.00 instance hours, and 2 minutes are kept for saving"
+    assert said == f"budget: max_usd 10.93 reached: {took}. Next: trainyard resume {RUN_ID} --max-usd 21.86"
 
 
 def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:

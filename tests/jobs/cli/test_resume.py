@@ -3,12 +3,17 @@
 import json
 import subprocess
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta, timezone
 
 import pytest
+import yaml
 
 from jobs import batch
 from jobs.aws import Aws
+from jobs.budget import Budget
+from jobs.runs import Attempt
 from jobs.stage import DeployedStage
+from jobs.train.attempts import receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.cli.terminal import TRAINYARD
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
@@ -177,3 +182,57 @@ def test_where_batch_refuses_the_job_all_is_as_before(
     assert files() == before
     assert resume(run_id, "--detach").returncode == 0
     stop(embedded, stage, run_id)
+
+
+def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
+    *,
+    resume: Resume,
+    trainyard: Trainyard,
+    failed: Run,
+    embedded: Aws,
+    stage: DeployedStage,
+    deployed_environment: Mapping[str, str],
+) -> None:
+    run_id = failed.plan.run_id
+    location = failed.plan.run_location
+    hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+    attempt = Attempt(
+        number=1,
+        job_id=failed.ended.id,
+        started_at=hour_ago,
+        finished_at=hour_ago + timedelta(minutes=30),
+        last_seen_at=hour_ago,
+        exit_code=1,
+        reason="budget: max_usd 2.00 reached: 1.97 USD",
+        instance_type="dl1.24xlarge",
+        capacity="spot",
+        accelerator="hpu",
+        nnodes=1,
+        world_size=8,
+    )
+    row, budget = stage.instance_type, Budget(max_usd=2)
+    bill = receipt(
+        location, [attempt], job="x", instance=row, state="failed", result={}, budget=budget, on_instance=True
+    )
+    for name, text in (
+        ("receipt.json", bill.model_dump_json()),
+        ("spec.yaml", yaml.safe_dump({**failed.plan.spec.model_dump(mode="json", exclude_none=True), "max_usd": 2})),
+    ):
+        place = location / name
+        embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode())
+
+    for command in ("why", "status", "receipt"):
+        finished = trainyard(command, run_id, environment=deployed_environment)
+        assert finished.returncode == 0, finished.stderr
+        shown = finished.stdout + finished.stderr
+        if command != "receipt":
+            assert "budget: max_usd 2.00 reached: 1.97 USD" in shown
+        if command != "why":
+            assert f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD used" in shown
+    refused = resume(run_id, "--dry-run")
+    assert refused.returncode == 2
+    assert f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD are used up" in refused.stderr
+    larger = resume(run_id, "--dry-run", "--max-usd", "10")
+    assert larger.returncode == 0, larger.stderr
+    assert "of 10.00 USD used until now" in larger.stderr
+    assert '"--max-usd=10.0"' in larger.stdout
