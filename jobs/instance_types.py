@@ -18,6 +18,12 @@ ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
 SCRATCH = "/scratch"
 """Where containers of jobs see the disks of their instance's own, if it has any."""
 
+STOP_TIMEOUT_SECONDS = 100
+"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
+
+In it the ranks come to the end of their step, save, and upload what they saved; then the attempt's record is written.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:

@@ -9,14 +9,7 @@ from pathlib import Path
 
 from aws_cdk import aws_ec2 as ec2
 
-from jobs.instance_types import InstanceType
-
-STOP_TIMEOUT_SECONDS = 100
-"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
-
-torch may take 30 s to end the ranks, and the record of the attempt is written after that. No checkpoint is begun: the
-newest complete one stays, and the next attempt resumes from it.
-"""
+from jobs.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s

@@ -18,7 +18,7 @@ import tempfile
 import traceback
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from jobs.arguments import Arguments, parse_flags
 from jobs.budget import Budget
 from jobs.catalog import CATALOG
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError, UsageError
-from jobs.instance_types import SCRATCH, InstanceType, instance_type
+from jobs.instance_types import SCRATCH, STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.job_kind import JobKind
 from jobs.queues import MARKET, Capacity
 from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location
@@ -38,6 +38,8 @@ from jobs.train import s3 as object_store
 from jobs.train.accelerator import AUTO, Accelerator
 from jobs.train.attempts import AttemptRecord, attempt_number, job_id, number_in_run
 from jobs.train.budget_watch import BudgetWatch
+from jobs.train.endings import DEFAULT_STOP_TIMEOUT_SECONDS, Endings
+from jobs.train.instance_metadata import InstanceMetadata
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
 from jobs.train.utilization import UtilizationLog
 
@@ -110,6 +112,8 @@ class Launch:
     budget: Budget
     allow_changes: bool
     """Whether a checkpoint that was made with other arguments is resumed."""
+    stop_timeout_seconds: float
+    """Between SIGTERM and SIGKILL."""
 
     @property
     def world_size(self) -> int:
@@ -121,14 +125,21 @@ class Launch:
         return self.accelerator_asked != AUTO
 
 
-def main(argv: Sequence[str] | None = None, *, disks: Path = Path(SCRATCH)) -> int:
-    """The exit code for Batch. `disks`: where the container has its instance's own disks, if any."""
+def main(
+    argv: Sequence[str] | None = None, *, disks: Path = Path(SCRATCH), stop_timeout_seconds: float | None = None
+) -> int:
+    """The exit code for Batch. `disks`: where the container has its instance's own disks, if any.
+
+    `stop_timeout_seconds`: between SIGTERM and SIGKILL; None: what our instances or, elsewhere, ECS itself have.
+    """
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
         launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if stop_timeout_seconds is not None:
+            launch = replace(launch, stop_timeout_seconds=stop_timeout_seconds)
         _one_live_stream()
         with _interrupts_held_back():
             accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
@@ -184,6 +195,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
             f"{RUN_URI_VARIABLE} is not set: there is no place for the run's files",
             next_step="set it to s3://bucket/team/run-id/, as `trainyard submit` does",
         )
+    accelerator_asked = environment.get(ACCELERATOR_VARIABLE, AUTO)
     launch = Launch(
         kind=kind,
         arguments=arguments,
@@ -191,11 +203,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         nproc_per_node=given.nproc_per_node,
         node=Node.from_environment(environment),
         run=S3Location.parse(environment[RUN_URI_VARIABLE]),
-        accelerator_asked=environment.get(ACCELERATOR_VARIABLE, AUTO),
+        accelerator_asked=accelerator_asked,
         attempt=attempt_number(environment),
         capacity=given.capacity,
         budget=Budget(max_usd=given.max_usd, max_hours=given.max_hours),
         allow_changes=given.allow_changes,
+        stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
     )
     importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
     hub_push.check(arguments)
@@ -286,6 +299,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
 def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple[int, str | None]:
     """Exit code and reason of the attempt. torchrun as a library, since its command turns every failure into 1."""
     with _interrupts_held_back():
+        from torch.distributed.elastic.multiprocessing import api as processes
         from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -316,14 +330,34 @@ def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple
         ),
     )
     command = ["-m", launch.kind.entrypoint, *launch.arguments.to_flags()]
+
+    def end_at_once(number: int) -> None:
+        raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
+
+    endings = Endings(
+        scratch,
+        metadata=InstanceMetadata.of(os.environ, on_instance=launch.on_instance),
+        stop_timeout_seconds=launch.stop_timeout_seconds,
+        give_up=end_at_once,
+    )
+    # Torch makes this its handler of SIGTERM once it has started the ranks; its own ends them at once, saved or not.
+    # No release lets one choose it, and the older ones of our images have no setting for the signals either.
+    processes._terminate_process_handler = lambda signum, frame: endings.on_signal(signum)  # noqa: SLF001, ARG005
     try:
-        elastic_launch(config, sys.executable)(*command)
+        with endings:
+            elastic_launch(config, sys.executable)(*command)
     except (Interrupted, SignalException) as interruption:
-        return INTERRUPTED_EXIT_CODE, f"{_signal_name(interruption)}; {_RESUMES}"
+        reason = endings.reason or _signal_name(interruption)
+        late = f"; not saved within {endings.overdue_seconds:.0f} s" if endings.overdue_seconds is not None else ""
+        return INTERRUPTED_EXIT_CODE, f"{reason}{late}; {_RESUMES}"
     except ChildFailedError as error:
-        return outcome(
+        code, said = outcome(
             {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
         )
+        if endings.reason is not None and code != INTERRUPTED_EXIT_CODE:
+            # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
+            return INTERRUPTED_EXIT_CODE, f"{endings.reason}; {said}; {_RESUMES}"
+        return code, said
     return 0, None
 
 
@@ -339,7 +373,7 @@ def outcome(failures: Mapping[int, tuple[int, int, str]]) -> tuple[int, str]:
     rank = min(own, key=lambda number: (own[number][0] > 0, own[number][1]))
     code, _, message = own[rank]
     if code == INTERRUPTED_EXIT_CODE:
-        return code, f"rank {rank} asked to be resumed: {message}"
+        return code, message
     if code == -signal.SIGKILL:
         return (
             1,

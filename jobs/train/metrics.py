@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._show(state, note)
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._status()
         if self._files and self._shown_step != state.global_step:
             self._show(state, "trained")  # the steps since the last log are too few for one of their own
 
@@ -117,6 +118,10 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             log.info(
                 "evaluation: step %s, %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             )
+
+    def evaluated_at(self, step: int) -> bool:
+        """On rank 0: whether the lines that earlier attempts left have an evaluation at this step."""
+        return self._files is not None and step in self._files.evaluated_steps
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
         """The final metrics: the last line of the file, and the result of the receipt."""
@@ -153,19 +158,6 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             ).write(self._rank.scratch)
 
 
-class Evaluations(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Evaluates every so many steps while a Trainer trains; the last step is left to whoever evaluates its result."""
-
-    def __init__(self, every_steps: int, evaluate: Callable[[], Mapping[str, Any]], metrics: RunMetrics) -> None:
-        self._every_steps = every_steps
-        self._evaluate = evaluate
-        self._metrics = metrics
-
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        if state.global_step % self._every_steps == 0 and state.global_step < state.max_steps:
-            self._metrics.evaluated(state.global_step, self._evaluate())
-
-
 class MetricsFiles:
     """metrics.jsonl and the event files, locally and (by a thread) on S3. `close` puts the last of them there."""
 
@@ -177,7 +169,10 @@ class MetricsFiles:
         self._folder = rank.scratch / "metrics"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
-        self._lines.write(_lines_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step))
+        kept = _lines_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step)
+        self._lines.write(kept)
+        rows = [json.loads(line) for line in kept.splitlines()]
+        self.evaluated_steps = {row["step"] for row in rows if any(name.startswith("eval_") for name in row)}
         # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
         self._lock = threading.Lock()

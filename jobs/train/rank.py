@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from jobs.arguments import ArgumentsT, parse_flags
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.runs import RUN_URI_VARIABLE, S3Location
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ PEER_TIMEOUT = timedelta(hours=24)
 """A peer that prepares data may take hours; one that dies ends the attempt through the launcher, not through this."""
 
 _PR_SET_PDEATHSIG = 1
+
+
+class ResumeLaterError(Exception):
+    """The rank has saved and ends before its work is done: a next attempt goes on. Its message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,9 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     code = 0
     try:
         main(Rank.from_environment(), parsed)
+    except ResumeLaterError as ending:
+        code = INTERRUPTED_EXIT_CODE
+        _tell_the_launcher(str(ending))
     except (TrainyardError, ValidationError) as error:
         code = 1
         # The launcher prints it, once for all ranks that met it.

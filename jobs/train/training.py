@@ -18,7 +18,7 @@ from jobs.runs import MODEL, S3Location
 from jobs.train import hub_push
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
-from jobs.train.rank import Rank
+from jobs.train.rank import Rank, ResumeLaterError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -66,8 +66,10 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     from jobs.train.changed_settings import with_own_settings
     from jobs.train.checkpoint import CheckpointUploads, Retention, checkpointing, newest_complete
     from jobs.train.checkpoint_interval import ChosenSaves
-    from jobs.train.metrics import Evaluations, RunMetrics, Throughput
+    from jobs.train.loss_since_log import keeping_loss_since_log
+    from jobs.train.metrics import RunMetrics, Throughput
     from jobs.train.release_mends import mended
+    from jobs.train.stopping import Evaluations, Stopping
 
     # Its warnings tell that a head is new, which is the point of a fine-tuning.
     transformers.logging.set_verbosity_error()
@@ -86,6 +88,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     )
     retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
     uploads = CheckpointUploads(rank, s3, recipe, metrics, retention)
+    stopping = Stopping(rank)
     if rank.is_first:
         log.info(
             "batch: %s = %s ranks x %s sequences x %s accumulated",
@@ -106,6 +109,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         trainer_class = ordered(trainer_class, buckets, recipe.global_batch_size)
     if resume and resume.changed:
         trainer_class = with_own_settings(trainer_class)
+    trainer_class = keeping_loss_since_log(trainer_class, rank.rank, resume.folder if resume else None)
     trainer = checkpointing(trainer_class, rank.run)(
         model=task.model(),
         args=accelerator.training_arguments_class()(
@@ -128,12 +132,13 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         train_dataset=task.train_data,
         eval_dataset=task.eval_data,
         data_collator=task.collate,
-        callbacks=[metrics, uploads],
+        callbacks=[metrics, uploads, stopping],
         **accelerator.trainer_arguments(),
     )
     trainer.remove_callback(PrinterCallback)
     if recipe.evaluate_every_steps:
-        trainer.add_callback(Evaluations(recipe.evaluate_every_steps, lambda: task.evaluate(trainer), metrics))
+        every = recipe.evaluate_every_steps
+        trainer.add_callback(Evaluations(rank, every, lambda: task.evaluate(trainer), metrics, stopping))
     if recipe.checkpoint_every_steps == "auto":
         trainer.add_callback(
             ChosenSaves(
@@ -145,8 +150,17 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
 
     evaluation_started = time.monotonic()
+    values = None if stopping.reason else stopping.evaluated(lambda: task.evaluate(trainer))
+    uploads.finish()
+    if not stopping.reason:
+        stopping.close()
+    if values is None or stopping.reason:
+        metrics.close()
+        # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
+        rank.once("saved", lambda: True)
+        raise ResumeLaterError(f"{stopping.reason}; saved step {trainer.state.global_step}")
     result = {
-        **task.evaluate(trainer),
+        **values,
         "eval_samples": len(task.eval_data),
         "train_samples_per_second": round(metrics.throughput.samples_per_second, 3),
         "train_runtime_seconds": round(metrics.throughput.train_seconds, 3),
@@ -168,7 +182,6 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
                 accelerator=accelerator.name,
             )
         _upload_model(folder, rank.run / MODEL, s3)
-    uploads.finish()
     metrics.result(trainer.state.global_step, result)
     metrics.close()
     if rank.is_first:

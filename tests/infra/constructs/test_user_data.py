@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from infra.constructs.shared_file_system import CONTAINER_PATH
-from infra.constructs.user_data import STOP_TIMEOUT_SECONDS
+from jobs.instance_types import STOP_TIMEOUT_SECONDS
 from tests.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
 from tests.infra.synthesis import Templates
 

@@ -81,23 +81,6 @@ def test_a_job_that_goes_on_with_a_run_of_another_counts_on_and_keeps_what_that_
     assert receipt.attempts[2].resumed_from_step >= 16
 
 
-def test_sigterm_stops_the_ranks_and_asks_to_be_started_again(run: Run, recipe: tuple[str, ...]) -> None:
-    launched = run.start(*recipe, nproc=2)
-    launched.wait_for_line("checkpoint: step 8,")
-
-    assert launched.kill(signal.SIGTERM) == 75
-
-    run.wait_until_gone()
-    assert launched.lines[-1] == "interrupted: SIGTERM; a next attempt resumes from the newest checkpoint\n"
-    assert "Traceback" not in launched.output
-    attempt = run.recorded_attempt(1)
-    assert attempt.exit_code == 75
-    assert attempt.reason is not None
-    assert attempt.last_step >= 8
-    assert run.receipt().state == "interrupted"
-    assert not list(run.scratch.iterdir())
-
-
 @pytest.mark.parametrize("line", ["accelerator:", "attempt 1 of"])
 def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(
     line: str, run: Run, recipe: tuple[str, ...]
@@ -202,10 +185,11 @@ def test_two_nodes_meet_train_and_resume_as_one(new_run: NewRun, recipe: tuple[s
         }
         return [run.start(*recipe, attempt=attempt, **environment, **own) for own in (main, child)]
 
+    # Only the instance of one node is taken away: its launcher alone is told, and all ranks of both save.
     first = nodes(1)
-    first[0].wait_for_line("checkpoint: step 16,")
-    for node in first:
-        node.kill()
+    first[0].wait_for_line("[progress] 4/48")
+    assert [node.kill(signal.SIGTERM) if node is first[1] else node.wait() for node in reversed(first)] == [75, 75]
+    assert re.fullmatch(r"interrupted: SIGTERM; saved step \d+\n", first[0].lines[-1]), first[0].output
     run.wait_until_gone()
 
     second = nodes(2)

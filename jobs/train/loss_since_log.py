@@ -1,0 +1,40 @@
+"""A checkpoint between two log lines keeps what the Trainer has summed up for the next one.
+
+It logs the mean loss of the steps since the line before. What it keeps in a checkpoint does not hold their sum, so the
+first line after a resume would be the mean of fewer steps, and the curve another one than that of an uninterrupted run.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def keeping_loss_since_log(trainer_class: type[Any], rank: int, resume: Path | None) -> type[Any]:
+    """The Trainer class that does; `resume` is the checkpoint it goes on from."""
+    name = f"loss-since-log-{rank}.json"
+    kept = resume / name if resume else None
+
+    class LossKeepingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
+        _sum_since_log: Any = None
+        _before = json.loads(kept.read_bytes()) if kept and kept.exists() else None
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            if self._before is not None:
+                self._globalstep_last_logged = self._before["logged_step"]
+                loss, self._before = loss + self._before["sum"], None
+            return loss
+
+        def _maybe_log_save_evaluate(self, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self._sum_since_log = tr_loss
+            return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            saved = super()._save_checkpoint(*args, **kwargs)
+            if self.state.global_step > self._globalstep_last_logged:
+                content = {"logged_step": self._globalstep_last_logged, "sum": float(self._sum_since_log)}
+                folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+                (folder / name).write_text(json.dumps(content))
+            return saved
+
+    return LossKeepingTrainer
