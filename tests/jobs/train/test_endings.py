@@ -149,7 +149,7 @@ def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_i
     run = new_run()
     metadata.news[REBALANCE] = {"noticeTime": "2026-01-02T03:04:05Z"}
 
-    first = run.start(*long_recipe, **metadata.environment)
+    first = run.start(*long_recipe, nproc=1, attempt=1, **metadata.environment)
     saving = first.wait_for_line("rebalance recommendation: saving step ")
     first.wait_for_line(f"checkpoint: {saving.split(': saving ')[1].strip()},")
     first.wait_for_line("[progress] 120/120")
