@@ -38,8 +38,11 @@ class FileOrImagesScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest
 
 
 def pytest_configure() -> None:
-    """Programs that tests start get Ctrl-C as users' do: a shell starts what runs in the background without it."""
+    # Programs that tests start get Ctrl-C as users' do: a shell starts what runs in the background without it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The CDK library's own check of templates takes as long as the rest of a synthesis. The test that runs the app as
+    # cdk.json says has it made (tests/infra/test_app.py), and cfn-lint looks at all templates (test_templates.py).
+    os.environ["CDK_VALIDATION"] = "false"
 
 
 @pytest.hookimpl(tryfirst=True)
