@@ -18,12 +18,7 @@ from jobs.releases import release
 from tests.jobs.images.source_tree import SourceTree
 
 # The first one builds three images and tests them.
-pytestmark = [
-    pytest.mark.docker,
-    pytest.mark.timeout(1800),
-    # docker-py leaves the connection of a stream that it has read to the garbage collector.
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 RELEASE = release().name
 
