@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from jobs.errors import ConfigurationError, TrainyardError
-from jobs.train import launch
 from jobs.train.jupyter import JupyterLab
+from jobs.train.launch_request import parse
 from tests.jobs.notebooks import Browser, wait_until
 
 
@@ -118,10 +118,10 @@ def test_an_image_without_it_is_told_before_anything_starts(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "jupyterlab", None)
     arguments = ["--instance-type=dl1.24xlarge", "--nproc-per-node=1", "notebook"]
     with pytest.raises(ConfigurationError, match=r"^jupyterlab not installed here: .*<root>-notebook"):
-        launch.parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})
+        parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})
 
 
 def test_a_notebook_of_several_processes_is_refused() -> None:
     arguments = ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", "notebook"]
     with pytest.raises(TrainyardError, match=r"^a notebook is one process, not 8"):
-        launch.parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})
+        parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})

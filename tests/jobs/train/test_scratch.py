@@ -9,11 +9,13 @@ import pytest
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.train import launch
+from jobs.train.launch_request import parse
 from tests.jobs.train.launching import Run
 
 LAUNCHER = """
 import pathlib, sys
 from jobs.train import launch
+from jobs.train.launch_request import parse
 sys.exit(launch.main(disks=pathlib.Path(sys.argv.pop(1))))
 """
 """The launcher of a container that has its instance's disks at the path of its first argument."""
@@ -58,7 +60,7 @@ def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
     arguments = ("--instance-type=dl1.24xlarge", "--nproc-per-node=1", "fabric-check")
     environment = {RUN_URI_VARIABLE: "s3://runs/research/scratch-0a1b/", ACCELERATOR_VARIABLE: accelerator}
 
-    folder = launch._scratch(launch.parse(arguments, environment), tmp_path / disks)
+    folder = launch._scratch(parse(arguments, environment), tmp_path / disks)
 
     assert folder.is_dir()
     assert folder.parent == tmp_path / used
