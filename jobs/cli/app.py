@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from jobs.cli.completion import complete_run
 from jobs.cli.images_app import images
-from jobs.cli.options import BuildArguments, Network, Output
+from jobs.cli.options import BuildArguments, Detach, DryRun, Follow, Network, Output, Wait, Yes
 from jobs.stage import DEFAULT_STAGE
 
 if TYPE_CHECKING:
@@ -104,13 +104,11 @@ def submit(
     ctx: typer.Context,
     *,
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A job spec; ready ones lie in jobs/specs/.")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")] = False,
+    dry_run: DryRun = False,
+    follow: Follow = False,
+    wait: Wait = False,
+    detach: Detach = False,
+    yes: Yes = False,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -157,13 +155,11 @@ def resume(
             "--allow-changes", help="Go on from the checkpoint though arguments that decide the result changed."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")] = False,
+    dry_run: DryRun = False,
+    follow: Follow = False,
+    wait: Wait = False,
+    detach: Detach = False,
+    yes: Yes = False,
     output: Output = "table",
 ) -> None:
     """Go on with a run that failed, was interrupted once too often, was cancelled or timed out.
