@@ -16,6 +16,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # jsii speaks up about each node release that nears its end; what counts is that synthesis works.
 export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
+# A machine that keeps Python from writing bytecode would compile torch anew in each of hundreds of processes: what is
+# installed here comes uncompiled.
+unexport PYTHONDONTWRITEBYTECODE
 # Where torch's CPU build comes from: pip's own find-links if some are set, else PyTorch's CPU index if it
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
