@@ -332,5 +332,6 @@ def _explained_writes(step: int, folder: Path, run: S3Location) -> Iterator[None
 def _is_failed_write(error: Exception) -> bool:
     if isinstance(error, OSError):
         return True
-    text = str(error).lower()
-    return any(part in text for part in ("file write failed", "no space left", "file too large", "pytorchstreamwriter"))
+    # "[enforce fail at inline_container.cc:…]": PyTorch's writer of archives, after a write that the system refused.
+    parts = ("file write failed", "no space left", "file too large", "pytorchstreamwriter", "inline_container")
+    return any(part in str(error).lower() for part in parts)
