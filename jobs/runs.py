@@ -58,9 +58,10 @@ UTILIZATION_KEY = "accelerator_utilization_percent"
 _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6})-(?P<unique>[0-9a-f]{4})")
 
 
-def new_run_id(name: str, *, now: datetime, unique: int) -> str:
-    """`<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`; `unique` is any number, its low 16 bits are used."""
-    return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{unique & 0xFFFF:04x}"
+def new_run_id(name: str, *, now: datetime) -> str:
+    """`<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`: the fraction of the second, so that ids of a name sort by time."""
+    fraction = (now.microsecond << 16) // 1_000_000
+    return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{fraction:04x}"
 
 
 def submitted_at(run_id: str) -> datetime:

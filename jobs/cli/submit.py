@@ -3,7 +3,6 @@
 The runs of a file with several specs are followed one after the other, in its order.
 """
 
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -124,7 +123,7 @@ def plan_run(
     later: Sequence[str] = (),
 ) -> Plan:
     """A plan with a new run id, all of whose inputs exist, or will be written by the runs that it waits for."""
-    run_id = new_run_id(spec.name, now=datetime.now(timezone.utc), unique=secrets.randbits(16))
+    run_id = new_run_id(spec.name, now=datetime.now(timezone.utc))
     resolved, awaited = resolve(aws, stage, spec, earlier=earlier, later=later)
     planned = plan(resolved, stage, run_id=run_id, awaited=awaited)
     check_inputs(aws, planned, embedded=stage.embedded)

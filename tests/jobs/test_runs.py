@@ -10,24 +10,27 @@ NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
 
 
 def test_a_run_id_tells_name_and_utc_time() -> None:
-    assert new_run_id("reviews", now=NOON, unique=0xAB) == "reviews-20261121-120005-00ab"
+    assert new_run_id("reviews", now=NOON) == "reviews-20261121-120005-0000"
     two_hours_east = NOON.astimezone(timezone(timedelta(hours=2)))
-    assert new_run_id("reviews", now=two_hours_east, unique=0xAB) == "reviews-20261121-120005-00ab"
+    assert new_run_id("reviews", now=two_hours_east) == "reviews-20261121-120005-0000"
 
 
 def test_a_run_id_is_read_back_as_the_moment_that_it_names() -> None:
-    assert submitted_at(new_run_id("bert-base-2", now=NOON, unique=7)) == NOON
+    assert submitted_at(new_run_id("bert-base-2", now=NOON)) == NOON
     with pytest.raises(ValueError, match="is not a run's id"):
         submitted_at("reviews")
 
 
-def test_of_the_unique_number_the_low_16_bits_count() -> None:
-    assert new_run_id("a", now=NOON, unique=0x12345) == "a-20261121-120005-2345"
+def test_ids_of_one_second_sort_by_time() -> None:
+    moments = [NOON.replace(microsecond=microsecond) for microsecond in (0, 16, 400, 500_000, 999_999)]
+    ids = [new_run_id("a", now=moment) for moment in moments]
+    assert ids == sorted(set(ids))
+    assert ids[-1] == "a-20261121-120005-ffff"
 
 
 @pytest.mark.parametrize("name", ["reviews", "a", "bert-base-2", "2-b"])
 def test_what_is_made_is_recognised(name: str) -> None:
-    assert is_run_id(new_run_id(name, now=NOON, unique=7))
+    assert is_run_id(new_run_id(name, now=NOON))
 
 
 @pytest.mark.parametrize(

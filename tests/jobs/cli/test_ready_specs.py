@@ -35,7 +35,7 @@ def test_a_published_training_can_be_planned_as_it_stands(name: str, stage: Depl
     spec = read_spec(READY_SPECS / f"{name}.yaml")
     assert spec.name == name
     on_aws = replace(stage, embedded_processes=None)
-    planned = plan(spec, on_aws, run_id=new_run_id(name, now=datetime.now(timezone.utc), unique=1))
+    planned = plan(spec, on_aws, run_id=new_run_id(name, now=datetime.now(timezone.utc)))
     _, ranks, data = FINETUNING[name]
     assert planned.nproc_per_node == ranks
     tables = [location for argument, location, _ in planned.inputs if argument.startswith(("train", "eval"))]
