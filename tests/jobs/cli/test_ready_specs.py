@@ -73,7 +73,7 @@ def test_a_published_training_learns_from_other_data(
         "train_data": _tables(prefix, "train", data),
         "eval_data": _tables(prefix, "eval", data),
         "learning_rate": 0.003,  # of random weights
-        "epochs": 24 if columns else 12,
+        "epochs": 10 if columns else 12,
         **({"glue_task": None} if columns else {}),
         **columns,
     }
