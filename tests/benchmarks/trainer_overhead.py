@@ -75,7 +75,7 @@ def main() -> None:
         return
     best: dict[tuple[str, int], Result] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = _packed(Path(name) / "data")
+        folder = packed_tokens(Path(name) / "data")
         with launcher(Path(name)) as new_run:
             data = publish(folder, new_run().s3, new_run().location).location
             for _ in range(options.rounds):
@@ -104,7 +104,7 @@ def main() -> None:
         print(f"two ranks against one, {side:<14} x{best[side, 2][0] / best[side, 1][0]:.2f}")
 
 
-def _packed(folder: Path) -> Path:
+def packed_tokens(folder: Path) -> Path:
     """Packed tokens of a made-up language, with a tokenizer that nobody uses, and the model's configuration."""
     save_tiny_bert(folder / TOKENIZER)
     ids = np.random.default_rng(0).zipf(1.3, 500_000).clip(5, VOCABULARY - 1).astype(np.uint32)
