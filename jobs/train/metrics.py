@@ -32,6 +32,9 @@ log = logging.getLogger("trainyard")
 UPLOAD_EVERY_SECONDS = 5.0
 """A reader of metrics.jsonl is at most this far behind; each upload carries the whole file."""
 
+RESULT_MARK = "train_runtime_seconds"
+"""What only the line of a result has."""
+
 LOGGED = ("loss", "grad_norm", "learning_rate")
 """What is taken from the Trainer's own log lines."""
 
@@ -227,9 +230,12 @@ class MetricsFiles:
 
 
 def _lines_up_to(content: bytes | None, step: int) -> str:
-    """What earlier attempts wrote, less the steps that this one does again."""
-    lines = (content or b"").decode().splitlines()
-    return "".join(f"{line}\n" for line in lines if 0 < json.loads(line)["step"] <= step)
+    """What earlier attempts wrote, less the steps that this one does again, and less a result.
+
+    An attempt that was ended just after it had written its result is followed by one that comes to it again.
+    """
+    rows = ((line, json.loads(line)) for line in (content or b"").decode().splitlines())
+    return "".join(f"{line}\n" for line, row in rows if 0 < row["step"] <= step and RESULT_MARK not in row)
 
 
 def classification_metrics(

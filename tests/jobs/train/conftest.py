@@ -1,14 +1,13 @@
 """An S3 over HTTP in a process of its own, a tiny model, and runs of the real launcher."""
 
+import functools
 import itertools
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import boto3
 import pytest
 
 from infra.emulator import CREDENTIALS
@@ -17,65 +16,32 @@ from jobs.train import s3 as object_store
 from jobs.train.artifacts import OpenArtifact
 from jobs.train.odd_texts import ODD_TEXTS
 from tests.conftest import EmbeddedAws
-from tests.jobs.train import image_environment
+from tests.jobs.train import image_environment, s3_server
 from tests.jobs.train.corpora import Workshop, paragraphs, put_jsonl
 from tests.jobs.train.launching import NewRun, Run, environment_of
-from tests.jobs.train.packing import publish, save_packed, sentences
 from tests.jobs.train.places import BUCKET, Place
-from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
+from tests.jobs.train.reviews import save_tiny_bert
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
-SERVER = """
-import signal
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-signal.sigwait({signal.SIGTERM})
-"""
-
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    # The log goes nowhere: a pipe that nobody reads would stop the server when it is full.
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert server.stdout is not None
-    port = int(server.stdout.readline())
-    yield f"http://localhost:{port}"
-    server.terminate()
-    server.wait(30)
-    server.stdout.close()
+    with s3_server.s3_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")
 def s3(s3_endpoint: str) -> Iterator["S3Client"]:
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    )
-    for bucket in ("data", "runs"):
-        client.create_bucket(Bucket=bucket)
-    yield client
-    client.close()
+    with s3_server.s3_client(s3_endpoint) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")
 def put(s3: "S3Client") -> Callable[[Path, str], str]:
-    """Uploads a file, or a folder's files, to the data bucket; gives its s3:// location."""
-
-    def upload(path: Path, key: str) -> str:
-        for file in path.iterdir() if path.is_dir() else [path]:
-            s3.upload_file(str(file), "data", f"{key}/{file.name}" if path.is_dir() else key)
-        return f"s3://data/{key}"
-
-    return upload
+    return functools.partial(s3_server.put, s3)
 
 
 @pytest.fixture(scope="session")
@@ -137,56 +103,23 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def recipe(
-    tiny_bert: Path, put: Callable[[Path, str], str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, ...]:
-    """Flags of a fine-tuning of 48 steps with a checkpoint every 8, on S3's model and data.
+def recipe(tiny_bert: Path, s3: "S3Client", tmp_path_factory: pytest.TempPathFactory) -> Flags:
+    return finetuning(s3, tiny_bert, tmp_path_factory.mktemp("data"))
 
-    The held-out examples divide by neither the batch nor the ranks, the epochs (of 12 steps) end in the middle of a
-    batch, and most checkpoints lie in the middle of an epoch.
-    """
-    folder = tmp_path_factory.mktemp("data")
-    train = put(write_jsonl(folder / "train.jsonl", reviews(188, seed=1)), "reviews/train.jsonl")
-    held_out = put(write_jsonl(folder / "eval.jsonl", reviews(37, seed=2)), "reviews/eval.jsonl")
-    return (
-        f"--model={put(tiny_bert, 'models/tiny-bert')}",
-        f"--train-data={train}",
-        f"--eval-data={held_out}",
-        "--max-length=16",
-        "--epochs=4",
-        "--learning-rate=0.003",
-        "--global-batch-size=16",
-        "--eval-batch-size=4",
-        "--checkpoint-every-steps=8",
-        "--log-every-steps=4",
-    )
+
+@pytest.fixture
+def long_recipe(recipe: Flags, s3: "S3Client", tmp_path: Path) -> Flags:
+    return longer_finetuning(s3, recipe, tmp_path, tmp_path.name)
 
 
 @pytest.fixture(scope="session")
 def packed(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two files; neither they nor the held-out sequences divide by the batch or the ranks."""
-    train = [sentences(130, seed=1), sentences(37, seed=2)]
-    return save_packed(tmp_path_factory.mktemp("packed") / "tokens", tiny_bert, train, sentences(29, seed=3))
+    return packed_sentences(tiny_bert, tmp_path_factory.mktemp("packed") / "tokens")
 
 
-@pytest.fixture(scope="session")
-def pretraining(packed: Path, s3: "S3Client") -> tuple[str, ...]:
-    """Flags of a pre-training of 48 steps on S3's data, with a checkpoint and an evaluation every 16."""
-    publish(packed, s3, S3Location("runs", "research/tokenize-20260102-030405-0a1b/"))
-    return (
-        "--data=s3://runs/research/tokenize-20260102-030405-0a1b/",
-        "--hidden-size=32",
-        "--layers=2",
-        "--heads=2",
-        "--intermediate-size=64",
-        "--max-steps=48",
-        "--learning-rate=0.01",
-        "--global-batch-size=16",
-        "--eval-batch-size=4",
-        "--evaluate-every-steps=16",
-        "--checkpoint-every-steps=16",
-        "--log-every-steps=4",
-    )
+@pytest.fixture(scope="session", name="pretraining")
+def pretraining_flags(packed: Path, s3: "S3Client") -> Flags:
+    return pretraining(s3, packed)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 120
 """For anything that is waited for; a healthy run takes a tenth."""
 
+MEASURED = ("time", "samples_per_second", "train_samples_per_second", "train_runtime_seconds")
+"""What two runs of the same weights do not have in common."""
+
 
 @dataclass
 class Launched:
@@ -153,6 +156,14 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.read(METRICS).splitlines()]
+
+    def curve(self) -> list[dict[str, Any]]:
+        """What runs of the same weights have in common of their metrics, by step.
+
+        A resumed run that makes up for an evaluation writes it after the other line of the step, not before.
+        """
+        lines = ({name: value for name, value in line.items() if name not in MEASURED} for line in self.metrics())
+        return sorted(lines, key=lambda line: (line["step"], sorted(line)))
 
     def recorded_attempt(self, number: int) -> Attempt:
         return Attempt.model_validate_json(self.read(f"attempts/{number}.json"))

@@ -1,99 +1,31 @@
 """Endings that are announced: the ranks save at once, and the next attempt goes on as if nothing had happened."""
 
-import json
 import re
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs.train.instance_metadata import InstanceMetadata
 from tests.jobs.train.launching import Launched, NewRun, Run
-from tests.jobs.train.reviews import reviews, write_jsonl
+from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
 
 MODEL = "model/model.safetensors"
-NOTICE = "/latest/meta-data/spot/instance-action"
-REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 HASTY_LAUNCHER = "import sys; from jobs.train import launch; sys.exit(launch.main(stop_timeout_seconds=12))"
 """Where SIGKILL follows so soon, the ranks have two seconds."""
 
-MEASURED = ("time", "samples_per_second", "train_samples_per_second", "train_runtime_seconds")
-"""What two runs of the same weights do not have in common."""
-
-
-class MetadataService:
-    """Of an instance: IMDSv2 on loopback, with nothing to tell until a test says what."""
-
-    def __init__(self) -> None:
-        self.news: dict[str, dict[str, str]] = {}
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                allowed = self.path == "/latest/api/token" and "X-aws-ec2-metadata-token-ttl-seconds" in self.headers
-                self._answer(200 if allowed else 400, b"token")
-
-            def do_GET(self) -> None:
-                if self.headers.get("X-aws-ec2-metadata-token") != "token":
-                    self._answer(401, b"")
-                elif self.path in service.news:
-                    self._answer(200, json.dumps(service.news[self.path]).encode())
-                else:
-                    self._answer(404, b"")
-
-            def _answer(self, status: int, content: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}/"}
-
 
 @pytest.fixture
 def metadata() -> Iterator[MetadataService]:
-    service = MetadataService()
-    thread = threading.Thread(target=service.server.serve_forever, daemon=True)
-    thread.start()
-    yield service
-    service.server.shutdown()
-    service.server.server_close()
-    thread.join()
-
-
-@pytest.fixture
-def long_recipe(recipe: tuple[str, ...], put: Callable[[Path, str], str], tmp_path: Path) -> tuple[str, ...]:
-    """120 steps of several accumulated batches each, with no checkpoint but those of endings and the last one."""
-    held_out = put(write_jsonl(tmp_path / "eval.jsonl", reviews(200, seed=2)), f"{tmp_path.name}/eval.jsonl")
-    return (
-        *recipe,
-        f"--eval-data={held_out}",
-        "--epochs=10",
-        "--eval-batch-size=2",
-        "--max-batch-size-per-rank=4",
-        "--checkpoint-every-steps=100000",
-        "--evaluate-every-steps=50",
-        "--log-every-steps=5",
-    )
+    with MetadataService() as service:
+        yield service
 
 
 def assert_same(run: Run, whole: Run) -> None:
     assert run.read(MODEL) == whole.read(MODEL)
-    assert lines(run) == lines(whole)
-
-
-def lines(run: Run) -> list[dict[str, Any]]:
-    return [{name: value for name, value in line.items() if name not in MEASURED} for line in run.metrics()]
+    assert run.curve() == whole.curve()
 
 
 def saved_step(launched: Launched, why: str) -> int:

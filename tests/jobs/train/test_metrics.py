@@ -150,7 +150,10 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
 ) -> None:
     run = S3Location("runs", f"research/{tmp_path.name}/")
     earlier = [{"step": step, "loss": 1 / step, "time": "2026-01-02T03:04:05.000+00:00"} for step in (4, 8, 12, 16)]
-    object_store.write(s3, run / METRICS, "".join(f"{json.dumps(line)}\n" for line in earlier).encode())
+    # An attempt that was ended after its last line is followed by one that writes that line again.
+    result = {"step": 8, "eval_accuracy": 0.5, "train_runtime_seconds": 7.0}
+    left = [*earlier[:2], result, *earlier[2:]]
+    object_store.write(s3, run / METRICS, "".join(f"{json.dumps(line)}\n" for line in left).encode())
 
     watched = RunMetrics(
         rank_of(0, tmp_path, run),

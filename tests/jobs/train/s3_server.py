@@ -1,0 +1,61 @@
+"""An S3 over HTTP in a process of its own, with a bucket for inputs and one for runs."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+DATA, RUNS = "data", "runs"
+
+_SERVER = """
+import signal
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+signal.sigwait({signal.SIGTERM})
+"""
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Its URL. It ends with the block."""
+    # The log goes nowhere: a pipe that nobody reads would stop the server when it is full.
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://localhost:{int(server.stdout.readline())}"
+        finally:
+            server.terminate()
+
+
+@contextlib.contextmanager
+def s3_client(endpoint: str) -> Iterator["S3Client"]:
+    """A client of a new server, which has the buckets then."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    for bucket in (DATA, RUNS):
+        client.create_bucket(Bucket=bucket)
+    with contextlib.closing(client):
+        yield client
+
+
+def put(s3: "S3Client", path: Path, key: str) -> str:
+    """Uploads a file, or a folder's files, to the bucket for inputs; gives its s3:// location."""
+    for file in path.iterdir() if path.is_dir() else [path]:
+        s3.upload_file(str(file), DATA, f"{key}/{file.name}" if path.is_dir() else key)
+    return f"s3://{DATA}/{key}"
