@@ -151,12 +151,17 @@ def is_loopback(url: str) -> bool:
 
 def is_transient(error: Exception) -> bool:
     """Whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
-    from botocore.exceptions import ClientError, ConnectionError, HTTPClientError  # noqa: A004 - botocore's own
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,  # noqa: A004 - botocore's own
+        HTTPClientError,
+        IncompleteReadError,
+    )
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, ClientError):
-        return _status(error) >= 500 or is_throttling(error)
-    return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
+        return _status(error) >= 500 or is_throttling(error) or error_code(error) == "RequestTimeout"
+    return isinstance(error, (ConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError))
 
 
 def is_throttling(error: Exception) -> bool:

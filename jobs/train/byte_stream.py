@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 8 << 20
 """What one request to S3 reads."""
 
-_TRIES = 5
-"""Of one block: boto3 repeats a request that fails, not an answer that breaks off in its middle."""
-
 
 def open_stream(location: str, *, s3: Callable[[], "S3Client"]) -> io.BufferedReader:
     """A seekable stream. Raises NotFoundError where nothing is there."""
@@ -87,24 +84,14 @@ class _S3Object(io.RawIOBase):
     def _fetch(self, number: int) -> bytes:
         start = number * BLOCK_BYTES
         end = min(start + BLOCK_BYTES, self._size)
-        with object_store.explained(f"read {self._place}"):
-            for attempt in range(1, _TRIES + 1):
-                try:
-                    answer = self._s3.get_object(
-                        Bucket=self._place.bucket, Key=self._place.key, Range=f"bytes={start}-{end - 1}"
-                    )
-                    block = answer["Body"].read()
-                except (OSError, _broken_answer()):  # noqa: PERF203 - each block may fail
-                    if attempt == _TRIES:
-                        raise
-                else:
-                    if len(block) != end - start:
-                        raise TrainyardError(f"{self._place} has changed while it was read")
-                    return block
-        raise AssertionError  # the loop has returned or raised
 
+        def work() -> bytes:
+            answer = self._s3.get_object(
+                Bucket=self._place.bucket, Key=self._place.key, Range=f"bytes={start}-{end - 1}"
+            )
+            block = answer["Body"].read()
+            if len(block) != end - start:
+                raise TrainyardError(f"{self._place} has changed while it was read")
+            return block
 
-def _broken_answer() -> type[Exception]:
-    from botocore.exceptions import HTTPClientError
-
-    return HTTPClientError
+        return object_store.patiently(f"read {self._place}", work)

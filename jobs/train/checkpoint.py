@@ -242,6 +242,12 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
     def _guarded(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
         try:
             self._upload(s3, step, folder, throughput)
+        except TrainyardError as error:
+            self._error = TrainyardError(
+                f"checkpoint step-{step} could not be uploaded: {error.args[0]}; the last complete one in "
+                f"{self._rank.run / CHECKPOINTS} is untouched",
+                next_step="mend that, then trainyard resume RUN",
+            )
         except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
             self._error = error
 

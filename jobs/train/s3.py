@@ -5,13 +5,16 @@ AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same co
 
 import contextlib
 import hashlib
+import logging
+import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from jobs.aws import error_code, explain
+from jobs.aws import error_code, explain, is_loopback, is_refused_connection, is_transient
 from jobs.errors import NotFoundError, TrainyardError
 from jobs.runs import S3Location
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3.client import S3Client
 
+log = logging.getLogger("trainyard")
+
 THREADS = 8
 """Files moved at once; a single stream would leave most of an instance's network idle."""
 
@@ -27,7 +32,13 @@ PARTS = 4
 """Parts of one large file moved at once."""
 
 RETRIES = 10
-"""Tries of one request, with botocore's jittered back-off; a job of hours must not die of a minute's throttling."""
+"""Tries of one request, with botocore's jittered back-off of a minute at most. A client has a hundred further tries for
+all its requests together, which the parts of large files use up within seconds when S3 fails altogether."""
+
+PATIENCE_SECONDS = 600.0
+"""How long what has failed all its tries is begun anew: a job of hours must not die of some minutes without S3."""
+
+_LONGEST_PAUSE_SECONDS = 30.0
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"403", "AccessDenied"})
@@ -71,9 +82,30 @@ def explained(what: str) -> Iterator[None]:
         ) from error
 
 
+def patiently(what: str, work: Callable[[], Result]) -> Result:
+    """`work`, which may be begun again: where S3 or the line to it fails, it is, for PATIENCE_SECONDS.
+
+    What fails in the end is `explained`.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    pause = 1.0
+    while True:
+        try:
+            with explained(what):
+                return work()
+        except TrainyardError as error:
+            left = until - time.monotonic()
+            if not _may_pass(error.__cause__) or left < pause:
+                raise
+            log.warning("warning: %s; trying again for %.0f s", str(error.args[0]).splitlines()[0], left)
+        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - that threads do not all come back at once
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
     """The object, or None where there is none."""
-    with explained(f"read {location}"):
+
+    def work() -> bytes | None:
         try:
             return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
         except s3.exceptions.ClientError as error:
@@ -81,15 +113,20 @@ def read(s3: "S3Client", location: S3Location) -> bytes | None:
                 return None
             raise
 
+    return patiently(f"read {location}", work)
+
 
 def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
-    with explained(f"write {location}"):
-        s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag))
+    patiently(
+        f"write {location}",
+        lambda: s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag)),
+    )
 
 
 def size(s3: "S3Client", location: S3Location) -> int:
     """Bytes of one object. Raises NotFoundError where there is none."""
-    with explained(f"read {location}"):
+
+    def work() -> int:
         try:
             return s3.head_object(Bucket=location.bucket, Key=location.key)["ContentLength"]
         except s3.exceptions.ClientError as error:
@@ -97,11 +134,14 @@ def size(s3: "S3Client", location: S3Location) -> int:
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
+    return patiently(f"read {location}", work)
+
 
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
     """Bytes of every object below the folder, by its name relative to it."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""
-    with explained(f"list {folder}"):
+
+    def work() -> dict[str, int]:
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=folder.bucket, Prefix=prefix)
         return {
             item["Key"][len(prefix) :]: item["Size"]
@@ -110,17 +150,22 @@ def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
             if not item["Key"].endswith("/")
         }
 
+    return patiently(f"list {folder}", work)
+
 
 def download(s3: "S3Client", location: S3Location, target: Path) -> None:
     """One object into a file. Raises NotFoundError where there is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with explained(f"read {location}"):
+
+    def work() -> None:
         try:
             s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
         except s3.exceptions.ClientError as error:
             if _is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
+
+    patiently(f"read {location}", work)
 
 
 def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
@@ -130,8 +175,11 @@ def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], targe
 
 def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
     """One file, whole or not at all. Raises FileNotFoundError where it is gone."""
-    with explained(f"write {location}"):
+
+    def work() -> None:
         s3.upload_file(str(source), location.bucket, location.key, ExtraArgs=_tagging(tag), Config=_transfer())
+
+    patiently(f"write {location}", work)
 
 
 def upload_all(
@@ -143,8 +191,14 @@ def upload_all(
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
     """The named objects below the folder; one that is not there is no error."""
-    with explained(f"remove objects below {folder}"):
-        in_threads(lambda name: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key), names)
+
+    def delete(name: str) -> None:
+        patiently(
+            f"remove objects below {folder}",
+            lambda: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key),
+        )
+
+    in_threads(delete, names)
 
 
 def files_below(folder: Path) -> list[str]:
@@ -164,6 +218,22 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
     """`work` on each item, several at once; the first exception is raised when all have ended."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         return list(pool.map(work, items))
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether what failed may well succeed when it is begun anew."""
+    from boto3.exceptions import RetriesExceededError, S3UploadFailedError
+
+    if isinstance(error, S3UploadFailedError):
+        error = error.__context__
+        # The end of a file's parts was taken and the answer lost: there is nothing left to end.
+        if isinstance(error, Exception) and error_code(error) == "NoSuchUpload":
+            return True
+    if not isinstance(error, Exception):
+        return False
+    if is_refused_connection(error) and is_loopback(str(getattr(error, "kwargs", {}).get("endpoint_url"))):
+        return False  # nobody has started it, which no network mends
+    return is_transient(error) or isinstance(error, RetriesExceededError)
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:
