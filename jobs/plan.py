@@ -16,7 +16,15 @@ from jobs.locations import DATA
 from jobs.moves import RESUMED_TAG
 from jobs.queues import MARKET, QUEUES, Capacity, Queue
 from jobs.recipe import Recipe
-from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location, run_prefix, submitted_at
+from jobs.runs import (
+    ACCELERATOR_VARIABLE,
+    ALLOW_CHANGES_FLAG,
+    HANG_TIMEOUT_SECONDS,
+    RUN_URI_VARIABLE,
+    S3Location,
+    run_prefix,
+    submitted_at,
+)
 from jobs.spec import JobSpec
 from jobs.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
 
@@ -170,6 +178,7 @@ def plan(
                             f"--capacity={queue.capacity}",
                             *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
                             *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
+                            *_hang_flags(spec),
                             *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
                             *in_container.to_flags(),
@@ -221,6 +230,12 @@ def plan(
         awaited=awaited,
         continued=continued,
     )
+
+
+def _hang_flags(spec: JobSpec) -> list[str]:
+    if spec.hang_timeout_seconds == HANG_TIMEOUT_SECONDS:
+        return []
+    return [f"--hang-timeout-seconds={spec.hang_timeout_seconds:g}"]
 
 
 def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Recipe(Arguments):
             "keep_every_steps",
             "log_every_steps",
             "push_to_hub",
+            "stop_on_nan",
         }
     )
 
@@ -48,6 +49,8 @@ class Recipe(Arguments):
     """Checkpoints whose step is a multiple of it stay too, and never expire."""
     log_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between lines of metrics."""
+    stop_on_nan: bool = False
+    """Ends the run, for good, where a line of metrics has a loss that is no number (NaN) or infinite."""
     seed: int = 42
     """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
     push_to_hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")

@@ -52,6 +52,9 @@ ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 ALLOW_CHANGES_FLAG = "--allow-changes"
 """Of the launcher: a checkpoint that was made with other arguments is resumed all the same."""
 
+HANG_TIMEOUT_SECONDS = 120.0
+"""Without a step, after which an attempt that trains has hung, unless its spec says otherwise."""
+
 UTILIZATION_KEY = "accelerator_utilization_percent"
 """First key of the JSON line in which a node logs, once a minute, how busy its accelerators are."""
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -49,6 +49,9 @@ class Retention:
     def keeps_for_good(self, step: int) -> bool:
         return self.every_steps is not None and step % self.every_steps == 0
 
+
+_WAIT_SECONDS = 10.0
+"""Between two signs that an upload is waited for."""
 
 _STEP = re.compile(r"step-(\d+)/(.+)")
 
@@ -196,13 +199,19 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         arguments: Arguments,
         metrics: RunMetrics,
         retention: Retention,
+        *,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts."""
+        """`s3` is needed on one rank of each node; `metrics` of a step are on S3 before its checkpoint counts.
+
+        `waits` is called now and then while the training stands still for an upload.
+        """
         self._rank = rank
         self._s3 = s3
         self._arguments = arguments.decisive()
         self._metrics = metrics
         self._retention = retention
+        self._waits = waits
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -231,7 +240,9 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
     def finish(self) -> None:
         """Wait for the upload under way. Raises TrainyardError where it failed."""
         if self._thread is not None:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(_WAIT_SECONDS)
+                self._waits()
             self._thread = None
         self._raise_failure()
 

@@ -98,7 +98,7 @@ class Endings:
         self._asked_at: float | None = None
         self._deadline: float | None = None
         self._signalled_at: float | None = None
-        self._by_signal = False
+        self._by_signal = self._at_once = False
         self._noticed = self._recommended = False
         self._wake = threading.Event()
         self._closed = threading.Event()
@@ -112,11 +112,17 @@ class Endings:
         self._closed.set()
         self._wake.set()
 
+    def end_now(self) -> None:
+        """End the ranks, saved or not; from any thread."""
+        self._at_once = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def on_signal(self, number: int) -> None:
         """Ctrl-C ends the ranks at once, for it has reached them too."""
         if self._closed.is_set():
             return
-        if number == signal.SIGTERM and self.overdue_seconds is None and self._files.is_heard():
+        is_over = self._at_once or self.overdue_seconds is not None
+        if number == signal.SIGTERM and not is_over and self._files.is_heard():
             self._signalled_at = time.monotonic()
             self._wake.set()  # no more than that: a handler may have interrupted anything, a line of the log too
             return

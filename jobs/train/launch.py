@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,16 @@ from jobs.train.budget_watch import BudgetWatch
 from jobs.train.endings import Endings
 from jobs.train.instance_metadata import InstanceMetadata
 from jobs.train.launch_request import Launch, parse
+from jobs.train.nodes import Nodes
+from jobs.train.outcome import RESUMES, End, outcome, retried
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
+from jobs.train.sign import read_signs
 from jobs.train.utilization import UtilizationLog
+from jobs.train.watchdog import Watchdog
 
 log = logging.getLogger("trainyard")
 
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
-
-_RESUMES = "a next attempt resumes from the newest checkpoint"
 
 MEETING_SECONDS = 900
 """How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
@@ -144,7 +146,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             with UtilizationLog(accelerator.name, node=launch.node.index):
                 code, reason = _run_ranks(launch, accelerator, scratch)
     except Interrupted as interruption:
-        code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {_RESUMES}"
+        code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {RESUMES}"
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
         traceback.print_exc()
         code, reason = 1, f"{type(error).__name__}: {error}"
@@ -168,7 +170,29 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
 
 
 def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple[int, str | None]:
-    """Exit code and reason of the attempt. torchrun as a library, since its command turns every failure into 1."""
+    """Exit code and reason of the attempt."""
+    if launch.node.nnodes == 1:
+        end = _run_ranks_of_node(launch, accelerator, scratch, None)
+        return end.code, end.reason
+    with _interrupts_held_back():
+        import torch.distributed  # noqa: F401 - the nodes' store is its
+    with Nodes(launch.node, lambda: read_signs(scratch)) as nodes:
+        try:
+            absent = nodes.meet(MEETING_SECONDS)
+        except Interrupted as interruption:
+            nodes.tell(retried(str(interruption), "ended"))
+            raise
+        if absent:
+            missing = ", ".join(f"node {index}" for index in absent)
+            end = retried(f"{missing} did not come within {MEETING_SECONDS} s", "lost")
+            nodes.tell(end)
+        else:
+            end = _run_ranks_of_node(launch, accelerator, scratch, nodes)
+    return end.code, end.reason
+
+
+def _run_ranks_of_node(launch: Launch, accelerator: Accelerator, scratch: Path, nodes: Nodes | None) -> End:
+    """How the attempt ended. torchrun as a library, since its command turns every failure into 1."""
     with _interrupts_held_back():
         from torch.distributed.elastic.multiprocessing import api as processes
         from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
@@ -214,45 +238,30 @@ def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple
     # Torch makes this its handler of SIGTERM once it has started the ranks; its own ends them at once, saved or not.
     # No release lets one choose it, and the older ones of our images have no setting for the signals either.
     processes._terminate_process_handler = lambda signum, frame: endings.on_signal(signum)  # noqa: SLF001, ARG005
+    watchdog = Watchdog(
+        scratch,
+        node=launch.node,
+        nodes=nodes,
+        nproc_per_node=launch.nproc_per_node,
+        hang_timeout_seconds=launch.hang_timeout_seconds,
+        end_ranks=endings.end_now,
+    )
+    end = End(code=0, reason=None, cause="done")
     try:
-        with endings:
+        with endings, watchdog:
             elastic_launch(config, sys.executable)(*command)
     except (Interrupted, SignalException) as interruption:
         reason = endings.reason or _signal_name(interruption)
         late = f"; not saved within {endings.overdue_seconds:.0f} s" if endings.overdue_seconds is not None else ""
-        return INTERRUPTED_EXIT_CODE, f"{reason}{late}; {_RESUMES}"
+        end = retried(f"{reason}{late}", "ended")
     except ChildFailedError as error:
-        code, said = outcome(
+        end = outcome(
             {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
         )
-        if endings.reason is not None and code != INTERRUPTED_EXIT_CODE:
+        if endings.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
             # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
-            return INTERRUPTED_EXIT_CODE, f"{endings.reason}; {said}; {_RESUMES}"
-        return code, said
-    return 0, None
-
-
-def outcome(failures: Mapping[int, tuple[int, int, str]]) -> tuple[int, str]:
-    """Exit code and reason from the failed ranks: (exit code, time, message) of each.
-
-    The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One
-    that a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
-    """
-    own = {rank: failure for rank, failure in failures.items() if failure[0] != -signal.SIGTERM}
-    if not own:
-        return INTERRUPTED_EXIT_CODE, f"the ranks got SIGTERM; {_RESUMES}"
-    rank = min(own, key=lambda number: (own[number][0] > 0, own[number][1]))
-    code, _, message = own[rank]
-    if code == INTERRUPTED_EXIT_CODE:
-        return code, message
-    if code == -signal.SIGKILL:
-        return (
-            1,
-            f"rank {rank} was killed (SIGKILL), most often for want of memory. Next: lower max_batch_size_per_rank",
-        )
-    if code < 0:
-        return 1, f"rank {rank} was ended by {signal.Signals(-code).name}"
-    return 1, message
+            end = retried(f"{endings.reason}; {end.reason}", "ended")
+    return watchdog.concluded(end)
 
 
 def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:

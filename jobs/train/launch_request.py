@@ -13,7 +13,7 @@ from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.job_kind import JobKind
 from jobs.queues import MARKET, Capacity
-from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, RUN_URI_VARIABLE, S3Location
+from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, HANG_TIMEOUT_SECONDS, RUN_URI_VARIABLE, S3Location
 from jobs.train import hub_push
 from jobs.train.accelerator import AUTO
 from jobs.train.attempts import attempt_number, job_id
@@ -74,6 +74,8 @@ class Launch:
     """Whether a checkpoint that was made with other arguments is resumed."""
     stop_timeout_seconds: float
     """Between SIGTERM and SIGKILL."""
+    hang_timeout_seconds: float
+    """Without a sign of life from a rank that trains, or from a node; 0: they are not watched."""
 
     @property
     def world_size(self) -> int:
@@ -106,6 +108,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     parser.add_argument("--max-usd", type=float, metavar="USD", help="budget over all attempts of the run")
     parser.add_argument("--max-hours", type=float, metavar="H", help="the same, in instance hours")
     parser.add_argument(
+        "--hang-timeout-seconds",
+        type=float,
+        default=HANG_TIMEOUT_SECONDS,
+        metavar="S",
+        help="without a step, after which the attempt ends and is resumed; 0: never",
+    )
+    parser.add_argument(
         ALLOW_CHANGES_FLAG, action="store_true", help="resume a checkpoint though it was made with other arguments"
     )
     parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="what to run")
@@ -114,6 +123,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     kind = CATALOG[given.kind]
     if given.nproc_per_node < 1:
         raise UsageError(f"--nproc-per-node is {given.nproc_per_node}; at least one rank is needed")
+    if not given.hang_timeout_seconds >= 0:
+        raise UsageError(f"--hang-timeout-seconds is {given.hang_timeout_seconds:g}; 0 is the least: no watch")
     arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
     if not environment.get(RUN_URI_VARIABLE):
         raise ConfigurationError(
@@ -134,6 +145,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         budget=Budget(max_usd=given.max_usd, max_hours=given.max_hours),
         allow_changes=given.allow_changes,
         stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
+        hang_timeout_seconds=given.hang_timeout_seconds,
     )
     importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
     hub_push.check(arguments)

@@ -9,6 +9,7 @@ A user's mistake ends a rank with one line and exit code 1, everything unexpecte
 """
 
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -130,6 +131,7 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     """What the module of an entrypoint does when it is run: parse the flags, become a rank, call `main`, exit."""
     parsed = parse_flags(arguments, sys.argv[1:], program=f"python -m {main.__module__}")
     _die_with_the_launcher()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the launcher asks where a rank hangs
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     code = 0

@@ -6,6 +6,7 @@ left in its midst, for it may be longer than what time is left: the next attempt
 
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from transformers import TrainerCallback
 
+from jobs.errors import TrainyardError
 from jobs.train.agreement import Agreement
 from jobs.train.endings import RequestFiles
 from jobs.train.metrics import RunMetrics
@@ -85,6 +87,18 @@ class Stopping(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
             self.reason = decision.reason
         else:
             self._files.stop_listening(self._rank.local_rank)
+
+
+class StopOnNan(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Ends the run where the loss is no number any more. It looks where the Trainer fetches it anyway: to be logged."""
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        loss = float(logs.get("loss", 0.0))
+        if not math.isfinite(loss):
+            raise TrainyardError(
+                f"the loss at step {state.global_step} is {loss}, and stop_on_nan is set",
+                next_step="submit again with a lower learning_rate or more warm-up, and look at the data",
+            )
 
 
 class _EvaluationLeftError(Exception):

@@ -69,10 +69,12 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     from jobs.train.loss_since_log import keeping_loss_since_log
     from jobs.train.metrics import RunMetrics, Throughput
     from jobs.train.release_mends import mended
-    from jobs.train.stopping import Evaluations, Stopping
+    from jobs.train.signs import Signs, watched
+    from jobs.train.stopping import Evaluations, StopOnNan, Stopping
 
     # Its warnings tell that a head is new, which is the point of a fine-tuning.
     transformers.logging.set_verbosity_error()
+    signs = Signs(rank, compiles=accelerator.name == "hpu")
     per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
     _check_size(task, recipe)
     resume = newest_complete(rank, s3 or object_store.connect(), recipe)
@@ -87,7 +89,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         changed=resume.changed if resume else None,
     )
     retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
-    uploads = CheckpointUploads(rank, s3, recipe, metrics, retention)
+    uploads = CheckpointUploads(rank, s3, recipe, metrics, retention, waits=signs.still)
     stopping = Stopping(rank)
     if rank.is_first:
         log.info(
@@ -110,7 +112,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     if resume and resume.changed:
         trainer_class = with_own_settings(trainer_class)
     trainer_class = keeping_loss_since_log(trainer_class, rank.rank, resume.folder if resume else None)
-    trainer = checkpointing(trainer_class, rank.run)(
+    trainer_class = watched(checkpointing(trainer_class, rank.run), signs)
+    trainer = trainer_class(
         model=task.model(),
         args=accelerator.training_arguments_class()(
             output_dir=str(rank.scratch / "checkpoints"),
@@ -127,12 +130,14 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
             remove_unused_columns=False,
             disable_tqdm=True,
             report_to=[],
+            # The Trainer would log the mean of the other steps instead of a loss that is no number.
+            **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
             **{**accelerator.training_arguments(), **task.schedule, **task.settings},
         ),
         train_dataset=task.train_data,
         eval_dataset=task.eval_data,
         data_collator=task.collate,
-        callbacks=[metrics, uploads, stopping],
+        callbacks=[signs, metrics, uploads, stopping, *([StopOnNan()] if recipe.stop_on_nan else [])],
         **accelerator.trainer_arguments(),
     )
     trainer.remove_callback(PrinterCallback)
@@ -151,6 +156,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     evaluation_started = time.monotonic()
     values = None if stopping.reason else stopping.evaluated(lambda: task.evaluate(trainer))
+    signs.end()
     uploads.finish()
     if not stopping.reason:
         stopping.close()

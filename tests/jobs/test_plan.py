@@ -56,6 +56,7 @@ def test_the_whole_request() -> None:
                                 "--mean-hours-between-reclaims=6.0",
                                 "--keep-checkpoints=2",
                                 "--log-every-steps=10",
+                                "--stop-on-nan=false",
                                 "--seed=42",
                                 "--model=s3://elsewhere/m",
                                 "--train-data=s3://data-bucket/shared/t.jsonl",
@@ -115,6 +116,12 @@ def test_the_same_spec_and_stage_give_the_same_plan() -> None:
 def test_the_timeout_is_the_kinds_where_the_spec_has_none() -> None:
     planned = plan(spec(), STAGE, run_id=RUN_ID)
     assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
+
+
+def test_the_launcher_is_told_of_another_limit_for_a_hang_than_its_own() -> None:
+    told = command_of(plan(spec(hang_timeout_seconds=600), STAGE, run_id=RUN_ID))
+    assert "--hang-timeout-seconds=600" in told[: told.index("finetune-classification")]
+    assert not any("hang-timeout" in part for part in command_of(plan(spec(), STAGE, run_id=RUN_ID)))
 
 
 def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:

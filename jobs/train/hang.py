@@ -1,0 +1,64 @@
+"""When ranks count as hung, and which of them is named: from their signs of life and a clock, nothing else.
+
+In a training all ranks wait for the slowest in every step, so that one which hangs stops the signs of all. They hang
+when none of them has given a sign for the limit; those are named that are behind the others or, where all are at the
+same place, those whose process the kernel holds.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jobs.train.sign import Sign
+
+START_SECONDS = 900.0
+"""For what is known to be slow: the start, a save, graphs that are compiled. Or the limit, where that is longer."""
+
+_NAMED = 8
+"""Ranks that a message names one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Found: why an attempt has to end."""
+
+    reason: str
+    ranks: tuple[int, ...]
+    """Those that it names."""
+
+
+class HangWatch:
+    """Looks at the signs of a job's ranks, again and again."""
+
+    def __init__(self, *, world_size: int, hang_timeout_seconds: float) -> None:
+        """`hang_timeout_seconds`: 0: nothing counts as hung."""
+        self._world_size = world_size
+        self._timeout_seconds = hang_timeout_seconds or math.inf
+        self._signs: dict[int, Sign] = {}
+        self._newest = -math.inf
+
+    def look(self, now: float, signs: Mapping[int, Sign], states: Mapping[int, str]) -> Hang | None:
+        """None: all goes on, or nobody has given a sign yet. `states`: of their processes (jobs.train.sign)."""
+        if any(self._signs.get(rank) != sign for rank, sign in signs.items()):
+            self._newest = now
+        self._signs |= signs
+        watched = {rank: sign for rank, sign in sorted(self._signs.items()) if not sign.ended}
+        if not watched:
+            return None
+        slow = any(sign.slow for sign in watched.values())
+        limit = max(self._timeout_seconds, START_SECONDS) if slow else self._timeout_seconds
+        if now - self._newest < limit:
+            return None
+        furthest = max(sign.place for sign in self._signs.values())
+        behind = {rank: sign for rank, sign in watched.items() if sign.place < furthest} or watched
+        named = {rank: sign for rank, sign in behind.items() if states.get(rank)} or behind
+        shown = [f"rank {rank} gave no sign at all" for rank in range(self._world_size) if rank not in self._signs]
+        if not shown:
+            shown = [_text(sign, states.get(rank, "")) for rank, sign in named.items()]
+        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        return Hang(reason=f"{'; '.join(shown[:_NAMED])}{more}: no step for {limit:.0f} s", ranks=tuple(named))
+
+
+def _text(sign: Sign, state: str) -> str:
+    held = f"{state}, " if state else ""
+    return f"rank {sign.rank} of node {sign.node} ({held}last seen {sign.doing} after step {sign.step})"

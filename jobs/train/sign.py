@@ -1,0 +1,70 @@
+"""A sign of life, as a rank writes it into the scratch folder and the launcher of its node reads it."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = "signs"
+
+_LINE_BYTES = 256
+"""Of a file: each sign is written over the one before, in one write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """The last one that a rank gave."""
+
+    rank: int
+    node: int
+    pid: int
+    number: int
+    """Counts all signs of the rank: another number is another sign."""
+    place: int
+    """Counts the places that all ranks of a job pass, so a smaller one is behind."""
+    step: int
+    """The last one that was finished; 0: none."""
+    doing: str
+    """What began with this sign."""
+    slow: bool = False
+    """Whether that may take as long as a start does."""
+    ended: bool = False
+    """Whether it is the last one: what follows has time-outs of its own."""
+
+
+class SignFile:
+    """Of one rank, which writes it."""
+
+    def __init__(self, scratch: Path, local_rank: int) -> None:
+        folder = scratch / _FOLDER
+        folder.mkdir(exist_ok=True)
+        self._file = os.open(folder / str(local_rank), os.O_WRONLY | os.O_CREAT, 0o600)
+
+    def write(self, sign: Sign) -> None:
+        os.pwrite(self._file, json.dumps(vars(sign)).encode().ljust(_LINE_BYTES), 0)
+
+
+def read_signs(scratch: Path) -> dict[int, Sign]:
+    """Of this node's ranks that have given any, by their number among all ranks."""
+    signs = {}
+    for path in (scratch / _FOLDER).glob("*"):
+        try:
+            sign = Sign(**json.loads(path.read_bytes()))
+        except (ValueError, TypeError, OSError):  # it is being written: the next look finds it
+            continue
+        signs[sign.rank] = sign
+    return signs
+
+
+def process_states(signs: Mapping[int, Sign]) -> dict[int, str]:
+    """What the kernel says of their processes, where that explains a rank which gives no sign."""
+    return {rank: state for rank, sign in signs.items() if (state := _state(sign.pid))}
+
+
+def _state(pid: int) -> str:
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):  # not on Linux, or it has ended
+        return ""
+    return {"T": "stopped", "t": "stopped", "D": "in the kernel"}.get(letter, "")
