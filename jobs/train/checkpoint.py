@@ -237,6 +237,17 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._raise_failure()
 
+    def under_way(self) -> Callable[[], None]:
+        """What waits, in any thread, until the upload that is under way now is complete, and raises where it fails."""
+        thread = self._thread
+
+        def wait() -> None:
+            if thread is not None:
+                thread.join()
+            self._raise_failure()
+
+        return wait
+
     def finish(self) -> None:
         """Wait for the upload under way. Raises TrainyardError where it failed."""
         if self._thread is not None:

@@ -10,7 +10,7 @@ accumulated where a rank's share is more than it can hold, so that it means the 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from jobs.train.training import Task, train
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
+    from jobs.train.checkpoint import CheckpointUploads
+
 log = logging.getLogger("trainyard")
 
 
@@ -34,8 +36,13 @@ def check(arguments: FinetuneClassification, world_size: int) -> None:
     arguments.check(world_size)
 
 
-def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
-    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
+def finetune(
+    rank: Rank,
+    arguments: FinetuneClassification,
+    *,
+    observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: (),
+) -> None:
+    """Train, evaluate, and leave model, metrics and checkpoints under the run. `observers` are those of a `Task`."""
     inputs = labelled_text.inputs(arguments)
     places = (arguments.model, *inputs.train, *inputs.evaluation)
     if arguments.push_to_hub is None and not any(map(sources.is_on_hub, places)):
@@ -70,6 +77,7 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             evaluate=lambda trainer: _evaluate(trainer, prepared, arguments),
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
+            observers=observers,
         ),
         s3=s3,
         accelerator=of_rank(os.environ),

@@ -5,7 +5,7 @@ An entrypoint prepares its data, describes the rest as a `Task`, and calls `trai
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from jobs.train.rank import Rank, ResumeLaterError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+    from jobs.train.checkpoint import CheckpointUploads
 
 log = logging.getLogger("trainyard")
 
@@ -52,6 +54,8 @@ class Task:
     ordered_epoch: int | None = None
     """None: each epoch has the items in an order of its own. A number: `train_data` has the items of all steps in their
     order, and so many of them make an epoch."""
+    observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: ()
+    """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
 
 def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", accelerator: Accelerator) -> None:
@@ -137,7 +141,14 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         train_dataset=task.train_data,
         eval_dataset=task.eval_data,
         data_collator=task.collate,
-        callbacks=[signs, metrics, uploads, stopping, *([StopOnNan()] if recipe.stop_on_nan else [])],
+        callbacks=[
+            signs,
+            metrics,
+            uploads,
+            *task.observers(uploads),
+            stopping,
+            *([StopOnNan()] if recipe.stop_on_nan else []),
+        ],
         **accelerator.trainer_arguments(),
     )
     trainer.remove_callback(PrinterCallback)

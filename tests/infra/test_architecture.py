@@ -27,7 +27,7 @@ def test_the_picture_shows_every_stack_and_says_what_flows(templates: Templates)
     images = [image for root in ("cpu", "gaudi") for image in with_descendants(root)]
     assert f"ECR: {len(images)} repositories" in words
     # What the job stack reads of them: the images of each kind of job, as a push recorded them.
-    assert "image: 3 repositories, 3 parameters" in words
+    assert "image: 4 repositories, 4 parameters" in words
 
 
 def test_a_new_stack_and_what_it_takes_show_by_themselves() -> None:

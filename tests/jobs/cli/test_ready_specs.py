@@ -26,6 +26,7 @@ FINETUNING: dict[str, tuple[dict[str, str], int, str | list[str]]] = {
     "finetune-mrpc-8hpu": ({"text_column": "sentence1", "text_pair_column": "sentence2"}, 8, PAIRS),
     "finetune-banking77": ({}, 8, SINGLE),
     "finetune-massive": ({}, 8, SEVERAL),
+    "finetune-yelp-ray": ({}, 1, SINGLE),
 }
 """What names the columns where a GLUE task did, ranks, and data in place of the hub's."""
 
@@ -51,7 +52,8 @@ def submit(trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[st
     return lambda *arguments: trainyard("submit", *arguments, environment=deployed_environment)
 
 
-# Pairs of a GLUE task on one rank, and several tables on two: the other two differ from these in their data only.
+# Pairs of a GLUE task on one rank, and several tables on two: the others differ from these in their data, or
+# in who starts the ranks (tests/jobs/train/test_finetune_ray.py).
 @pytest.mark.parametrize("name", ["finetune-mrpc", "finetune-massive"])
 def test_a_published_training_learns_from_other_data(
     name: str, submit: Trainyard, embedded: Aws, stage: DeployedStage, tmp_path: Path
