@@ -119,7 +119,7 @@ def measured() -> Costs:
         first.wait_for_line(f"[progress] {STOPPED_AT}/")
         stopped = time.monotonic()
         first.process.terminate()
-        first.wait()
+        first.process.wait()
         ending = time.monotonic() - stopped
         started = time.monotonic()
         second = run.start(*flags, kind="pretrain-mlm", attempt=2)

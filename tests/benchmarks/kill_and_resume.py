@@ -37,7 +37,7 @@ from rich.table import Table
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.runs import MODEL
-from tests.benchmarks.launched import launcher
+from tests.benchmarks.launched import finished, launcher
 from tests.jobs.train.faulty_s3 import FaultyS3
 from tests.jobs.train.launching import Launched, NewRun, Run
 from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
@@ -98,7 +98,7 @@ class Training:
     @classmethod
     def measured(cls, kind: str, ranks: int, flags: Flags, new_run: NewRun) -> "Training":
         whole, started = new_run(), time.monotonic()
-        whole.attempt(*flags, kind=kind, nproc=ranks)
+        finished(whole.start(*flags, kind=kind, nproc=ranks))
         return cls(kind=kind, ranks=ranks, flags=flags, whole=whole, seconds=time.monotonic() - started)
 
     def start(self, run: Run, attempt: int, metadata: MetadataService) -> Launched:
@@ -208,6 +208,7 @@ def _interrupted(
                 left.pop(0)
             elif wanted is not None:
                 left[0], wanted = replace(wanted, at=chance.random()), None
+            launched.process.wait()  # for as long as it takes
             code = launched.wait()
             run.wait_until_gone()
         if logs is not None:
