@@ -183,7 +183,7 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
                 TENSORBOARD: {
                     "command": [*tensorboard, "--socket={unix_socket}"],
                     "unix_socket": True,
-                    "timeout": 60.0,
+                    "timeout": 180.0,
                     "launcher_entry": {"title": "TensorBoard"},
                 }
             }

@@ -22,7 +22,7 @@ import pytest
 
 from jobs.images import engine
 from jobs.images.checks.check import Subject
-from jobs.images.hierarchy import image
+from jobs.images.hierarchy import image, with_descendants
 from jobs.images.image_test import run_checks
 from jobs.images.lock import lock, lock_file, locked
 from jobs.releases import release
@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(
 
 HERE = Path(__file__).parent
 ROW = release()
+CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
+"""Each with the check that it alone has."""
 PYTHON = "3.11"
 """The base image's."""
 NUMPY = "1.26.4"
@@ -121,18 +123,20 @@ def gaudi_image(
     network_alone: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """Built as users build it, of a source tree whose lock fits the stand-in's Python."""
+    """Built as users build it, with its children, of a source tree whose locks fit the stand-in's Python."""
     tree = SourceTree(tmp_path_factory.mktemp("gaudi") / "tree")
-    gaudi = image("gaudi")
-    path = lock_file(gaudi, ROW).relative_to(HERE.parents[1])
-    tree.write(str(path), lock(gaudi, replace(ROW, python=PYTHON, pytorch=torch_version), torch_index=""))
+    for one in with_descendants("gaudi"):
+        path = lock_file(one, ROW).relative_to(HERE.parents[1])
+        tree.write(str(path), lock(one, replace(ROW, python=PYTHON, pytorch=torch_version), torch_index=""))
     tree.commit()
     options = ("--build-arg", f"BASE_IMAGE={habana_image}", "--network", "host", "-o", "json")
-    done = tree.images("build", "gaudi", *options)
+    done = tree.images("build", "gaudi", "--all-descendants", *options)
     assert done.returncode == 0, done.stderr
-    (built,) = json.loads(done.stdout)
-    yield built["name"]
-    docker_engine.images.remove(built["name"], force=True)
+    built = {row["image"]: row["name"] for row in json.loads(done.stdout)}
+    assert set(built) == {"gaudi", *CHILDREN}
+    yield built["gaudi"]
+    for name in built.values():
+        docker_engine.images.remove(name, force=True)
 
 
 def run(client: Any, name: str, command: Sequence[str]) -> str:
@@ -211,12 +215,25 @@ def test_packages_that_do_not_fit_together_fail_the_build(docker_engine: Any, ga
     assert "error: the packages of /tmp/lock do not fit together" in said
 
 
-def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi_image: str) -> None:
+def checked(client: Any, name: str, gaudi_image: str) -> tuple[dict[str, str], str]:
+    """How each check of an image ended, and all that they found."""
     revision = gaudi_image.partition(f":{ROW.name}-")[2]
-    subject = Subject.find(image("gaudi"), release=ROW, revision=revision, client=docker_engine)
+    subject = Subject.find(image(name), release=ROW, revision=revision, client=client)
     results = run_checks(subject, begins=lambda _: None, ends=lambda _: None)
     told = "\n".join(f"{result.check.name}: {result.outcome}: {result.found}" for result in results)
-    outcomes = {result.check.name: result.outcome for result in results}
+    return {result.check.name: result.outcome for result in results}, told
+
+
+@pytest.mark.parametrize(("child", "own"), CHILDREN.items())
+def test_children_are_built_on_it_and_work(docker_engine: Any, gaudi_image: str, child: str, own: str) -> None:
+    outcomes, told = checked(docker_engine, child, gaudi_image)
+    assert outcomes[own] == "ok", told
+    # The stand-in's PyTorch is this machine's.
+    assert {name for name, outcome in outcomes.items() if outcome == "failed"} <= {"versions"}, told
+
+
+def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi_image: str) -> None:
+    outcomes, told = checked(docker_engine, "gaudi", gaudi_image)
     assert {name for name, outcome in outcomes.items() if outcome == "left out"} == {
         "ownership",
         "build tools",
