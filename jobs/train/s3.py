@@ -32,8 +32,9 @@ PARTS = 4
 """Parts of one large file moved at once."""
 
 RETRIES = 10
-"""Tries of one request, with botocore's jittered back-off of a minute at most. A client has a hundred further tries for
-all its requests together, which the parts of large files use up within seconds when S3 fails altogether."""
+"""Tries of one request by botocore, whose pauses add up to a quarter of a minute at errors, to one at throttling. All
+requests of a client share some dozens of further tries, which the parts of large files use up within a second or two
+when S3 fails altogether."""
 
 PATIENCE_SECONDS = 600.0
 """How long what has failed all its tries is begun anew: a job of hours must not die of some minutes without S3."""
