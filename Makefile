@@ -60,10 +60,10 @@ lint: install
 	mypy
 	lint-imports
 
-# Four processes on two cores too, since many tests wait for others' processes; what shares costly fixtures stays
+# One process more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
 # in one (tests/conftest.py).
 test: lint
-	pytest -m "not habana_image" --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	pytest -m "not habana_image" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 
 gaudi-image: install
 	.ci/docker-engine pytest -m habana_image tests/images

@@ -1,6 +1,7 @@
 """What the roles of a stage may do and may not: their policies evaluated, with all conditions and the boundary."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -172,10 +173,10 @@ def test_the_agent_pulls_and_logs_for_its_team_and_does_nothing_else(
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
     repositories = [stage.arn("image", name) for name in resources(templates["image"], "AWS::ECR::Repository")]
     pulled = [name for name in repositories if agent.may("ecr:BatchGetImage", name)]
-    # Those that its kinds run in; no job runs in Ray's.
-    assert any("Gaudi" in name for name in pulled)
-    assert 0 < len(pulled) < len(repositories)
-    assert not any("Ray" in name for name in pulled)
+    # Those that its kinds run in; none runs in a child of the CPU image.
+    assert len(pulled) == 4 < len(repositories)
+    for image in ("Cpu", "Gaudi", "GaudiNotebook", "GaudiRay"):
+        assert any(re.search(rf"-{image}[0-9A-F]{{8}}-", name) for name in pulled), image
     assert not any(agent.may("ecr:PutImage", name) for name in repositories)
     for action in ("logs:CreateLogStream", "logs:PutLogEvents"):
         assert agent.may(action, f"{group}:log-stream:research/finetune-classification/main/1")
