@@ -36,8 +36,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
-from jobs.runs import MODEL
-from tests.benchmarks.launched import finished, launcher
+from tests.benchmarks.launched import differences, finished, launcher
 from tests.jobs.train.faulty_s3 import FaultyS3
 from tests.jobs.train.launching import Launched, NewRun, Run
 from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
@@ -110,18 +109,6 @@ class Training:
             program=("-c", QUICK_LAUNCHER),
             **metadata.environment,
         )
-
-    def differences(self, run: Run) -> str:
-        """Of a run that has ended from the one that was left alone; empty where there is none."""
-        found = []
-        weights = f"{MODEL}model.safetensors"
-        if run.read(weights) != self.whole.read(weights):
-            found.append("weights")
-        curve, whole = run.curve(), self.whole.curve()
-        if curve != whole:
-            pairs = itertools.zip_longest(curve, whole)
-            found.append("metrics: " + next(f"{mine} and not {other}" for mine, other in pairs if mine != other))
-        return "; ".join(found)
 
 
 def main() -> int:
@@ -222,7 +209,7 @@ def _interrupted(
         elif code != 0:
             return done, f"attempt {attempt}, which nobody interrupted, ended with {code}: {launched.lines[-1].strip()}"
         if code == 0:
-            return done, training.differences(run)
+            return done, differences(run, training.whole)
     raise AssertionError
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.runs import S3Location
+from jobs.runs import MODEL, S3Location
 from tests.jobs.train.launching import Launched, NewRun, Run, environment_of
 from tests.jobs.train.s3_server import RUNS, s3_client, s3_server
 
@@ -19,10 +19,25 @@ def finished(launched: Launched) -> None:
         sys.exit(launched.output)
 
 
+def differences(run: Run, whole: Run) -> str:
+    """Of a run that has ended from one that was left alone, bit by bit; empty where there is none."""
+    found = []
+    weights = f"{MODEL}model.safetensors"
+    if run.read(weights) != whole.read(weights):
+        found.append("weights")
+    pairs = itertools.zip_longest(run.curve(), whole.curve())
+    if (differing := next(((mine, other) for mine, other in pairs if mine != other), None)) is not None:
+        found.append(f"metrics: {differing[0]} and not {differing[1]}")
+    return "; ".join(found)
+
+
 @contextlib.contextmanager
-def launcher(folder: Path) -> Iterator[NewRun]:
-    """Makes runs, all in one bucket; what they leave is gone afterwards. A rank takes OMP_NUM_THREADS cores, or one."""
-    with s3_server() as endpoint, s3_client(endpoint) as s3:
+def launcher(folder: Path, address: str = "127.0.0.1") -> Iterator[NewRun]:
+    """Makes runs, all in one bucket; what they leave is gone afterwards. A rank takes OMP_NUM_THREADS cores, or one.
+
+    `address`: where their S3 listens.
+    """
+    with s3_server(address) as endpoint, s3_client(endpoint) as s3:
         environment = {**environment_of(endpoint), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         numbers = itertools.count(1)
 

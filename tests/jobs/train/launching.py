@@ -104,9 +104,12 @@ class Run:
         kind: str = "finetune-classification",
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
+        within: Sequence[str] = (),
         **env: str,
     ) -> Launched:
+        """`within`: a command that becomes the one which is appended to it, somewhere else."""
         command = [
+            *within,
             *(str(self.python), *program),
             *("--instance-type=dl1.24xlarge", f"--nproc-per-node={nproc}", *options, kind, *flags),
         ]

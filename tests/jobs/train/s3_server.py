@@ -16,8 +16,9 @@ DATA, RUNS = "data", "runs"
 
 _SERVER = """
 import signal
+import sys
 from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 signal.sigwait({signal.SIGTERM})
@@ -25,15 +26,16 @@ signal.sigwait({signal.SIGTERM})
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
-    """Its URL. It ends with the block."""
+def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
+    """Its URL; it listens on `address` only. It ends with the block."""
     # The log goes nowhere: a pipe that nobody reads would stop the server when it is full.
     with subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", _SERVER, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         try:
             assert server.stdout is not None
-            yield f"http://localhost:{int(server.stdout.readline())}"
+            host = "localhost" if address == "127.0.0.1" else address
+            yield f"http://{host}:{int(server.stdout.readline())}"
         finally:
             server.terminate()
 
