@@ -39,7 +39,7 @@ _LEAVE_SECONDS = 5.0
 """The same where the cause is known: they only need to hear that it is over."""
 
 _SILENT_SECONDS = 10.0
-"""After which a node that says nothing is taken for lost, once ranks have failed."""
+"""After which a node that says nothing is taken for lost, once ranks have failed or hang."""
 
 
 class Watchdog:
@@ -131,6 +131,11 @@ class Watchdog:
         hang = self._hangs.look(now, signs, states)
         if hang is None:
             return None, Order(reason="")
+        # Where steps are longer than beats, the ranks of a node that is gone gave their last sign before its last beat.
+        if self._nodes is not None and (
+            silent := self._silent(self._nodes, now, min(_SILENT_SECONDS, self._timeout_seconds / 2))
+        ):
+            return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
 
     def _silent(self, nodes: Nodes, now: float, seconds: float) -> str:

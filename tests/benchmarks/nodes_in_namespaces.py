@@ -199,7 +199,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     if not wrong and codes != wanted:
         wrong.append(f"exit codes {codes}")
     if way == SIGTERM:
-        saved = job.run.complete_checkpoints()[-1]
+        saved = max(job.run.complete_checkpoints(), default=0)
         if any(reason != f"SIGTERM; saved step {saved}" for reason in reasons):
             wrong.append(f"newest checkpoint: step {saved}; of the nodes: {reasons}")
     elif not reasons[0].startswith(f"node {lost} lost: "):

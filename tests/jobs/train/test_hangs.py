@@ -238,6 +238,18 @@ def test_each_side_ends_where_the_other_is_silent(tmp_path: Path) -> None:
         assert (found.reason or "").startswith(f"node {1 - index} lost: no sign of life for 2 s; ")
 
 
+def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path) -> None:
+    two = TwoNodes(tmp_path, hang_timeout_seconds=12)
+    for rank in range(2):  # no step for longer than the node is silent
+        SignFile(two.scratch[rank], 0).write(dataclasses.replace(TRAINING, rank=rank, node=rank, pid=NOBODY))
+    with two.running(0):
+        time.sleep(2.5)
+        two.nodes[1].__exit__()
+        two.wait_until_ended(0)
+        found = two.watchdogs[0].concluded(SIGTERM)
+    assert (found.cause, (found.reason or "")[:12]) == ("lost", "node 1 lost:")
+
+
 def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
     # No checkpoint, for which a rank has more time.
     flags = (*recipe, "--epochs=1000", "--checkpoint-every-steps=100000")
