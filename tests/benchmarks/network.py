@@ -22,6 +22,9 @@ _SUBNET = "10.210.0"
 OUTSIDE = f"{_SUBNET}.254"
 """The benchmark's own address, where nodes reach what is outside of the job, such as S3."""
 
+_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "mount": "util-linux"}
+"""And the package that has each."""
+
 _TAKE_NAME = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
 
 
@@ -32,12 +35,9 @@ def lacking() -> str:
     missing = [f"{program} ({package})" for program, package in _PROGRAMS.items() if shutil.which(program) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"
-    probe = "mount -t tmpfs none /run && ip link add hub type bridge && ip netns add a && ip link add b type veth"
+    probe = "mount -t tmpfs none /run && ip link add hub type bridge && ip netns add node && ip link add port type veth"
     tried = subprocess.run([*OWN_NAMESPACES, "sh", "-c", probe], capture_output=True, text=True, check=False)
     return f"this machine permits no network namespaces: {tried.stderr.strip()}" if tried.returncode else ""
-
-
-_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "mount": "util-linux"}
 
 
 def in_own_namespaces(command: Sequence[str]) -> int:
