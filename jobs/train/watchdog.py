@@ -132,9 +132,7 @@ class Watchdog:
         if hang is None:
             return None, Order(reason="")
         # Where steps are longer than beats, the ranks of a node that is gone gave their last sign before its last beat.
-        if self._nodes is not None and (
-            silent := self._silent(self._nodes, now, min(_SILENT_SECONDS, self._timeout_seconds / 2))
-        ):
+        if self._nodes is not None and (silent := self._silent(self._nodes, now, _SILENT_SECONDS)):
             return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
 

@@ -239,7 +239,7 @@ def test_each_side_ends_where_the_other_is_silent(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path) -> None:
-    two = TwoNodes(tmp_path, hang_timeout_seconds=12)
+    two = TwoNodes(tmp_path, hang_timeout_seconds=18)
     for rank in range(2):  # no step for longer than the node is silent
         SignFile(two.scratch[rank], 0).write(dataclasses.replace(TRAINING, rank=rank, node=rank, pid=NOBODY))
     with two.running(0):
