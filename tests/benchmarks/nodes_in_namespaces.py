@@ -1,7 +1,7 @@
 """Whether a job of several nodes survives a lost one on a real network: each node in a network namespace of its own.
 
 python -m tests.benchmarks.nodes_in_namespaces               jobs of 2 and of 4 nodes
-python -m tests.benchmarks.nodes_in_namespaces --nodes 3     of another number
+python -m tests.benchmarks.nodes_in_namespaces --nodes 8     of another number, which divides 16
 python -m tests.benchmarks.nodes_in_namespaces --logs logs   keeps the output of all launchers
 
 Needs Linux, root and iproute2; exit status 3 where they lack. The namespaces hang on a bridge, with S3 (that of the
@@ -134,7 +134,7 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=range(2, 17), metavar="N")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], choices=(2, 4, 8, 16))
     parser.add_argument("--logs", type=Path, help="a folder for the output of all launchers")
     return parser.parse_args()
 
@@ -194,10 +194,8 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     job.run.wait_until_gone()
     reasons = [node.lines[-1].removeprefix("interrupted: ").strip() for node in job.nodes]
     wrong = [f"node {index} did not end" for index in range(job.nnodes) if index not in times]
-    codes = [node.process.returncode for node in job.nodes]
-    wanted = [INTERRUPTED_EXIT_CODE] * lost + [-signal.SIGKILL if way == KILLED else INTERRUPTED_EXIT_CODE]
-    if not wrong and codes != wanted:
-        wrong.append(f"exit codes {codes}")
+    if (code := main.process.returncode) != INTERRUPTED_EXIT_CODE:  # which Batch takes for the job's
+        wrong.append(f"exit code {code}")
     if way == SIGTERM:
         saved = max(job.run.complete_checkpoints(), default=0)
         if any(reason != f"SIGTERM; saved step {saved}" for reason in reasons):
