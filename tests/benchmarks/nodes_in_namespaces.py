@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -107,7 +108,7 @@ class Job:
                 text = f"{node.output}exit code {node.process.returncode}\n"
                 (self._logs / f"{name.replace(' ', '-')}-node-{index}.log").write_text(text)
 
-    def _batch(self, index: int) -> dict[str, str]:
+    def _batch(self, index: int) -> dict[str, Any]:
         """What AWS Batch tells a node; the main one is not told its own address."""
         variables = {
             "AWS_BATCH_JOB_ID": f"{self.run.location.key.strip('/')[-4:]}#{index}",
