@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 StartResponse = Callable[..., Any]
 _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
-_INVOCATION = re.compile(r"/trainyard/invocations/([^/]+)(/started|/result|)")
+_ENVIRONMENT = re.compile(r"/trainyard/environments/([^/]+)/(code|next|result)")
 OWN_PATHS = ("GET /trainyard/health", "POST /trainyard/jobs/<id>/reclaim", "POST /trainyard/events")
 _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 
@@ -50,9 +50,9 @@ class Application:
             if batch.reclaim(job_id):
                 return _json({"jobId": job_id, "reclaimed": True})
             return _json({"message": f"no job {job_id} is running on an instance"}, status=404)
-        invocation = _INVOCATION.fullmatch(path)
-        if invocation:
-            return _answer_function(method, invocation[1], invocation[2], environ)
+        environment = _ENVIRONMENT.fullmatch(path)
+        if environment:
+            return _answer_function(method, environment[1], environment[2], environ)
         return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
@@ -98,18 +98,19 @@ def _inject_event(event: Any) -> Response:
     return _json({"id": event_id})
 
 
-def _answer_function(method: str, request_id: str, what: str, environ: Mapping[str, Any]) -> Response:
+def _answer_function(method: str, environment_id: str, what: str, environ: Mapping[str, Any]) -> Response:
     """To the process of a function: what it is to do, and thanks for what it did."""
     try:
-        if (method, what) == ("GET", ""):
-            return _json(functions.work_of(request_id))
-        if (method, what) == ("POST", "/started"):
-            functions.note_started(request_id)
+        environment = functions.find_environment(environment_id)
+        if (method, what) == ("GET", "code"):
+            return _json(environment.code())
+        if (method, what) == ("GET", "next"):
+            return _json({"work": environment.next_work()})
+        if (method, what) == ("POST", "result"):
+            result = _body(environ)
+            environment.result(str(result["payload"]), failed=bool(result.get("error")))
             return _json({})
-        if (method, what) == ("POST", "/result"):
-            functions.note_result(request_id, _body(environ))
-            return _json({})
-    except functions.InvocationError as error:
+    except functions.NoSuchEnvironmentError as error:
         return _json({"message": str(error)}, status=404)
     return _json({"message": f"{method} is not for this path"}, status=405)
 

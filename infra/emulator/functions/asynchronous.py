@@ -17,7 +17,7 @@ from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
 from infra.emulator.batch.quotas import seconds_setting
-from infra.emulator.functions import invocation
+from infra.emulator.functions import environment, invocation
 from infra.emulator.functions.invocation import Outcome
 from infra.emulator.server_errors import record_exception
 
@@ -54,7 +54,7 @@ def invoke_later(function: "Function", event: str) -> str:
 def shutdown() -> None:
     """Kill what runs and forget what waits; returns when it is gone."""
     _stopping.set()
-    invocation.kill_all()
+    environment.close()
     for thread in list(_threads):
         thread.join(_STOP_SECONDS)
 

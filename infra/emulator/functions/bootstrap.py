@@ -1,6 +1,6 @@
-"""The program in a function's process: fetches code and event from the server, calls the handler, sends the result.
+"""The program in a function's process: fetches the code from the server, then event after event for the handler.
 
-    python -I -u bootstrap.py http://localhost:PORT/trainyard/invocations/ID
+    python -I -u bootstrap.py http://localhost:PORT/trainyard/environments/ID
 
 Modules are found as in Lambda: those in the function's zip file, those of Python itself, and the AWS SDK. Whatever else
 is installed on this machine stays hidden, so that a function which forgot to pack something fails here, too.
@@ -27,6 +27,9 @@ SDK = frozenset({"boto3", "botocore", "dateutil", "jmespath", "s3transfer", "six
 
 NICENESS = 5
 """Functions make way for the jobs on the same machine: each change of a job's state may start several."""
+
+END_OF_OUTPUT = b"\0end of an invocation's output\0"
+"""Tells the server (environment.py) that what was written belongs to the invocation whose result it has."""
 
 # No proxy: the server is on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -66,29 +69,42 @@ class Context:
 
 
 def main(url: str) -> int:
-    """Run one invocation; the process's exit code."""
+    """Run invocations as long as there are some; the process's exit code."""
     os.nice(NICENESS)
-    work = json.loads(_request(url))
+    package = json.loads(_request(f"{url}/code", timeout_seconds=60))
     task_root = str(Path("task").absolute())
-    with zipfile.ZipFile(io.BytesIO(base64.b64decode(work["code"]))) as archive:
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(package["code"]))) as archive:
         archive.extractall(task_root)
     os.chdir(task_root)
     os.environ["LAMBDA_TASK_ROOT"] = task_root
     sys.path.insert(0, task_root)
     sys.meta_path.insert(0, OnlyWhatLambdaHas(task_root))
     try:
-        handler = _load(work["handler"])
+        handler = _load(package["handler"])
     except Exception as error:  # noqa: BLE001 - whatever the module does, the caller is told
-        return _fail(url, work, error, kind=_kind_of_load_failure(error))
-    _request(f"{url}/started", {})
-    context = Context(work)
+        _send(url, _failure(error, kind=_kind_of_load_failure(error), handler=package["handler"]))
+        return 1
+    while True:
+        # For as long as it takes: nobody may call the function for a while.
+        work = json.loads(_request(f"{url}/next"))["work"]
+        if work is None:
+            return 0
+        os.environ["AWS_LAMBDA_LOG_STREAM_NAME"] = work["log_stream"]
+        _send(url, _answer(handler, work))
+        if _has_children():
+            return 0  # what it forgot goes with this process
+        os.write(sys.stdout.fileno(), END_OF_OUTPUT)
+
+
+def _answer(handler: Any, work: dict[str, Any]) -> dict[str, Any]:
     try:
-        result = handler(json.loads(work["event"]), context)
-        payload = json.dumps(result)
-    except Exception as error:  # noqa: BLE001 - likewise
-        return _fail(url, work, error, kind=type(error).__name__)
-    _request(f"{url}/result", {"payload": payload})
-    return 0
+        return {"payload": json.dumps(handler(json.loads(work["event"]), Context(work)))}
+    except Exception as error:  # noqa: BLE001 - the caller is told
+        return _failure(error, kind=type(error).__name__, request_id=work["request_id"])
+
+
+def _has_children() -> bool:
+    return any(path.read_text().strip() for path in Path("/proc/self/task").glob("*/children"))
 
 
 def _load(handler: str) -> Any:
@@ -113,23 +129,28 @@ def _kind_of_load_failure(error: Exception) -> str:
     return type(error).__name__
 
 
-def _fail(url: str, work: dict[str, Any], error: Exception, *, kind: str) -> int:
+def _failure(error: Exception, *, kind: str, handler: str = "", request_id: str = "") -> dict[str, Any]:
+    """The answer, as Lambda words it; the whole of it goes to the log."""
     trace = traceback.format_exception(type(error), error, error.__traceback__)
-    message = f"Unable to import module '{work['handler']}': {error}" if "Import" in kind else str(error)
+    message = f"Unable to import module '{handler}': {error}" if handler and "Import" in kind else str(error)
     print(f"[ERROR] {kind}: {message}\n{''.join(trace)}", end="")
-    failure = {
+    content = {
         "errorMessage": message,
         "errorType": kind,
-        "requestId": work["request_id"],
+        "requestId": request_id,
         "stackTrace": traceback.format_tb(error.__traceback__),
     }
-    _request(f"{url}/result", {"payload": json.dumps(failure), "error": True})
-    return 1
+    return {"payload": json.dumps(content), "error": True}
 
 
-def _request(url: str, body: dict[str, Any] | None = None) -> bytes:
+def _send(url: str, result: dict[str, Any]) -> None:
+    _request(f"{url}/result", result, timeout_seconds=60)
+
+
+def _request(url: str, body: dict[str, Any] | None = None, *, timeout_seconds: float | None = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
-    with _opener.open(urllib.request.Request(url, data, {"Content-Type": "application/json"}), timeout=60) as answer:  # noqa: S310 - the server's own address
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - the server's own
+    with _opener.open(request, timeout=timeout_seconds) as answer:
         content: bytes = answer.read()
         return content
 

@@ -1,5 +1,6 @@
 """Lambda functions that really run: results, failures, what they see, and what is left of them."""
 
+import base64
 import io
 import json
 import os
@@ -276,6 +277,50 @@ def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path,
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
-def test_only_a_running_invocation_has_work(aws: EmbeddedAws) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        urllib.request.urlopen(f"{aws.endpoint}/trainyard/invocations/none", timeout=10)
+def test_only_what_runs_has_work_and_a_result(aws: EmbeddedAws) -> None:
+    for what, data in (("code", None), ("next", None), ("result", b'{"payload": "1"}')):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{aws.endpoint}/trainyard/environments/none/{what}", data, timeout=10)
+
+
+COUNTER = """
+    import os
+    count = 0
+    print("loaded")
+    def handler(event, context):
+        global count
+        count += 1
+        print(f"call {count} of {context.aws_request_id}")
+        if event == "fail":
+            raise ValueError(event)
+        if event == "exit":
+            os._exit(3)
+        return [os.getpid(), count, os.environ.get("MODE"), os.environ["AWS_LAMBDA_LOG_STREAM_NAME"]]
+"""
+
+
+def test_a_function_stays_warm_until_it_changes_or_ends(aws: EmbeddedAws) -> None:
+    name = function(aws, COUNTER)
+    client = aws.client("lambda")
+    first, answer = invoke(aws, name, LogType="Tail")
+    assert base64.b64decode(answer["LogResult"]).decode().splitlines()[1].startswith("loaded")
+    second, answer = invoke(aws, name, LogType="Tail")
+    assert (second[0], second[1]) == (first[0], 2)
+    assert second[3] != first[3]
+    log = base64.b64decode(answer["LogResult"]).decode().splitlines()
+    assert [line.split()[0] for line in log] == ["START", "call", "END", "REPORT"]
+
+    failed, _ = invoke(aws, name, "fail")
+    assert failed["errorType"] == "ValueError"
+    assert invoke(aws, name)[0][:2] == [first[0], 4]
+
+    client.update_function_configuration(FunctionName=name, Environment={"Variables": {"MODE": "new"}})
+    changed, _ = invoke(aws, name)
+    assert changed[0] != first[0]
+    assert changed[1:3] == [1, "new"]
+    client.update_function_code(FunctionName=name, ZipFile=zipped(COUNTER.replace("count = 0", "count = 10")))
+    assert invoke(aws, name)[0][1] == 11
+
+    ended, _ = invoke(aws, name, "exit")
+    assert "exit status 3" in ended["errorMessage"]
+    assert invoke(aws, name)[0][1] == 11
