@@ -1,6 +1,7 @@
 """The embedded AWS as a process: binds a port, says where in a state file, and leaves nothing behind at its end."""
 
 import errno
+import gc
 import json
 import logging
 import os
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 PARENT_POLL_SECONDS = 0.5
 """How often the process given with --exit-with-pid is looked for."""
+SHUTDOWN_POLL_SECONDS = 0.1
+"""How long the end may have to wait for the thread that takes connections; socketserver's own is half a second."""
 
 
 def serve(
@@ -74,7 +77,7 @@ def serve(
             request_handler=MotoRequestHandler,
             fd=listener.fileno(),
         )
-        thread = Thread(target=server.serve_forever, name="server", daemon=True)
+        thread = Thread(target=server.serve_forever, args=(SHUTDOWN_POLL_SECONDS,), name="server", daemon=True)
         thread.start()
     state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor, "registry": registry}
     try:
@@ -95,6 +98,8 @@ def serve(
         batch.shutdown()
         server.shutdown()
         thread.join()
+        # The interpreter would search all of moto for what can be freed, for half a second, and then end anyway.
+        gc.freeze()
 
 
 @contextmanager
