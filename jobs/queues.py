@@ -32,7 +32,7 @@ class Queue:
         return self.capacities[0]
 
 
-MARKET = {"spot": "Spot", "on-demand": "On-Demand"}
+MARKET: dict[Capacity, str] = {"spot": "Spot", "on-demand": "On-Demand"}
 """What AWS writes for a capacity."""
 
 SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"

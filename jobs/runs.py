@@ -136,7 +136,7 @@ class Attempt(BaseModel):
     """Why it ended, where that was not its own exit."""
     instance_type: str
     capacity: Capacity | None = None
-    """What its instances were submitted to be priced at."""
+    """What its instances are priced at: what the main node's own says of itself, else what was submitted."""
     accelerator: str
     nnodes: int
     world_size: int

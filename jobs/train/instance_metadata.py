@@ -1,4 +1,4 @@
-"""What EC2 says of the instance's end: the Spot notice and the rebalance recommendation (IMDSv2).
+"""What EC2 says of the instance: how it is paid for, its Spot notice, its rebalance recommendation (IMDSv2).
 
 Where nobody answers (a laptop, a job of several nodes, whose containers are kept from the metadata service, a hop limit
 that is too low) there is no news, and no word about it: SIGTERM comes all the same.
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http.client import HTTPException
+
+from jobs.queues import MARKET, Capacity
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 """The SDKs' own name for another address of the metadata service."""
@@ -50,6 +52,11 @@ class InstanceMetadata:
         endpoint = environment.get(ENDPOINT_VARIABLE) or (_ENDPOINT if on_instance else None)
         return cls(endpoint) if endpoint else None
 
+    def capacity(self) -> Capacity | None:
+        """A Spot queue may start On-Demand instances where Spot has none. None: nobody says, or something else."""
+        found = self._text("instance-life-cycle")
+        return next((capacity for capacity in MARKET if capacity == found), None)
+
     def spot_notice(self) -> SpotNotice | None:
         found = self._read("spot/instance-action")
         try:
@@ -61,14 +68,19 @@ class InstanceMetadata:
         return self._read("events/recommendations/rebalance") is not None
 
     def _read(self, path: str) -> Mapping[str, str] | None:
+        try:
+            found = json.loads(self._text(path) or "null")
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _text(self, path: str) -> str | None:
         """A token for each question: none can expire. None is also the answer of 404, which means no news."""
         try:
             token = self._ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)})
-            content = self._ask(f"/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token.decode()})
-            found = json.loads(content)
+            return self._ask(f"/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token.decode()}).decode()
         except (urllib.error.URLError, HTTPException, OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
 
     def _ask(self, path: str, method: str, headers: Mapping[str, str]) -> bytes:
         request = urllib.request.Request(  # noqa: S310 - always http, to the instance itself

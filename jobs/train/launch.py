@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.instance_types import SCRATCH
+from jobs.queues import Capacity
 from jobs.train import accelerator as accelerators
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
@@ -68,6 +69,7 @@ def main(
         launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if stop_timeout_seconds is not None:
             launch = replace(launch, stop_timeout_seconds=stop_timeout_seconds)
+        launch = replace(launch, capacity=_capacity(launch))
         _one_live_stream()
         with _interrupts_held_back():
             accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
@@ -86,6 +88,14 @@ def main(
     except Interrupted as interruption:
         log.info("interrupted: %s before the ranks had started", interruption)
         return INTERRUPTED_EXIT_CODE
+
+
+def _capacity(launch: Launch) -> Capacity | None:
+    """What its instance is really paid as: where Spot has none, a Spot queue may have started an On-Demand one."""
+    metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
+    if metadata is None or launch.capacity == "on-demand" or not launch.node.is_main:
+        return launch.capacity
+    return metadata.capacity() or launch.capacity
 
 
 def _scratch(launch: Launch, disks: Path) -> Path:

@@ -68,7 +68,7 @@ class Launch:
     attempt: int
     """Of the Batch job; the run's own number goes on where another job of the run left off."""
     capacity: Capacity | None
-    """What its instances are priced at; None: nobody said."""
+    """What its instances are priced at, where they do not say themselves; None: nobody said."""
     budget: Budget
     allow_changes: bool
     """Whether a checkpoint that was made with other arguments is resumed."""

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing_extensions import Self
 
 NOTICE = "/latest/meta-data/spot/instance-action"
+LIFE_CYCLE = "/latest/meta-data/instance-life-cycle"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
@@ -14,7 +15,7 @@ class MetadataService:
     """It has nothing to tell until `news` says what. Answers in its `with` block."""
 
     def __init__(self) -> None:
-        self.news: dict[str, dict[str, str]] = {}
+        self.news: dict[str, dict[str, str] | str] = {}
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -26,7 +27,8 @@ class MetadataService:
                 if self.headers.get("X-aws-ec2-metadata-token") != "token":
                     self._answer(401, b"")
                 elif self.path in service.news:
-                    self._answer(200, json.dumps(service.news[self.path]).encode())
+                    news = service.news[self.path]
+                    self._answer(200, (news if isinstance(news, str) else json.dumps(news)).encode())
                 else:
                     self._answer(404, b"")
 

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.train.instance_metadata import InstanceMetadata
 from tests.jobs.train.launching import Launched, NewRun, Run
-from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
+from tests.jobs.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, MetadataService
 
 MODEL = "model/model.safetensors"
 
@@ -44,7 +44,8 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     run = new_run()
 
     # WHEN SIGTERM comes where no checkpoint is due
-    first = run.start(*long_recipe, nproc=2)
+    metadata.news[LIFE_CYCLE] = "on-demand"
+    first = run.start(*long_recipe, nproc=2, attempt=1, options=["--capacity=spot"], **metadata.environment)
     first.wait_for_line("[progress] 10/120")
     assert first.kill(signal.SIGTERM) == 75
     # THEN the ranks' own step is saved, and the attempt says so
@@ -57,11 +58,16 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
 
+    # Spot had no capacity, so the Spot queue had gone on to an On-Demand instance
+    assert record.capacity == "on-demand"
+
     # WHEN EC2 gives notice
+    metadata.news[LIFE_CYCLE] = "spot"
     ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
     metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
-    second = run.start(*long_recipe, nproc=2, attempt=2, **metadata.environment)
+    second = run.start(*long_recipe, nproc=2, attempt=2, options=["--capacity=spot"], **metadata.environment)
     assert second.wait() == 75
+    assert [attempt.capacity for attempt in run.receipt().attempts] == ["on-demand", "spot"]
     # THEN the same happens without a signal
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
     later = saved_step(second, f"Spot notice: terminate at {ends_at:%H:%M:%SZ}")
@@ -124,6 +130,7 @@ def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataSer
     silent = found(AWS_EC2_METADATA_SERVICE_ENDPOINT="http://127.0.0.1:9")
     assert silent is not None
     assert silent.spot_notice() is None
+    assert silent.capacity() is None
     # No news, then an answer that is none, then one of another form
     service = found(**metadata.environment)
     assert service is not None
@@ -133,4 +140,7 @@ def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataSer
         metadata.news[NOTICE] = answer
         assert service.spot_notice() is None
     metadata.news[NOTICE] = {"action": "stop", "time": "2026-01-02T03:04:05Z"}
+    for life_cycle in ("capacity-block", ""):
+        metadata.news[LIFE_CYCLE] = life_cycle
+        assert service.capacity() is None
     assert str(service.spot_notice()) == "Spot notice: stop at 03:04:05Z"
