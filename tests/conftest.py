@@ -20,7 +20,10 @@ import pytest
 from botocore.config import Config
 from xdist.scheduler import LoadFileScheduling
 
-from infra.emulator import CREDENTIALS, client
+# moto's jsonschema loads a grammar of IRIs where it finds one: two seconds in each process that collects tests.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+
+from infra.emulator import CREDENTIALS, client  # noqa: E402 - after that
 
 pytest_plugins = ["tests.docker_engine"]
 
