@@ -4,6 +4,7 @@
 #   make test     lint, then the whole test suite
 #   make contract  the code in the container against the packages of every release; RELEASE=1.20.0: of one
 #   make gaudi-image  images/gaudi, built and tried on a stand-in for Habana's image
+#   make cuda-image  images/cuda, built and tried: fetches gigabytes
 #   make lint     ruff, mypy and the import rules
 #   make synth    the templates of all stages, into cdk.out
 #   make pins     requirements.txt anew, after pyproject.toml changed
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test contract gaudi-image lint synth pins install clean
+.PHONY: help demo test contract gaudi-image cuda-image lint synth pins install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -63,10 +64,13 @@ lint: install
 # One process more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
 # in one (tests/conftest.py).
 test: lint
-	pytest -m "not habana_image" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
+	pytest -m "not habana_image and not cuda_image" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 
 gaudi-image: install
 	.ci/docker-engine pytest -m habana_image tests/images
+
+cuda-image: install
+	.ci/docker-engine pytest -m cuda_image tests/images
 
 contract: install
 	@python -m tests.jobs.train.contract $(RELEASE)
