@@ -222,13 +222,10 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
 
 
 def _identity_on_s3(s3: "S3Client", place: S3Location, location: str) -> dict[str, Any]:
-    with object_store.explained(f"list {place}"):
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.key)
-        objects = {
-            item["Key"]: {"bytes": item["Size"], "etag": item["ETag"].strip('"')}
-            for page in pages
-            for item in page.get("Contents", [])
-        }
+    objects = {
+        item["Key"]: {"bytes": item["Size"], "etag": item["ETag"].strip('"')}
+        for item in object_store.listing(s3, place, prefix=place.key)
+    }
     if place.key in objects and not place.key.endswith("/"):
         return dict(objects[place.key])
     folder = place.key.rstrip("/") + "/"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
     from botocore.exceptions import ClientError
     from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import ObjectTypeDef
 
 log = logging.getLogger("trainyard")
 
@@ -141,17 +142,20 @@ def size(s3: "S3Client", location: S3Location) -> int:
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
     """Bytes of every object below the folder, by its name relative to it."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""
+    objects = listing(s3, folder, prefix=prefix)
+    return {item["Key"][len(prefix) :]: item["Size"] for item in objects if not item["Key"].endswith("/")}
 
-    def work() -> dict[str, int]:
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=folder.bucket, Prefix=prefix)
-        return {
-            item["Key"][len(prefix) :]: item["Size"]
-            for page in pages
-            for item in page.get("Contents", [])
-            if not item["Key"].endswith("/")
-        }
 
-    return patiently(f"list {folder}", work)
+def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTypeDef"]:
+    """What S3 says of every object whose key begins with `prefix`."""
+    pages = s3.get_paginator("list_objects_v2")
+
+    def work() -> list["ObjectTypeDef"]:
+        return [
+            item for page in pages.paginate(Bucket=place.bucket, Prefix=prefix) for item in page.get("Contents", [])
+        ]
+
+    return patiently(f"list {place}", work)
 
 
 def download(s3: "S3Client", location: S3Location, target: Path) -> None:
