@@ -12,7 +12,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from jobs.train.jupyter import LOOPBACK, TENSORBOARD, JupyterLab
 
-SECONDS = 90
+SECONDS = 240
+"""Longer than the proxy in front of TensorBoard waits for its start (jobs/train/jupyter.py)."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
