@@ -1,7 +1,8 @@
 """What a run may take over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
 
-Hours are instance hours: a minute of four nodes counts four minutes. Dollars are those hours times the recorded price
-of the capacity that an attempt ran on, which for Spot is an estimate; start-up, storage and transfer are left out.
+Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
+are those hours times the recorded price of the capacity that an attempt ran on, which for Spot is an estimate; what
+start-up, storage and transfer cost is left out.
 """
 
 from collections.abc import Iterable
@@ -34,13 +35,20 @@ def usd_per_hour(row: InstanceType, capacity: Capacity | None) -> float:
     return row.spot_usd_per_hour if capacity == "spot" else row.on_demand_usd_per_hour
 
 
+def duration_seconds(attempt: Attempt) -> float:
+    return ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds()
+
+
+def instance_hours(attempt: Attempt) -> float:
+    return (duration_seconds(attempt) * attempt.nnodes + attempt.waited_instance_seconds) / 3600
+
+
 def spent(attempts: Iterable[Attempt]) -> Spent:
     hours = usd = 0.0
     for attempt in attempts:
-        span = (attempt.finished_at or attempt.last_seen_at) - attempt.started_at
-        instance_hours = span.total_seconds() / 3600 * attempt.nnodes
-        hours += instance_hours
-        usd += instance_hours * usd_per_hour(instance_type(attempt.instance_type), attempt.capacity)
+        taken = instance_hours(attempt)
+        hours += taken
+        usd += taken * usd_per_hour(instance_type(attempt.instance_type), attempt.capacity)
     return Spent(instance_hours=hours, usd=usd)
 
 

@@ -9,6 +9,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     tensorboard/              event files
     model/                    what `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
+    gang/JOB/                 of nodes that are jobs of their own: where they meet (jobs.train.gang_folder)
     moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
     notebook/                 of a notebook: its folder, saved while it runs
     notebook.json             of a notebook: one `NotebookServer`, there while it runs
@@ -35,6 +36,7 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard/"
 MODEL = "model/"
 ATTEMPTS = "attempts/"
+GANG = "gang/"
 RECEIPT = "receipt.json"
 FABRIC = "fabric.json"
 NOTEBOOK = "notebook/"
@@ -140,6 +142,8 @@ class Attempt(BaseModel):
     accelerator: str
     nnodes: int
     world_size: int
+    waited_instance_seconds: float = 0.0
+    """That its nodes, where each is a job of its own, waited for each other before it, added up."""
     resumed_from_step: int = 0
     last_step: int = 0
     changed: dict[str, tuple[Any, Any]] = {}

@@ -7,6 +7,7 @@ was lost still has the last sign of its life.
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.budget import Budget, Spent, spent
+from jobs.budget import Budget, Spent, duration_seconds, instance_hours, spent
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.instance_types import InstanceType
 from jobs.queues import Capacity
@@ -73,6 +74,7 @@ class AttemptRecord:
         on_instance: bool,
         nnodes: int,
         world_size: int,
+        waited_instance_seconds: float,
         scratch: Path,
     ) -> None:
         """`on_instance` is False where the job runs on some other machine than the instance type it names."""
@@ -87,6 +89,7 @@ class AttemptRecord:
             accelerator=accelerator,
             nnodes=nnodes,
             world_size=world_size,
+            waited_instance_seconds=waited_instance_seconds,
         )
         self._s3 = s3
         self._run = run
@@ -169,9 +172,7 @@ def receipt(
 ) -> Receipt:
     """What the attempts took. Times the recorded prices, which makes it an estimate; `estimate_note` says of what."""
     team, _, run_id = run.key.strip("/").rpartition("/")
-    durations = [(attempt.finished_at or attempt.last_seen_at) - attempt.started_at for attempt in attempts]
-    seconds = [duration.total_seconds() for duration in durations]
-    hours = sum(span * attempt.nnodes for span, attempt in zip(seconds, attempts, strict=True)) / 3600
+    hours = sum(instance_hours(attempt) for attempt in attempts)
     so_far = spent(attempts)
     note = (
         f"An estimate: instance hours times the {instance.name} prices recorded on {instance.price_date}. It "
@@ -188,7 +189,7 @@ def receipt(
         job=job,
         state=state,
         attempts=attempts,
-        duration_seconds=round(sum(seconds), 3),
+        duration_seconds=round(sum(duration_seconds(attempt) for attempt in attempts), 3),
         instance_hours=round(hours, 6),
         instance_type=instance.name,
         on_demand_usd=round(hours * instance.on_demand_usd_per_hour, 6),
@@ -208,8 +209,8 @@ def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Of the Batch job, without the number of its node; None outside Batch."""
-    return environment.get("AWS_BATCH_JOB_ID", "").partition("#")[0] or None
+    """Of the Batch job, without the number of its node or child; None outside Batch."""
+    return re.split("[#:]", environment.get("AWS_BATCH_JOB_ID", ""))[0] or None
 
 
 def number_in_run(s3: "S3Client", run: S3Location, *, job_id: str | None, attempt: int) -> int:

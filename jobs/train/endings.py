@@ -7,6 +7,7 @@ over. Without it, before the first step or in a job that has nothing to save, SI
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
@@ -98,6 +99,7 @@ class Endings:
         self._asked_at: float | None = None
         self._deadline: float | None = None
         self._signalled_at: float | None = None
+        self._wish: str | None = None
         self._by_signal = self._at_once = False
         self._noticed = self._recommended = False
         self._wake = threading.Event()
@@ -116,6 +118,11 @@ class Endings:
         """End the ranks, saved or not; from any thread."""
         self._at_once = True
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Let the ranks save and stop; nothing presses. From any thread."""
+        self._wish = reason
+        self._wake.set()
 
     def on_signal(self, number: int) -> None:
         """Ctrl-C ends the ranks at once, for it has reached them too."""
@@ -137,6 +144,9 @@ class Endings:
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
                 self._ask_to_stop("SIGTERM", at + self._grace_seconds)
+            if self._wish is not None:
+                reason, self._wish = self._wish, None
+                self._ask_to_stop(reason, math.inf)
             self._end_what_is_late()
             self._wake.wait(0.2 if self._deadline is not None else POLL_SECONDS)
             self._wake.clear()
@@ -158,7 +168,8 @@ class Endings:
         if self.reason is None:
             self.reason = reason
             self._asked_at = time.monotonic()
-            log.info("%s: the training saves and stops, within %.0f s", reason, deadline - self._asked_at)
+            limit = f", within {deadline - self._asked_at:.0f} s" if deadline < math.inf else ""
+            log.info("%s: the training saves and stops%s", reason, limit)
             self._files.ask("stop", reason)
         self._deadline = min(deadline, self._deadline or deadline)
         self._by_signal = self._by_signal or reason == "SIGTERM"

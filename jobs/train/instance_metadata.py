@@ -1,4 +1,4 @@
-"""What EC2 says of the instance: how it is paid for, its Spot notice, its rebalance recommendation (IMDSv2).
+"""What EC2 says of the instance: address, how it is paid for, Spot notice, rebalance recommendation (IMDSv2).
 
 Where nobody answers (a laptop, a job of several nodes, whose containers are kept from the metadata service, a hop limit
 that is too low) there is no news, and no word about it: SIGTERM comes all the same.
@@ -56,6 +56,9 @@ class InstanceMetadata:
         """A Spot queue may start On-Demand instances where Spot has none. None: nobody says, or something else."""
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in MARKET if capacity == found), None)
+
+    def local_ipv4(self) -> str | None:
+        return self._text("local-ipv4")
 
     def spot_notice(self) -> SpotNotice | None:
         found = self._read("spot/instance-action")

@@ -10,14 +10,12 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,33 +23,28 @@ from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.instance_types import SCRATCH
 from jobs.queues import Capacity
 from jobs.train import accelerator as accelerators
+from jobs.train import interrupts
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
 from jobs.train.attempts import AttemptRecord, job_id, number_in_run
 from jobs.train.budget_watch import BudgetWatch
-from jobs.train.endings import Endings
+from jobs.train.gang import GangMember
+from jobs.train.gang_address import own_address
+from jobs.train.gang_folder import GangFolder
 from jobs.train.instance_metadata import InstanceMetadata
-from jobs.train.launch_request import Launch, parse
+from jobs.train.interrupts import Interrupted
+from jobs.train.launch_request import Gang, Launch, parse
+from jobs.train.node_ranks import MEETING_SECONDS, run_ranks
 from jobs.train.nodes import Nodes
-from jobs.train.outcome import RESUMES, End, outcome, retried
-from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE, one_line
+from jobs.train.outcome import RESUMES, End, retried
+from jobs.train.rank import one_line
 from jobs.train.sign import read_signs
 from jobs.train.utilization import UtilizationLog
-from jobs.train.watchdog import Watchdog
 
 log = logging.getLogger("trainyard")
 
-INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
-
-MEETING_SECONDS = 900
-"""How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
-
-
-class Interrupted(BaseException):
-    """SIGTERM (or Ctrl-C) arrived: the job is to be resumed.
-
-    No Exception: botocore takes one that is raised while it waits for an answer for a broken line, and tries again.
-    """
+GANG_MEETING_SECONDS = 120
+"""In place of MEETING_SECONDS where the nodes have met already, on S3: they only begin."""
 
 
 def main(
@@ -63,23 +56,17 @@ def main(
     """
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
-    for number in INTERRUPTS:
-        signal.signal(number, _interrupt)
+    interrupts.raised()
     try:
         launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if stop_timeout_seconds is not None:
             launch = replace(launch, stop_timeout_seconds=stop_timeout_seconds)
         launch = replace(launch, capacity=_capacity(launch))
         _one_live_stream()
-        with _interrupts_held_back():
-            accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
-        if launch.node.is_main:
-            log.info("accelerator: %s", accelerator)
-        scratch = _scratch(launch, disks)
-        try:
-            return _attempt(launch, accelerator, scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        if launch.gang is None:
+            return _node(launch, disks, None)
+        with _gang_member(launch, launch.gang) as member:
+            return _node(launch, disks, member)
     except (TrainyardError, ValidationError) as error:
         print(f"error: {one_line(error)}", flush=True)
         return 1
@@ -98,6 +85,34 @@ def _capacity(launch: Launch) -> Capacity | None:
     return metadata.capacity() or launch.capacity
 
 
+def _gang_member(launch: Launch, gang: Gang) -> GangMember:
+    with interrupts.held_back():
+        import torch.distributed  # noqa: F401 - it takes long, and who has met the others is not to be waited for
+    s3 = object_store.connect()
+    metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
+    folder = GangFolder(s3, launch.run, job_id())
+    return GangMember(gang, folder, own_address(metadata, s3.meta.endpoint_url))
+
+
+def _node(launch: Launch, disks: Path, gang: GangMember | None) -> int:
+    """What this node does, from its accelerators on."""
+    with interrupts.held_back():
+        accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
+    if launch.node.is_main:
+        log.info("accelerator: %s", accelerator)
+    if gang is not None:
+        meeting = gang.meet()
+        if isinstance(meeting, End):
+            _say(meeting.code, meeting.reason)
+            return meeting.code
+        launch = replace(launch, node=gang.node(meeting), attempt=meeting.number)
+    scratch = _scratch(launch, disks)
+    try:
+        return _attempt(launch, accelerator, scratch, gang)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _scratch(launch: Launch, disks: Path) -> Path:
     """A new folder for what the attempt downloads and writes: on the instance's own disks where the container has
     some, which are larger and faster than its root volume.
@@ -108,7 +123,7 @@ def _scratch(launch: Launch, disks: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="trainyard-"))
 
 
-def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
+def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None) -> int:
     """One attempt, from its record's first line to its last."""
     record = watch = None
     number = launch.attempt
@@ -128,6 +143,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             on_instance=launch.on_instance,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
+            waited_instance_seconds=gang.waited_seconds if gang is not None else 0.0,
             scratch=scratch,
         )
         record.start()
@@ -154,18 +170,19 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
             code, reason = 1, watch.reason
         else:
             with UtilizationLog(accelerator.name, node=launch.node.index):
-                code, reason = _run_ranks(launch, accelerator, scratch)
+                code, reason = _over_nodes(launch, accelerator, scratch, gang)
     except Interrupted as interruption:
         code, reason = INTERRUPTED_EXIT_CODE, f"{interruption}; {RESUMES}"
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
         traceback.print_exc()
         code, reason = 1, f"{type(error).__name__}: {error}"
+        if gang is not None:
+            gang.failed(reason)
     if watch is not None:
         watch.stop()
         if watch.reason is not None and code == INTERRUPTED_EXIT_CODE:
             code, reason = 1, watch.reason  # another attempt would not get further
-    for number in INTERRUPTS:
-        signal.signal(number, signal.SIG_IGN)  # the ranks have ended; what is left takes a second and must be done
+    interrupts.ignored()  # the ranks have ended; what is left takes a second and must be done
     if record is not None:
         try:
             record.finish(code, reason)
@@ -174,123 +191,43 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path) -> int:
                 raise
             # The code decides whether Batch starts the job again; a record that is late must not change that.
             log.warning("warning: the attempt's record is unfinished: %s", error.args[0])
-    if reason is not None:
-        print(f"{'interrupted' if code == INTERRUPTED_EXIT_CODE else 'error'}: {reason}", flush=True)
+    if gang is not None and launch.node.is_main:
+        gang.end(code, reason)
+    _say(code, reason)
     return code
 
 
-def _run_ranks(launch: Launch, accelerator: Accelerator, scratch: Path) -> tuple[int, str | None]:
+def _say(code: int, reason: str | None) -> None:
+    if reason is not None:
+        print(f"{'interrupted' if code == INTERRUPTED_EXIT_CODE else 'error'}: {reason}", flush=True)
+
+
+def _over_nodes(
+    launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None
+) -> tuple[int, str | None]:
     """Exit code and reason of the attempt."""
     if launch.node.nnodes == 1:
-        end = _run_ranks_of_node(launch, accelerator, scratch, None)
+        end = run_ranks(launch, accelerator, scratch, None, gang)
         return end.code, end.reason
-    with _interrupts_held_back():
+    with interrupts.held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
+    patience_seconds = MEETING_SECONDS if gang is None else GANG_MEETING_SECONDS
     with Nodes(launch.node, lambda: read_signs(scratch)) as nodes:
         try:
-            absent = nodes.meet(MEETING_SECONDS)
+            absent = nodes.meet(patience_seconds)
         except Interrupted as interruption:
             nodes.tell(retried(str(interruption), "ended"))
             raise
         if absent:
             missing = ", ".join(f"node {index}" for index in absent)
-            end = retried(f"{missing} did not come within {MEETING_SECONDS} s", "lost")
+            end = retried(f"{missing} did not come within {patience_seconds} s", "lost")
             nodes.tell(end)
         else:
-            end = _run_ranks_of_node(launch, accelerator, scratch, nodes)
+            end = run_ranks(launch, accelerator, scratch, nodes, gang)
+    if gang is not None and not launch.node.is_main:
+        interrupts.raised()
+        end = gang.followed(end)
     return end.code, end.reason
-
-
-def _run_ranks_of_node(launch: Launch, accelerator: Accelerator, scratch: Path, nodes: Nodes | None) -> End:
-    """How the attempt ended. torchrun as a library, since its command turns every failure into 1."""
-    with _interrupts_held_back():
-        from torch.distributed.elastic.multiprocessing import api as processes
-        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.update(_rank_environment(launch, accelerator, scratch))
-    config = LaunchConfig(
-        min_nodes=launch.node.nnodes,
-        max_nodes=launch.node.nnodes,
-        nproc_per_node=launch.nproc_per_node,
-        run_id=f"attempt-{launch.attempt}",
-        # One node: any free port, no race for it. Several: Batch has numbered them, so rank 0 is on the main node.
-        rdzv_backend="c10d" if launch.node.nnodes == 1 else "static",
-        rdzv_endpoint=f"{launch.node.main_address}:{launch.node.port}",
-        rdzv_configs={"rank": launch.node.index, "timeout": MEETING_SECONDS},
-        local_addr="localhost" if launch.node.nnodes == 1 else None,
-        max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
-        start_method="spawn",
-        log_line_prefix_template="[rank ${rank}] ",
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(scratch / "logs"),
-            # Local rank 0 writes straight to our own stream, unless it is not the first of all.
-            tee={
-                rank: Std.NONE if rank == 0 and launch.node.is_main else Std.ALL
-                for rank in range(launch.nproc_per_node)
-            },
-        ),
-    )
-    command = ["-m", launch.kind.entrypoint, *launch.arguments.to_flags()]
-
-    def end_at_once(number: int) -> None:
-        raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
-
-    endings = Endings(
-        scratch,
-        metadata=InstanceMetadata.of(os.environ, on_instance=launch.on_instance),
-        stop_timeout_seconds=launch.stop_timeout_seconds,
-        give_up=end_at_once,
-    )
-    # Torch makes this its handler of SIGTERM once it has started the ranks; its own ends them at once, saved or not.
-    # No release lets one choose it, and the older ones of our images have no setting for the signals either.
-    processes._terminate_process_handler = lambda signum, frame: endings.on_signal(signum)  # noqa: SLF001, ARG005
-    watchdog = Watchdog(
-        scratch,
-        node=launch.node,
-        nodes=nodes,
-        nproc_per_node=launch.nproc_per_node,
-        hang_timeout_seconds=launch.hang_timeout_seconds,
-        end_ranks=endings.end_now,
-    )
-    end = End(code=0, reason=None, cause="done")
-    try:
-        with endings, watchdog:
-            elastic_launch(config, sys.executable)(*command)
-    except (Interrupted, SignalException) as interruption:
-        reason = endings.reason or _signal_name(interruption)
-        late = f"; not saved within {endings.overdue_seconds:.0f} s" if endings.overdue_seconds is not None else ""
-        end = retried(f"{reason}{late}", "ended")
-    except ChildFailedError as error:
-        end = outcome(
-            {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
-        )
-        if endings.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
-            # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
-            end = retried(f"{endings.reason}; {end.reason}", "ended")
-    return watchdog.concluded(end)
-
-
-def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return {
-        # Each rank's share of the cores; PyTorch takes them all for each of its processes.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
-        # The one rank of a node that tokenizes turns it on for that time (jobs.train.tokenized_text).
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-        # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.
-        "USE_TF": "0",
-        "USE_FLAX": "0",
-        SCRATCH_VARIABLE: str(scratch),
-        "TMPDIR": str(scratch),  # PyTorch leaves folders in there
-        LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        ALLOW_CHANGES_VARIABLE: str(int(launch.allow_changes)),
-        **accelerator.environment,
-    }
 
 
 def _one_live_stream() -> None:
@@ -298,37 +235,6 @@ def _one_live_stream() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
     sys.stdout.flush()
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
-
-
-_arrived: list[str] = []
-"""Names of the signals that came."""
-
-
-def _interrupt(number: int, _: Any) -> None:
-    _arrived.append(signal.Signals(number).name)
-    raise Interrupted(_arrived[0])
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """An interrupt waits for the end of the block: modules, while imported, may swallow what is raised in them.
-
-    One that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
-    """
-    for number in INTERRUPTS:
-        signal.signal(number, lambda number, _: _arrived.append(signal.Signals(number).name))
-    try:
-        yield
-    finally:
-        for number in INTERRUPTS:
-            signal.signal(number, _interrupt)
-    if _arrived:
-        raise Interrupted(_arrived[0])
-
-
-def _signal_name(interruption: BaseException) -> str:
-    number = getattr(interruption, "sigval", None)
-    return number.name if number is not None else str(interruption)
 
 
 if __name__ == "__main__":

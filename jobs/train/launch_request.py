@@ -1,10 +1,11 @@
 """What the launcher is asked to start: its command line and Batch's variables, checked before anything heavy loads."""
 
 import argparse
+import contextlib
 import importlib
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jobs.arguments import Arguments, parse_flags
 from jobs.budget import Budget
@@ -55,6 +56,23 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gang:
+    """Children of an array job that train together, each on a node of its own (jobs.train.gang)."""
+
+    index: int
+    size: int
+    """Children of the job."""
+    sizes: tuple[int, ...]
+    """Numbers of nodes that it may train on, the smallest first."""
+    wait_seconds: float
+    """That they wait for all; then they begin on fewer, where they may."""
+
+    def most(self, count: int) -> int:
+        """Of so many nodes, how many may train; 0: none."""
+        return max((size for size in self.sizes if size <= count), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """All that is known before anything heavy starts."""
 
@@ -63,6 +81,8 @@ class Launch:
     instance: InstanceType
     nproc_per_node: int
     node: Node
+    """In a gang none of several, until they have met."""
+    gang: Gang | None
     run: S3Location
     accelerator_asked: str
     attempt: int
@@ -97,7 +117,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         "environment:\n"
         f"  {RUN_URI_VARIABLE:<26}s3://bucket/team/run-id/: where the run reads and writes; required\n"
         f"  {ACCELERATOR_VARIABLE:<26}hpu, cuda, cpu or auto (the default)\n"
-        "  AWS_BATCH_JOB_…           attempt and node, set by AWS Batch\n\n"
+        "  AWS_BATCH_JOB_…           attempt, node and child, set by AWS Batch\n\n"
         f"exit codes: 0 done; 1 the job's own fault; {INTERRUPTED_EXIT_CODE} interrupted, to be resumed",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -113,6 +133,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         default=HANG_TIMEOUT_SECONDS,
         metavar="S",
         help="without a step, after which the attempt ends and is resumed; 0: never",
+    )
+    parser.add_argument(
+        "--gang-min-nnodes", type=int, metavar="M", help="the children of the array job train together, at least M"
+    )
+    parser.add_argument(
+        "--gang-wait-seconds", type=float, default=900.0, metavar="S", help="how long they wait for those that lack"
     )
     parser.add_argument(
         ALLOW_CHANGES_FLAG, action="store_true", help="resume a checkpoint though it was made with other arguments"
@@ -138,6 +164,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         instance=instance_type(given.instance_type),
         nproc_per_node=given.nproc_per_node,
         node=Node.from_environment(environment),
+        gang=None,
         run=S3Location.parse(environment[RUN_URI_VARIABLE]),
         accelerator_asked=accelerator_asked,
         attempt=attempt_number(environment),
@@ -147,6 +174,31 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
         hang_timeout_seconds=given.hang_timeout_seconds,
     )
-    importlib.import_module(kind.entrypoint).check(arguments, launch.world_size)
+    check: Callable[[Arguments, int], None] = importlib.import_module(kind.entrypoint).check
+    if given.gang_min_nnodes is None:
+        check(arguments, launch.world_size)
+    else:
+        gang = _gang(given, environment, lambda nnodes: check(arguments, nnodes * launch.nproc_per_node))
+        launch = replace(launch, gang=gang)
     hub_push.check(arguments)
     return launch
+
+
+def _gang(given: argparse.Namespace, environment: Mapping[str, str], check: Callable[[int], None]) -> Gang:
+    """`check` raises UsageError on a number of nodes that the arguments do not work on."""
+    try:
+        index = int(environment["AWS_BATCH_JOB_ARRAY_INDEX"])
+        size = int(environment["AWS_BATCH_JOB_ARRAY_SIZE"])
+    except KeyError as missing:
+        raise ConfigurationError(
+            f"{missing.args[0]} is not set: the nodes of a gang are the children of an array job"
+        ) from None
+    if not 1 <= given.gang_min_nnodes <= size:
+        raise UsageError(f"--gang-min-nnodes is {given.gang_min_nnodes}; it goes from 1 to {size}")
+    check(size)
+    sizes = [size]
+    for fewer in range(given.gang_min_nnodes, size):
+        with contextlib.suppress(UsageError):
+            check(fewer)
+            sizes.append(fewer)
+    return Gang(index=index, size=size, sizes=tuple(sorted(sizes)), wait_seconds=given.gang_wait_seconds)

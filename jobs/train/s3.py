@@ -125,6 +125,20 @@ def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | No
     )
 
 
+def create(s3: "S3Client", location: S3Location, content: bytes) -> None:
+    """Writes the object where there is none: of several that do, one succeeds, and all read what it wrote."""
+
+    def work() -> None:
+        try:
+            s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, IfNoneMatch="*")
+        except s3.exceptions.ClientError as error:
+            # The second: two wrote at the very same time.
+            if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
+                raise
+
+    patiently(f"write {location}", work)
+
+
 def size(s3: "S3Client", location: S3Location) -> int:
     """Bytes of one object. Raises NotFoundError where there is none."""
 

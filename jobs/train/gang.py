@@ -1,0 +1,179 @@
+"""A gang: children of an array job, each a job of one node on Spot, that meet through S3 and train as one of several.
+
+AWS Batch has jobs of several nodes On-Demand only. Here each node is started, reclaimed and started again for itself.
+They wait for each other (jobs.train.gang_folder) until all are there, or for so long that fewer may begin; the first of
+them is the main node, and from there on all is as in Batch's own jobs of several nodes. When one is taken away all
+save, leave with 75, and meet again in their next attempts.
+"""
+
+import logging
+import secrets
+import time
+from types import TracebackType
+
+from typing_extensions import Self
+
+from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.train.gang_address import hold_port
+from jobs.train.gang_folder import Ended, GangFolder, Meeting, Member, View
+from jobs.train.launch_request import Gang, Node
+from jobs.train.outcome import End, retried
+from jobs.train.rank import one_line
+
+log = logging.getLogger("trainyard")
+
+BEAT_SECONDS = 5.0
+"""Between two signs of life while it waits."""
+
+_SAY_SECONDS = 60.0
+"""Between two lines that say for whom it waits."""
+
+_WORD_SECONDS = 1.0
+"""Between two looks for the main node's word."""
+
+_SILENT_SECONDS = 45.0
+"""Without a sign of life from the main node, after which its word is not waited for any more."""
+
+
+class GangMember:
+    """This attempt of one node, from before it meets the others to its end: a context manager."""
+
+    def __init__(self, gang: Gang, folder: GangFolder, address: str, *, beat_seconds: float = BEAT_SECONDS) -> None:
+        self.meeting: Meeting | None = None
+        """The one that it has come to."""
+        self.gang = gang
+        self._folder = folder
+        self._beat_seconds = beat_seconds
+        self._port = hold_port()
+        self._member = Member(
+            index=gang.index, nonce=secrets.token_hex(8), address=address, port=self._port.getsockname()[1]
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        """A failure of its own would be the same in each attempt: it ends the run for all."""
+        if isinstance(error, Exception):
+            self.failed(one_line(error))
+        self._port.close()
+        self._folder.leave(self._member)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Before the meeting, of all its nodes."""
+        return self.meeting.waited_seconds if self.meeting is not None else 0.0
+
+    def meet(self) -> Meeting | End:
+        """Waits for the others: with whom it trains, or how the attempt ends without."""
+        gang = self.gang
+        log.info(
+            "gang: this is node %s of %s, at %s; it waits for the others, %.0f s at most",
+            gang.index,
+            gang.size,
+            self._member.address,
+            gang.wait_seconds,
+        )
+        since = told_at = time.monotonic()
+        while True:
+            view = self.look()
+            self._member.since = self._member.since or view.now
+            now = time.monotonic()
+            if view.ended is not None:
+                return _over(view.ended)
+            if view.meeting is not None and view.meeting.has(self._member):
+                return self._met(view.meeting)
+            absent = ", ".join(f"node {index}" for index in range(gang.size) if index not in view.waiting)
+            if view.goes_on:
+                since = now
+            elif proposal := self._proposal(view, is_late=now - since >= gang.wait_seconds):
+                self._folder.propose(proposal)
+                continue  # of all that are proposed at once, one counts
+            elif now - since >= gang.wait_seconds:
+                least = f", and at least {gang.sizes[0]} are needed" if gang.sizes[0] < gang.size else ""
+                return retried(f"{absent} of {gang.size} did not come within {gang.wait_seconds:.0f} s{least}", "lost")
+            if now - told_at >= _SAY_SECONDS:
+                told_at = now
+                log.info("gang: waiting for %s", "those that train already" if view.goes_on else absent)
+            time.sleep(self._beat_seconds)
+
+    def node(self, meeting: Meeting) -> Node:
+        """What this one is there."""
+        nnodes = len(meeting.members)
+        if nnodes == 1:
+            return Node(index=0, nnodes=1, main_address="localhost", port=0)
+        main = meeting.members[0]
+        index = [member.nonce for member in meeting.members].index(self._member.nonce)
+        return Node(index=index, nnodes=nnodes, main_address=main.address, port=main.port)
+
+    def look(self) -> View:
+        """A sign of life, and what the others have left."""
+        return self._folder.look(self._member)
+
+    def latecomers(self) -> list[int]:
+        """Of those that wait, the ones with which more could train than do now."""
+        train = {member.index for member in self.meeting.members} if self.meeting is not None else set()
+        wait = sorted(self.look().waiting.keys() - train)
+        return wait if self.gang.most(len(train) + len(wait)) > len(train) else []
+
+    def followed(self, end: End) -> End:
+        """How the attempt ends on a node that is not the main one: with that one's word, so that all are started again
+        or none is. `end` is how its own ranks ended.
+        """
+        ended = self._word()
+        if ended is not None and ended.code != end.code:
+            return _over(ended)
+        if ended is not None or end.code == INTERRUPTED_EXIT_CODE:
+            return end
+        return retried(end.reason or "the main node had not ended the run yet", end.cause)
+
+    def end(self, code: int, reason: str | None) -> None:
+        """The main node's word. Raises TrainyardError where S3 does not take that the run is done."""
+        if code == INTERRUPTED_EXIT_CODE:
+            return  # that it leaves says so
+        try:
+            self._folder.end(Ended(code=code, reason=reason))
+        except TrainyardError as error:
+            if code == 0:
+                raise
+            log.warning("warning: the other nodes do not hear of it: %s", error.args[0])
+
+    def failed(self, reason: str) -> None:
+        """The word of a node which is not started again: the others need not come again either."""
+        self.end(1, f"node {self.gang.index}: {reason}")
+
+    def _word(self) -> Ended | None:
+        """The main node's; None: another attempt follows, or that one is lost."""
+        while True:
+            try:
+                view = self.look()
+            except TrainyardError:
+                return None
+            silent_seconds = view.main_silent_seconds
+            is_there = silent_seconds is not None and silent_seconds < _SILENT_SECONDS
+            if view.ended is not None or not is_there or view.meeting != self.meeting:
+                return view.ended
+            time.sleep(_WORD_SECONDS)
+
+    def _proposal(self, view: View, *, is_late: bool) -> Meeting | None:
+        """Of all, or of as many as may train, once it is late."""
+        is_whole = len(view.waiting) == self.gang.size
+        count = self.gang.most(len(view.waiting)) if is_whole or is_late else 0
+        if not count:
+            return None
+        members = [view.waiting[index] for index in sorted(view.waiting)][:count]
+        waited = sum((view.now - (member.since or view.now)).total_seconds() for member in members)
+        number = view.meeting.number + 1 if view.meeting is not None else 1
+        return Meeting(number=number, members=members, waited_seconds=waited)
+
+    def _met(self, meeting: Meeting) -> Meeting:
+        self.meeting = meeting
+        self._port.close()  # as main node it listens there in a moment
+        named = ", ".join(str(member.index) for member in meeting.members)
+        log.info("gang: meeting %s, of the nodes %s of %s", meeting.number, named, self.gang.size)
+        return meeting
+
+
+def _over(ended: Ended) -> End:
+    log.info("gang: the run has ended, with exit code %s", ended.code)
+    return End(code=ended.code, reason=ended.reason and f"the run has ended: {ended.reason}", cause="done")

@@ -1,0 +1,127 @@
+"""The ranks of one node: started, watched, and how they ended. torchrun as a library, since its command turns every
+failure into 1.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.train import interrupts
+from jobs.train.accelerator import Accelerator
+from jobs.train.endings import Endings
+from jobs.train.gang import GangMember
+from jobs.train.instance_metadata import InstanceMetadata
+from jobs.train.interrupts import Interrupted
+from jobs.train.latecomers import Latecomers
+from jobs.train.launch_request import Launch
+from jobs.train.nodes import Nodes
+from jobs.train.outcome import End, outcome, retried
+from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
+from jobs.train.watchdog import Watchdog
+
+MEETING_SECONDS = 900
+"""How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
+
+
+def run_ranks(
+    launch: Launch, accelerator: Accelerator, scratch: Path, nodes: Nodes | None, gang: GangMember | None
+) -> End:
+    """How the attempt ended."""
+    with interrupts.held_back():
+        from torch.distributed.elastic.multiprocessing import api as processes
+        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.update(_rank_environment(launch, accelerator, scratch))
+    config = LaunchConfig(
+        min_nodes=launch.node.nnodes,
+        max_nodes=launch.node.nnodes,
+        nproc_per_node=launch.nproc_per_node,
+        run_id=f"attempt-{launch.attempt}",
+        # One node: any free port, no race for it. Several: Batch has numbered them, so rank 0 is on the main node.
+        rdzv_backend="c10d" if launch.node.nnodes == 1 else "static",
+        rdzv_endpoint=f"{launch.node.main_address}:{launch.node.port}",
+        rdzv_configs={"rank": launch.node.index, "timeout": MEETING_SECONDS},
+        local_addr="localhost" if launch.node.nnodes == 1 else None,
+        max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
+        start_method="spawn",
+        log_line_prefix_template="[rank ${rank}] ",
+        logs_specs=DefaultLogsSpecs(
+            log_dir=str(scratch / "logs"),
+            # Local rank 0 writes straight to our own stream, unless it is not the first of all.
+            tee={
+                rank: Std.NONE if rank == 0 and launch.node.is_main else Std.ALL
+                for rank in range(launch.nproc_per_node)
+            },
+        ),
+    )
+    command = ["-m", launch.kind.entrypoint, *launch.arguments.to_flags()]
+
+    def end_at_once(number: int) -> None:
+        raise SignalException(signal.Signals(number).name, sigval=signal.Signals(number))
+
+    endings = Endings(
+        scratch,
+        metadata=InstanceMetadata.of(os.environ, on_instance=launch.on_instance),
+        stop_timeout_seconds=launch.stop_timeout_seconds,
+        give_up=end_at_once,
+    )
+    # Torch makes this its handler of SIGTERM once it has started the ranks; its own ends them at once, saved or not.
+    # No release lets one choose it, and the older ones of our images have no setting for the signals either.
+    processes._terminate_process_handler = lambda signum, frame: endings.on_signal(signum)  # noqa: SLF001, ARG005
+    watchdog = Watchdog(
+        scratch,
+        node=launch.node,
+        nodes=nodes,
+        nproc_per_node=launch.nproc_per_node,
+        hang_timeout_seconds=launch.hang_timeout_seconds,
+        end_ranks=endings.end_now,
+    )
+    latecomers = Latecomers(gang, endings.ask_to_stop) if gang is not None and launch.node.is_main else None
+    end = End(code=0, reason=None, cause="done")
+    try:
+        with endings, watchdog, latecomers or contextlib.nullcontext():
+            elastic_launch(config, sys.executable)(*command)
+    except (Interrupted, SignalException) as interruption:
+        reason = endings.reason or _signal_name(interruption)
+        late = f"; not saved within {endings.overdue_seconds:.0f} s" if endings.overdue_seconds is not None else ""
+        end = retried(f"{reason}{late}", "ended")
+    except ChildFailedError as error:
+        end = outcome(
+            {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
+        )
+        if endings.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
+            # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
+            end = retried(f"{endings.reason}; {end.reason}", "ended")
+    return watchdog.concluded(end)
+
+
+def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {
+        # Each rank's share of the cores; PyTorch takes them all for each of its processes.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
+        # The one rank of a node that tokenizes turns it on for that time (jobs.train.tokenized_text).
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.
+        "USE_TF": "0",
+        "USE_FLAX": "0",
+        SCRATCH_VARIABLE: str(scratch),
+        "TMPDIR": str(scratch),  # PyTorch leaves folders in there
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        ALLOW_CHANGES_VARIABLE: str(int(launch.allow_changes)),
+        **accelerator.environment,
+    }
+
+
+def _signal_name(interruption: BaseException) -> str:
+    number = getattr(interruption, "sigval", None)
+    return number.name if number is not None else str(interruption)
