@@ -239,7 +239,7 @@ def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi_i
         "build tools",
         "accelerator",
     }, told
-    assert "accelerator: left out: the Docker engine has no runtime 'habana', which hands in HPUs" in told
+    assert "accelerator: left out: the Docker engine has no runtime 'habana': a container finds no HPU device" in told
     # The stand-in's PyTorch is this machine's.
     assert {name for name, outcome in outcomes.items() if outcome == "failed"} == {"versions"}, told
     assert re.search(rf"^versions: failed: .*torch is \S+, not {re.escape(ROW.pytorch)}", told, re.MULTILINE), told

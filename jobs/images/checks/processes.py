@@ -82,7 +82,7 @@ def two_ranks(subject: Subject) -> str:
 def on_its_accelerator(subject: Subject) -> str:
     name, runtime, options = _ACCELERATORS[subject.image.root]
     if runtime not in subject.client.info()["Runtimes"]:
-        raise LeftOut(f"the Docker engine has no runtime '{runtime}', which hands in {name.upper()}s")
+        raise LeftOut(f"the Docker engine has no runtime '{runtime}': a container finds no {name.upper()} device")
     output = container.run_script(
         subject, "two_ranks.py", name, timeout_seconds=_TRAINING_SECONDS, cap_drop=None, **options
     )
