@@ -1,6 +1,6 @@
-"""Checkpoints: written by the Trainer, uploaded while it goes on, complete only once their manifest is there.
+"""Checkpoints: written and uploaded while the Trainer goes on, complete only once their manifest is there.
 
-    s3://…/<run>/checkpoints/step-N/…               what the Trainer saved: model, optimizer, RNG of each rank, …
+    s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, RNG of each rank, …
     s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
 
 Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
@@ -189,7 +189,7 @@ def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
 class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Uploads what the Trainer saves, in a thread of one rank of each node. `finish` waits for the last one.
 
-    A failed upload ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
     """
 
     def __init__(
@@ -212,15 +212,22 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._metrics = metrics
         self._retention = retention
         self._waits = waits
+        self._write: Callable[[Path], None] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self.seconds = 0.0
+        """How long the last one took that is complete, from its save on."""
+
+    def write_first(self, write: Callable[[Path], None]) -> None:
+        """What the next save leaves to be written into its folder before that is uploaded."""
+        self._write = write
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         """A Trainer goes on with the intervals of the checkpoint; this attempt may have been given others."""
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Every rank has written its part of the step when it gets here; the last on its node says so."""
+        """Every rank has written its part of the step when it gets here, or left it to the thread; the last says so."""
         step, node = state.global_step, self._rank.node
         key = f"checkpoint/{step}"
         if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
@@ -230,7 +237,8 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         self.finish()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
         throughput = self._metrics.throughput.model_copy()
-        work = (self._s3, step, folder, throughput)
+        work = (self._s3, step, folder, throughput, self._write)
+        self._write = None
         self._thread = threading.Thread(target=self._guarded, args=work, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
@@ -261,17 +269,34 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         if self._error is not None:
             raise self._error
 
-    def _guarded(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
+    def _guarded(
+        self,
+        s3: "S3Client",
+        step: int,
+        folder: Path,
+        throughput: Throughput,
+        write: Callable[[Path], None] | None,
+    ) -> None:
+        started = time.monotonic()
         try:
-            self._upload(s3, step, folder, throughput)
+            if write is not None:
+                write(folder)
+            with self._explained_upload(step):
+                self._upload(s3, step, folder, throughput)
+            self.seconds = time.monotonic() - started
+        except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
+            self._error = error
+
+    @contextlib.contextmanager
+    def _explained_upload(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except TrainyardError as error:
-            self._error = TrainyardError(
+            raise TrainyardError(
                 f"checkpoint step-{step} could not be uploaded: {error.args[0]}; the last complete one in "
                 f"{self._rank.run / CHECKPOINTS} is untouched",
                 next_step="mend that, then trainyard resume RUN",
-            )
-        except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
-            self._error = error
+            ) from error
 
     def _upload(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
         started = time.monotonic()
@@ -328,38 +353,3 @@ def prune(s3: "S3Client", remote: S3Location, retention: Retention) -> None:
             folder = remote / f"step-{step}"
             object_store.delete_all(s3, folder, [MANIFEST])
             object_store.delete_all(s3, folder, names)
-
-
-def checkpointing(trainer_class: type[Any], run: S3Location) -> type[Any]:
-    """The Trainer class whose save says, when the disk is full, what that means for the run."""
-
-    class CheckpointingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
-        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            with _explained_writes(self.state.global_step, Path(self.args.output_dir).parent, run):
-                return super()._save_checkpoint(*args, **kwargs)
-
-    return CheckpointingTrainer
-
-
-@contextlib.contextmanager
-def _explained_writes(step: int, folder: Path, run: S3Location) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        # OSError of Python's own writes, RuntimeError of torch.save, SafetensorError (an Exception) of safetensors.
-        if not _is_failed_write(error):
-            raise
-        free = shutil.disk_usage(folder).free
-        raise TrainyardError(
-            f"checkpoint step-{step} could not be written to {folder} ({free / 1e9:.1f} GB free): "
-            f"{str(error).splitlines()[0]}; the last complete one in {run / CHECKPOINTS} is untouched",
-            next_step="give the instance a larger volume and submit again",
-        ) from error
-
-
-def _is_failed_write(error: Exception) -> bool:
-    if isinstance(error, OSError):
-        return True
-    # "[enforce fail at inline_container.cc:…]": PyTorch's writer of archives, after a write that the system refused.
-    parts = ("file write failed", "no space left", "file too large", "pytorchstreamwriter", "inline_container")
-    return any(part in str(error).lower() for part in parts)

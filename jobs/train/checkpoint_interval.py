@@ -1,7 +1,8 @@
 """`checkpoint_every_steps: auto`: how often a checkpoint is worth the time for which the training stands still.
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
-is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`.
+is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`. A save is not
+over until it is complete on S3, and the next one would wait for that: they are at least so far apart.
 """
 
 import logging
@@ -9,6 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,7 @@ class Interval:
     reason: str
 
 
-def interval(*, stall_seconds: float, mean_seconds_between_reclaims: float) -> Interval:
+def interval(*, stall_seconds: float, mean_seconds_between_reclaims: float, complete_seconds: float = 0.0) -> Interval:
     """By Young's formula, within the bounds."""
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims)
     formula = (
@@ -51,6 +53,8 @@ def interval(*, stall_seconds: float, mean_seconds_between_reclaims: float) -> I
         seconds, bound = young, ""
     if seconds < LEAST_STALLS * stall_seconds:
         seconds, bound = LEAST_STALLS * stall_seconds, f", at least {LEAST_STALLS} times a save"
+    if seconds < complete_seconds:
+        seconds, bound = complete_seconds, ", at least until the checkpoint before is complete"
     return Interval(seconds=seconds, reason=formula + bound)
 
 
@@ -61,8 +65,17 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
     for all, right after each save.
     """
 
-    def __init__(self, rank: "Rank", *, mean_hours_between_reclaims: float, warmup_steps: int) -> None:
+    def __init__(
+        self,
+        rank: "Rank",
+        *,
+        mean_hours_between_reclaims: float,
+        warmup_steps: int,
+        complete_seconds: Callable[[], float],
+    ) -> None:
+        """`complete_seconds`: how long the last save took that is complete."""
         self._rank = rank
+        self._complete_seconds = complete_seconds
         self._mean_seconds = mean_hours_between_reclaims * 3600
         self._untimed_steps = warmup_steps
         self._step_seconds: deque[float] = deque(maxlen=50)
@@ -95,7 +108,11 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
             self._save_started = now
 
     def _steps_after(self, stall_seconds: float) -> int:
-        chosen = interval(stall_seconds=stall_seconds, mean_seconds_between_reclaims=self._mean_seconds)
+        chosen = interval(
+            stall_seconds=stall_seconds,
+            mean_seconds_between_reclaims=self._mean_seconds,
+            complete_seconds=self._complete_seconds(),
+        )
         # A step in which there was an evaluation is longer than what the formula is about.
         step_seconds = statistics.median(self._step_seconds)
         steps = max(1, round(chosen.seconds / step_seconds))

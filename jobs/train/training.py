@@ -68,11 +68,12 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     from jobs.train.batch_order import as_it_comes, ordered
     from jobs.train.changed_settings import with_own_settings
-    from jobs.train.checkpoint import CheckpointUploads, Retention, checkpointing, newest_complete
+    from jobs.train.checkpoint import CheckpointUploads, Retention, newest_complete
     from jobs.train.checkpoint_interval import ChosenSaves
     from jobs.train.loss_since_log import keeping_loss_since_log
     from jobs.train.metrics import RunMetrics, Throughput
     from jobs.train.release_mends import mended
+    from jobs.train.saving import saving_meanwhile
     from jobs.train.signs import Signs, watched
     from jobs.train.stopping import Evaluations, StopOnNan, Stopping
 
@@ -116,7 +117,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     if resume and resume.changed:
         trainer_class = with_own_settings(trainer_class)
     trainer_class = keeping_loss_since_log(trainer_class, rank.rank, resume.folder if resume else None)
-    trainer_class = watched(checkpointing(trainer_class, rank.run), signs)
+    trainer_class = watched(saving_meanwhile(trainer_class, rank.run, uploads), signs)
     trainer = trainer_class(
         model=task.model(),
         args=accelerator.training_arguments_class()(
@@ -161,6 +162,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
                 rank,
                 mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
                 warmup_steps=accelerator.warmup_steps,
+                complete_seconds=lambda: uploads.seconds,
             )
         )
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)

@@ -18,19 +18,31 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("stall_seconds", "reclaim_hours", "seconds", "said"),
+    ("stall_seconds", "reclaim_hours", "complete_seconds", "seconds", "said"),
     [
-        pytest.param(0.5, 6, 147, "by Young's formula 147 s", id="as the formula says"),
-        pytest.param(2, 1.5, 147, "by Young's formula 147 s", id="the same of other figures"),
-        pytest.param(0.01, 6, 60, "by Young's formula 21 s, at least 60 s", id="a save costs next to nothing"),
-        pytest.param(100, 6, 1800, "by Young's formula 2078 s, at most 1800 s", id="saves are long, reclaims rare"),
-        pytest.param(30, 0.05, 300, "by Young's formula 104 s, at least 10 times a save", id="reclaims come too fast"),
+        pytest.param(0.5, 6, 9, 147, "by Young's formula 147 s", id="as the formula says"),
+        pytest.param(2, 1.5, 0, 147, "by Young's formula 147 s", id="the same of other figures"),
+        pytest.param(0.01, 6, 9, 60, "by Young's formula 21 s, at least 60 s", id="a save costs next to nothing"),
+        pytest.param(100, 6, 9, 1800, "by Young's formula 2078 s, at most 1800 s", id="saves are long, reclaims rare"),
+        pytest.param(30, 0.05, 9, 300, "by Young's formula 104 s, at least 10 times a save", id="reclaims too often"),
+        pytest.param(
+            0.5,
+            6,
+            400,
+            400,
+            "by Young's formula 147 s, at least until the checkpoint before is complete",
+            id="uploads are slow",
+        ),
     ],
 )
 def test_the_interval_is_youngs_within_its_bounds(
-    stall_seconds: float, reclaim_hours: float, seconds: float, said: str
+    *, stall_seconds: float, reclaim_hours: float, complete_seconds: float, seconds: float, said: str
 ) -> None:
-    chosen = interval(stall_seconds=stall_seconds, mean_seconds_between_reclaims=reclaim_hours * HOUR)
+    chosen = interval(
+        stall_seconds=stall_seconds,
+        mean_seconds_between_reclaims=reclaim_hours * HOUR,
+        complete_seconds=complete_seconds,
+    )
     assert chosen.seconds == pytest.approx(seconds, abs=0.5)
     assert chosen.reason.endswith(said)
     assert f"a reclaim every {reclaim_hours:g} h is assumed" in chosen.reason

@@ -1,0 +1,181 @@
+"""How long a training stands still for a checkpoint of BERT-base, and how long until that is complete.
+
+python -m tests.benchmarks.saving             BERT-base with AdamW in fp32: 1.3 GB a checkpoint
+python -m tests.benchmarks.saving --saves 5   more of them
+
+One process trains on tiny batches and saves every few steps, first with the plain Trainer of transformers, which writes
+to local disk, then with that of the entrypoints (jobs/train/saving.py), which also computes checksums and uploads to an
+S3 on this machine. A stall is the time from the end of a step to the start of the next. `lost` is by how much the steps
+took longer than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The
+training takes one core, or OMP_NUM_THREADS.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+from transformers import BertConfig, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train import s3 as object_store
+from jobs.train.checkpoint import CheckpointUploads, Retention
+from jobs.train.masked_bert import BertForMaskedLM
+from jobs.train.metrics import RunMetrics, Throughput
+from jobs.train.rank import Rank
+from jobs.train.saving import saving_meanwhile
+from tests.benchmarks.launched import launcher
+from tests.jobs.train.launching import Run
+
+LENGTH = 16
+TITLES = ("Trainer", "jobs.train")
+EVERY_STEPS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.saving", description=__doc__)
+    parser.add_argument("--saves", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=12, help="fewer: a smaller checkpoint")
+    parser.add_argument("--cuda", action="store_true", help="on a GPU")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    config = BertConfig(num_hidden_layers=options.layers)
+    megabytes = 3 * 4 * sum(each.numel() for each in BertForMaskedLM(config).parameters()) / 1e6
+    print(f"{megabytes:.0f} MB, {os.cpu_count()} cores", flush=True)
+    steps = EVERY_STEPS * options.saves
+    watches = {}
+    for title in TITLES:
+        with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
+            uploads = _uploads(new_run(), Path(name)) if title == "jobs.train" else None
+            watch = watches[title] = Watch(uploads)
+            trainer = (saving_meanwhile(Trainer, new_run().location, uploads) if uploads else Trainer)(
+                model=BertForMaskedLM(config),
+                args=TrainingArguments(
+                    output_dir=f"{name}/checkpoints",
+                    max_steps=steps,
+                    per_device_train_batch_size=1,
+                    save_steps=EVERY_STEPS,
+                    save_total_limit=None if uploads else 1,
+                    use_cpu=not options.cuda,
+                    disable_tqdm=True,
+                    report_to=[],
+                ),
+                train_dataset=Sequences(steps),
+                callbacks=[uploads, watch] if uploads else [watch],
+            )
+            trainer.remove_callback(PrinterCallback)
+            trainer.train()
+            watch.wait()
+    for title, watch in watches.items():
+        print(
+            f"{title:<11} stands still for {statistics.median(watch.stalls):.2f} s "
+            f"({', '.join(f'{seconds:.2f}' for seconds in watch.stalls)})   complete after "
+            f"{statistics.median(watch.complete):.1f} s   steps lose {watch.lost():.1f} s meanwhile"
+        )
+    plain, own = (statistics.median(watch.stalls) for watch in watches.values())
+    print(f"ratio of the stalls: x{plain / own:.1f}")
+
+
+class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random ones, with a few masked places, as the entrypoint has them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(1000, 30_000, (LENGTH,), generator=torch.Generator().manual_seed(number))
+        masked = torch.tensor([3, 7])
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "masked_positions": masked,
+            "labels": ids[masked],
+        }
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Times the steps and what lies between them. The last of the callbacks."""
+
+    def __init__(self, uploads: CheckpointUploads | None) -> None:
+        self.stalls: list[float] = []
+        self.complete: list[float] = []
+        self._uploads = uploads
+        self._usual: list[float] = []
+        self._meanwhile: list[float] = []
+        self._started = self._ended = 0.0
+        self._saving = self._under_way = False
+        self._before = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._started = time.monotonic()
+        self._close_stall()
+
+    def on_step_end(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        (self._meanwhile if self._under_way else self._usual).append(time.monotonic() - self._started)
+        self._look()
+        self._saving = state.global_step % args.save_steps == 0
+        if self._saving:
+            self.wait()  # what is measured is a save that need not wait for the one before
+        self._ended = time.monotonic()
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._under_way = self._uploads is not None
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._close_stall()
+
+    def wait(self) -> None:
+        if self._uploads is not None:
+            self._uploads.under_way()()
+        self._look()
+
+    def lost(self) -> float:
+        usual = statistics.median(self._usual)
+        return sum(seconds - usual for seconds in self._meanwhile) / len(self.stalls)
+
+    def _close_stall(self) -> None:
+        if self._saving:
+            self.stalls.append(time.monotonic() - self._ended)
+            self._saving = False
+            if self._uploads is None:
+                self.complete.append(self.stalls[-1])
+
+    def _look(self) -> None:
+        if self._uploads is not None and self._uploads.seconds != self._before:
+            self._before = self._uploads.seconds
+            self.complete.append(self._before)
+            self._under_way = False
+
+
+def _uploads(run: Run, folder: Path) -> CheckpointUploads:
+    """As jobs.train.training makes them, in a job of one rank."""
+    store = TCPStore("localhost", 0, is_master=True)
+    os.environ |= {**run.environment, "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    rank = Rank(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node=0,
+        nnodes=1,
+        run=run.location,
+        scratch=folder,
+    )
+    s3 = object_store.connect()
+    metrics = RunMetrics(rank, s3, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0)
+    uploads = CheckpointUploads(rank, s3, PretrainMlm(data="s3://data/none/"), metrics, Retention(newest=1))
+    uploads.store_server = store  # type: ignore[attr-defined]  # it lives as long as they do
+    return uploads
+
+
+if __name__ == "__main__":
+    main()
