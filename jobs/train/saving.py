@@ -30,12 +30,18 @@ def saving_meanwhile(trainer_class: type[Any], run: S3Location, uploads: "Checkp
     import torch
     from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-    from jobs.train.snapshot import Snapshot
+    from jobs.train import snapshot
 
     class SavingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
-        _snapshot: Snapshot | None = None
+        _snapshot: snapshot.Snapshot | None = None
+        _has_looked = False
         _copied = False
-        _said_why_not = False
+
+        def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            if not self._has_looked:  # after the first step: before it the optimizer has no state
+                self._has_looked = True
+                self._snapshot = self._room()
+            return super()._maybe_log_save_evaluate(*args, **kwargs)
 
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             uploads.finish()  # the copy that it writes lies where the next one is to lie
@@ -61,19 +67,31 @@ def saving_meanwhile(trainer_class: type[Any], run: S3Location, uploads: "Checkp
                 warnings.simplefilter("ignore")  # that the optimizer has to be saved too: it will be
                 torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
+        def _room(self) -> snapshot.Snapshot | None:
+            """For copies; None where the training waits until all is written."""
+            if not self.args.should_save or self.is_deepspeed_enabled:
+                return None
+            state = self._large_state()
+            needed, available = snapshot.bytes_of(state), snapshot.available_bytes()
+            if available is None or 2 * needed <= available:  # as much again for whatever else needs some
+                return snapshot.Snapshot(state)
+            log.info(
+                "checkpoints: the training waits until they are written: a copy needs %.1f GB of memory, and %.1f GB "
+                "are available",
+                needed / 1e9,
+                available / 1e9,
+            )
+            return None
+
+        def _large_state(self) -> dict[str, Any]:
+            # As variables tied weights are one object, which a detached state does not show.
+            return {"model": self.model.state_dict(keep_vars=True), "optimizer": self.optimizer.state_dict()}
+
         def _copy(self) -> bool:
             """Whether model and optimizer are copied; they are written before the upload of this save then."""
-            if not self.args.should_save or self.is_deepspeed_enabled:
+            if self._snapshot is None:
                 return False
-            # As variables tied weights are one object, which a detached state does not show.
-            state = {"model": self.model.state_dict(keep_vars=True), "optimizer": self.optimizer.state_dict()}
-            self._snapshot = self._snapshot or Snapshot()
-            if not self._snapshot.fits(state):
-                if not self._said_why_not:
-                    log.info("checkpoints: the training waits until they are written, for lack of memory for a copy")
-                self._said_why_not = True
-                return False
-            copy = self._snapshot.of(state)
+            copy = self._snapshot.of(self._large_state())
 
             def write(folder: Path) -> None:
                 with _explained_writes(folder, run):

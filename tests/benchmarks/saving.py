@@ -173,7 +173,7 @@ def _uploads(run: Run, folder: Path) -> CheckpointUploads:
     s3 = object_store.connect()
     metrics = RunMetrics(rank, s3, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0)
     uploads = CheckpointUploads(rank, s3, PretrainMlm(data="s3://data/none/"), metrics, Retention(newest=1))
-    uploads.store_server = store  # type: ignore[attr-defined]  # it lives as long as they do
+    uploads.store_server = store  # it lives as long as they do
     return uploads
 
 

@@ -79,7 +79,7 @@ def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
         "model": {"a": tied, "b": tied, "c": torch.full((3,), 0.5, dtype=torch.bfloat16), "empty": torch.empty(0, 4)},
         "optimizer": {"state": {0: {"step": torch.tensor(3), "turned": tied.T}}, "groups": [{"betas": (0.9, 0.95)}]},
     }
-    room = Snapshot()
+    room = Snapshot(state)
     copy = room.of(state)
     tied += 1
     assert copy["model"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
