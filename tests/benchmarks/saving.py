@@ -3,11 +3,15 @@
 python -m tests.benchmarks.saving             BERT-base with AdamW in fp32: 1.3 GB a checkpoint
 python -m tests.benchmarks.saving --saves 5   more of them
 
-One process trains on tiny batches and saves every few steps, first with the plain Trainer of transformers, which writes
-to local disk, then with that of the entrypoints (jobs/train/saving.py), which also computes checksums and uploads to an
-S3 on this machine. A stall is the time from the end of a step to the start of the next. `lost` is by how much the steps
-took longer than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The
-training takes one core, or OMP_NUM_THREADS.
+One process trains on tiny batches and saves every few steps, in three ways:
+
+    Trainer     the plain one of transformers, which writes to local disk
+    uploaded    the same, and a thread uploads what was written, with checksums, to an S3 on this machine
+    meanwhile   what the entrypoints do (jobs/train/saving.py): the thread writes it, too
+
+A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
+than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The training
+takes one core, or OMP_NUM_THREADS.
 """
 
 import argparse
@@ -34,7 +38,7 @@ from tests.benchmarks.launched import launcher
 from tests.jobs.train.launching import Run
 
 LENGTH = 16
-TITLES = ("Trainer", "jobs.train")
+TITLES = ("Trainer", "uploaded", "meanwhile")
 EVERY_STEPS = 8
 
 
@@ -52,9 +56,10 @@ def main() -> None:
     watches = {}
     for title in TITLES:
         with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
-            uploads = _uploads(new_run(), Path(name)) if title == "jobs.train" else None
+            uploads = None if title == "Trainer" else _uploads(new_run(), Path(name))
             watch = watches[title] = Watch(uploads)
-            trainer = (saving_meanwhile(Trainer, new_run().location, uploads) if uploads else Trainer)(
+            own = title == "meanwhile" and uploads
+            trainer = (saving_meanwhile(Trainer, new_run().location, own) if own else Trainer)(
                 model=BertForMaskedLM(config),
                 args=TrainingArguments(
                     output_dir=f"{name}/checkpoints",
@@ -78,8 +83,8 @@ def main() -> None:
             f"({', '.join(f'{seconds:.2f}' for seconds in watch.stalls)})   complete after "
             f"{statistics.median(watch.complete):.1f} s   steps lose {watch.lost():.1f} s meanwhile"
         )
-    plain, own = (statistics.median(watch.stalls) for watch in watches.values())
-    print(f"ratio of the stalls: x{plain / own:.1f}")
+    plain, *_, meanwhile = (statistics.median(watch.stalls) for watch in watches.values())
+    print(f"ratio of the stalls: x{plain / meanwhile:.1f}")
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
