@@ -70,6 +70,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     from jobs.train.changed_settings import with_own_settings
     from jobs.train.checkpoint import CheckpointUploads, Retention, newest_complete
     from jobs.train.checkpoint_interval import ChosenSaves
+    from jobs.train.gradient_order import adding_in_one_order
     from jobs.train.loss_since_log import keeping_loss_since_log
     from jobs.train.metrics import RunMetrics, Throughput
     from jobs.train.release_mends import mended
@@ -108,7 +109,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
 
     accelerator.prepare()
     transformers.set_seed(recipe.seed)
-    trainer_class = mended(accelerator.trainer_class())
+    trainer_class = adding_in_one_order(mended(accelerator.trainer_class()))
     if task.ordered_epoch is not None:
         trainer_class = as_it_comes(trainer_class)
     else:
