@@ -96,6 +96,14 @@ class Accelerator:
         # place, which torch's loader does not know: it knows `cpu` alone.
         register_package(0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
+    def set_seed(self, seed: int) -> None:
+        """Of all random numbers: Python's, NumPy's, PyTorch's here and on the cards."""
+        if self.name == "hpu":
+            from optimum.habana.utils import set_seed
+        else:
+            from transformers import set_seed
+        set_seed(seed)
+
     def trainer_class(self) -> type[Any]:
         _without_datasets()
         if self.name == "hpu":

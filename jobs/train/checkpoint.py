@@ -84,6 +84,8 @@ class Resume:
     step: int
     folder: Path
     throughput: Throughput
+    world_size: int
+    """How many ranks have made it."""
     changed: dict[str, tuple[Any, Any]]
     """Arguments that are no longer those of the checkpoint: theirs, and now."""
 
@@ -97,7 +99,7 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resum
     """The newest checkpoint that is complete and intact, on every node; None where there is none. All ranks call it.
 
     Raises UsageError where it was made with other arguments, and those were not asked for, or by another number of
-    ranks.
+    ranks, and they hold a part of the optimizer each.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
     own = arguments.decisive()
@@ -110,7 +112,21 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resum
     changes = changed(manifest.arguments, own)
     if changes and rank.is_first:
         log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
-    return Resume(step=step, folder=store.local(step), throughput=manifest.throughput, changed=changes)
+    if manifest.world_size != rank.world_size and rank.is_first:
+        log.info(
+            "checkpoint step-%s was made by %s rank(s) and goes on on %s: the steps have the same examples, random "
+            "numbers (dropout) become others",
+            step,
+            manifest.world_size,
+            rank.world_size,
+        )
+    return Resume(
+        step=step,
+        folder=store.local(step),
+        throughput=manifest.throughput,
+        world_size=manifest.world_size,
+        changed=changes,
+    )
 
 
 class _Store:
@@ -139,9 +155,10 @@ class _Store:
                     next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
                     "--allow-changes",
                 )
-            if manifest.world_size != world_size:
+            if manifest.world_size != world_size and manifest.arguments.get("deepspeed_zero_stage"):
                 raise UsageError(
-                    f"checkpoint step-{step} was made by {manifest.world_size} ranks; {world_size} cannot resume it",
+                    f"checkpoint step-{step} has the optimizer's states in {manifest.world_size} parts, one a rank "
+                    f"(deepspeed_zero_stage); {world_size} ranks cannot resume it",
                     next_step=f"start {manifest.world_size} ranks, or submit a new run",
                 )
             return step

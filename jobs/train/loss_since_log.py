@@ -5,18 +5,22 @@ first line after a resume would be the mean of fewer steps, and the curve anothe
 """
 
 import json
+import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.train.checkpoint import Resume
+    from jobs.train.rank import Rank
 
 
-def keeping_loss_since_log(trainer_class: type[Any], rank: int, resume: Path | None) -> type[Any]:
+def keeping_loss_since_log(trainer_class: type[Any], rank: "Rank", resume: "Resume | None") -> type[Any]:
     """The Trainer class that does; `resume` is the checkpoint it goes on from."""
-    name = f"loss-since-log-{rank}.json"
-    kept = resume / name if resume else None
+    name = _name(rank.rank)
 
     class LossKeepingTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         _sum_since_log: Any = None
-        _before = json.loads(kept.read_bytes()) if kept and kept.exists() else None
+        _before = _kept(rank, resume) if resume else None
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(*args, **kwargs)
@@ -38,3 +42,14 @@ def keeping_loss_since_log(trainer_class: type[Any], rank: int, resume: Path | N
             return saved
 
     return LossKeepingTrainer
+
+
+def _name(rank: int | str) -> str:
+    return f"loss-since-log-{rank}.json"
+
+
+def _kept(rank: "Rank", resume: "Resume") -> dict[str, Any] | None:
+    """The rank's own; on another number of ranks the mean of all, for what is logged is a mean over the ranks."""
+    which: int | str = rank.rank if resume.world_size == rank.world_size else "*"
+    kept = [json.loads(path.read_bytes()) for path in sorted(resume.folder.glob(_name(which)))]
+    return {**kept[0], "sum": statistics.fmean(each["sum"] for each in kept)} if kept else None

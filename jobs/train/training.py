@@ -73,6 +73,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     from jobs.train.gradient_order import adding_in_one_order
     from jobs.train.loss_since_log import keeping_loss_since_log
     from jobs.train.metrics import RunMetrics, Throughput
+    from jobs.train.other_ranks import on_other_ranks, with_batch_of_rank
     from jobs.train.release_mends import mended
     from jobs.train.saving import saving_meanwhile
     from jobs.train.signs import Signs, watched
@@ -84,6 +85,9 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
     _check_size(task, recipe)
     resume = newest_complete(rank, s3 or object_store.connect(), recipe)
+    if resume:
+        folder = resume.folder
+        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
     metrics = RunMetrics(
         rank,
         s3 if rank.is_first else None,
@@ -117,7 +121,9 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         trainer_class = ordered(trainer_class, buckets, recipe.global_batch_size)
     if resume and resume.changed:
         trainer_class = with_own_settings(trainer_class)
-    trainer_class = keeping_loss_since_log(trainer_class, rank.rank, resume.folder if resume else None)
+    if resume and resume.world_size != rank.world_size:
+        trainer_class = on_other_ranks(trainer_class, rank=rank.rank, seed=recipe.seed, set_seed=accelerator.set_seed)
+    trainer_class = keeping_loss_since_log(trainer_class, rank, resume)
     trainer_class = watched(saving_meanwhile(trainer_class, rank.run, uploads), signs)
     trainer = trainer_class(
         model=task.model(),

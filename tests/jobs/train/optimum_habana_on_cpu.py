@@ -43,6 +43,9 @@ class HpuOnCpu(Accelerator):
         arguments["gaudi_config"].use_fused_clip_norm = False
         return arguments
 
+    def set_seed(self, seed: int) -> None:
+        Accelerator(name="cpu", devices=0, reason="Habana's asks for the cards").set_seed(seed)
+
     def prepare(self) -> None:
         super().prepare()
         Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare()
