@@ -29,7 +29,7 @@ def adding_in_one_order(trainer_class: type[Any]) -> type[Any]:
 
 
 def arrange(model: DistributedDataParallel) -> None:
-    """Gives it gradients, all zero, from the last parameter to the first; its next forward pass arranges the buckets."""
+    """Gives it gradients, all zero, from the last parameter on; its next forward pass arranges the buckets by them."""
     inner = model.module
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
     own = inner.__dict__.get("forward")
