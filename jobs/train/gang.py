@@ -120,12 +120,14 @@ class GangMember:
         """How the attempt ends on a node that is not the main one: with that one's word, so that all are started again
         or none is. `end` is how its own ranks ended.
         """
-        ended = self._word()
-        if ended is not None and ended.code != end.code:
-            return _over(ended)
-        if ended is not None or end.code == INTERRUPTED_EXIT_CODE:
+        if end.cause == "lost":
+            return end  # the main node is, or this one, which then reaches nobody
+        word = self._word()
+        if isinstance(word, Ended):
+            return end if end.code == word.code else _over(word)
+        if end.code == INTERRUPTED_EXIT_CODE:
             return end
-        return retried(end.reason or "the main node had not ended the run yet", end.cause)
+        return retried(f"{word}: {end.reason}" if end.reason else word, end.cause)
 
     def end(self, code: int, reason: str | None) -> None:
         """The main node's word. Raises TrainyardError where S3 does not take that the run is done."""
@@ -142,17 +144,19 @@ class GangMember:
         """The word of a node which is not started again: the others need not come again either."""
         self.end(1, f"node {self.gang.index}: {reason}")
 
-    def _word(self) -> Ended | None:
-        """The main node's; None: another attempt follows, or that one is lost."""
+    def _word(self) -> Ended | str:
+        """The main node's on the run; else what became of that node."""
         while True:
             try:
                 view = self.look()
-            except TrainyardError:
-                return None
-            silent_seconds = view.main_silent_seconds
-            is_there = silent_seconds is not None and silent_seconds < _SILENT_SECONDS
-            if view.ended is not None or not is_there or view.meeting != self.meeting:
+            except TrainyardError as error:
+                return f"the main node cannot be heard: {error.args[0]}"
+            if view.ended is not None:
                 return view.ended
+            if view.main_silent_seconds is None or view.meeting != self.meeting:
+                return "the main node ended the attempt"
+            if view.main_silent_seconds >= _SILENT_SECONDS:
+                return "the main node is lost"
             time.sleep(_WORD_SECONDS)
 
     def _proposal(self, view: View, *, is_late: bool) -> Meeting | None:

@@ -10,6 +10,7 @@ own. So the clocks of the members may be wrong.
 
 import contextlib
 import re
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,8 @@ FRESH_SECONDS = 30.0
 
 LEASE_SECONDS = object_store.PATIENCE_SECONDS + 300.0
 """Without a sign of life from its main node, after which a meeting is over: until then that may only wait for S3."""
+
+_LEAVE_SECONDS = 5.0
 
 _ENDED = "ended.json"
 _MEMBER = re.compile(r"member-(\d+)\.json")
@@ -146,9 +149,15 @@ class GangFolder:
         self._write(_ENDED, ended)
 
     def leave(self, member: Member) -> None:
-        """It lives no longer. Where S3 cannot be reached the others find out by themselves."""
-        with contextlib.suppress(Exception):
-            self._s3.delete_object(Bucket=self._folder.bucket, Key=(self._folder / _name(member)).key)
+        """It lives no longer. Where S3 does not answer soon the others find out by themselves."""
+
+        def delete() -> None:
+            with contextlib.suppress(Exception):
+                self._s3.delete_object(Bucket=self._folder.bucket, Key=(self._folder / _name(member)).key)
+
+        leaving = threading.Thread(target=delete, name="leave", daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECONDS)
 
     def _write(self, name: str, content: BaseModel) -> None:
         object_store.write(self._s3, self._folder / name, content.model_dump_json().encode())

@@ -230,8 +230,8 @@ SAVED = End(code=75, reason="SIGTERM; saved step 7", cause="done")
         (1, PEERS, PEERS),
         (1, SAVED, End(code=1, reason="the run has ended: node 2: no such label", cause="done")),
         (75, SAVED, SAVED),
-        (75, PEERS, retried("RuntimeError: Connection closed by peer", "peers")),
-        (75, DONE, retried("the main node had not ended the run yet", "done")),
+        (75, PEERS, retried(f"the main node ended the attempt: {PEERS.reason}", "peers")),
+        (75, DONE, retried("the main node ended the attempt", "done")),
     ],
 )
 def test_the_main_nodes_word_is_that_of_all(new_nodes: NewNodes, code: int, own: End, expected: End) -> None:
