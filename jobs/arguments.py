@@ -123,6 +123,11 @@ class Arguments(Strict):
         """What a run keeps when it is resumed: all but `FREE`."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
 
+    @property
+    def resumes_on_other_ranks(self) -> bool:
+        """Whether another number of ranks can go on from a checkpoint."""
+        return True
+
     def check(self, *world_sizes: int) -> None:
         """Raises UsageError where these arguments cannot work on each of so many ranks.
 

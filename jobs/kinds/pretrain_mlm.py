@@ -54,6 +54,10 @@ class PretrainMlm(Recipe):
     deepspeed_zero_stage: Literal[0, 1] = 0
     """1: DeepSpeed shards the optimizer's states over the ranks (ZeRO-1); on HPU only."""
 
+    @property
+    def resumes_on_other_ranks(self) -> bool:
+        return self.deepspeed_zero_stage == 0  # a checkpoint has the optimizer's states in parts, one a rank
+
     @model_validator(mode="after")
     def _one_shape(self) -> Self:
         fields = type(self).model_fields

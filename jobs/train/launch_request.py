@@ -179,6 +179,11 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         check(arguments, launch.world_size)
     else:
         gang = _gang(given, environment, lambda nnodes: check(arguments, nnodes * launch.nproc_per_node))
+        if len(gang.sizes) > 1 and not arguments.resumes_on_other_ranks:
+            raise UsageError(
+                f"a gang of {gang.size} nodes cannot go on with fewer: its checkpoints are of one number of ranks",
+                next_step=f"set min_nnodes to {gang.size}, or deepspeed_zero_stage to 0",
+            )
         launch = replace(launch, gang=gang)
     hub_push.check(arguments)
     return launch

@@ -287,9 +287,13 @@ def test_a_node_is_reached_where_ec2_says_or_where_it_reaches_s3(s3: "S3Client")
     assert own_address(None, "https://127.0.0.2") == "127.0.0.1"
 
 
-def asked(*options: str, batch: int = 32, **environment: Any) -> Gang:
-    flags = ("finetune-classification", "--model=m", "--train-data=t.jsonl", f"--global-batch-size={batch}")
-    argv = ["--instance-type=dl1.24xlarge", "--nproc-per-node=2", *options, *flags]
+FINETUNING = ("finetune-classification", "--model=m", "--train-data=t.jsonl")
+SHARDED = ("pretrain-mlm", "--data=s3://runs/research/tokens/", "--deepspeed-zero-stage=1")
+
+
+def asked(*options: str, kind: tuple[str, ...] = FINETUNING, batch: int = 32, **environment: Any) -> Gang:
+    flags = (*options, *kind, f"--global-batch-size={batch}")
+    argv = ["--instance-type=dl1.24xlarge", "--nproc-per-node=2", *flags]
     launch = parse(argv, {"TRAINYARD_RUN_URI": "s3://runs/research/a/", **environment})
     assert launch.gang is not None
     return launch.gang
@@ -306,6 +310,9 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
             asked(f"--gang-min-nnodes={least}", **child)
     with pytest.raises(UsageError, match="global_batch_size 12 does not divide over 8 ranks"):
         asked("--gang-min-nnodes=1", batch=12, **child)
+    assert asked("--gang-min-nnodes=4", kind=SHARDED, **child).sizes == (4,)
+    with pytest.raises(UsageError, match="its checkpoints are of one number of ranks"):
+        asked("--gang-min-nnodes=2", kind=SHARDED, **child)
     with pytest.raises(ConfigurationError, match="AWS_BATCH_JOB_ARRAY_INDEX is not set"):
         asked("--gang-min-nnodes=1")
 
