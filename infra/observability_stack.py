@@ -164,6 +164,7 @@ class ObservabilityStack(StageStack):
             RUN_BUCKET=self._published(RUN_BUCKET),
             RECLAIMS_BEFORE_ON_DEMAND=str(self.stage_row.reclaims_before_on_demand),
             ON_DEMAND_QUEUES=json.dumps(self._on_demand_queues),
+            ON_DEMAND_NODES=str(self.stage_row.max_on_demand_nodes),
             RECLAIM_REASON=RECLAIM_REASON,
             EXITED_REASON=EXITED_REASON,
             INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
@@ -233,6 +234,7 @@ class ObservabilityStack(StageStack):
                 ]
             ),
             ON_DEMAND_QUEUES=json.dumps(self._on_demand_queues),
+            ON_DEMAND_NODES=str(self.stage_row.max_on_demand_nodes),
             RECLAIMS_BEFORE_ON_DEMAND=str(self.stage_row.reclaims_before_on_demand),
             RECLAIM_REASON=RECLAIM_REASON,
             EXITED_REASON=EXITED_REASON,

@@ -152,7 +152,8 @@ class Stage:
     """Accelerator instances at the On-Demand price that may run at once: where Spot has none, for jobs that were
     reclaimed too often, and for specs that ask for them. 0: none."""
     max_multinode_nodes: int = 0
-    """Accelerator instances, On-Demand and side by side, for jobs of several nodes. 0: no such jobs."""
+    """Accelerator instances, On-Demand and side by side, for jobs of several nodes that start together. 0: no such
+    jobs; those of several nodes on Spot draw on `max_nodes`."""
     max_cpu_nodes: int = 4
     reclaims_before_on_demand: int = 3
     """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""

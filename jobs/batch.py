@@ -9,7 +9,6 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 from jobs.aws import Aws, is_throttling, is_transient
 from jobs.dependencies import DEPENDENCY_FAILED
 from jobs.errors import MaybeSubmittedError, TrainyardError
-from jobs.moves import DUPLICATE_REASON, MOVED_TAG, RESUMED_TAG
+from jobs.job import Job, job_from, part_ids
+from jobs.moves import DUPLICATE_REASON
 from jobs.plan import Plan
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage, parameter_path
@@ -27,85 +27,8 @@ log = logging.getLogger("trainyard")
 SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Pause after each failed try of one submission, drawn out by up to a half, so that clients do not move in step."""
 
-ENDED = ("SUCCEEDED", "FAILED")
-_TIMED_OUT = "Job attempt duration exceeded timeout"
-"""Batch's own words."""
 _DESCRIBE_LIMIT = 100
 """Jobs in one DescribeJobs call: the service's own limit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogStream:
-    """Where one node of one attempt logs."""
-
-    name: str
-    attempt: int
-    node: int | None
-    """None: the job has one node."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobAttempt:
-    """One start of a job by Batch, in whichever shape its definition made Batch report it."""
-
-    number: int
-    started_at: datetime | None
-    stopped_at: datetime | None
-    exit_code: int | None
-    reason: str
-    """Why it ended: Batch's words, or the container's; empty while it runs."""
-    log_stream: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What Batch knows of a run."""
-
-    id: str
-    run_id: str
-    state: str
-    """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED or FAILED."""
-    reason: str
-    queue: str
-    """The queue's name in the stage: gaudi-spot, …"""
-    team: str
-    kind: str
-    moved: str
-    """Why the run goes on as this job after another one: "after 3 reclaims"; empty where it is the first."""
-    created_at: datetime
-    started_at: datetime | None
-    stopped_at: datetime | None
-    attempts: tuple[JobAttempt, ...]
-    """The one that runs is among them."""
-    max_attempts: int
-    log_streams: tuple[LogStream, ...]
-    """In the order of attempts, then nodes."""
-    depends_on: tuple[str, ...] = ()
-    """Ids of the jobs that have to succeed before it starts."""
-    resumed: str = ""
-    """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def origin(self) -> str:
-        """How it came to go on with its run; empty where it is the first."""
-        if self.moved:
-            return f"moved to On-Demand {self.moved}"
-        return "resumed" if self.resumed else ""
-
-    @property
-    def timed_out(self) -> bool:
-        reasons = (self.reason, *(attempt.reason for attempt in self.attempts[-1:]))
-        return self.state == "FAILED" and any(_TIMED_OUT in reason for reason in reasons)
-
-    @property
-    def attempt(self) -> int:
-        """Number of the attempt that runs, ran last, or is waited for."""
-        waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
-        return max(1, len(self.attempts) + (1 if waiting else 0))
 
 
 def read_stage(aws: Aws, name: str) -> DeployedStage:
@@ -240,7 +163,13 @@ def _one_after_another(jobs: Iterable[Job]) -> list[Job]:
 
 def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
     """The jobs that Batch still knows of `job_ids`."""
-    return [_job(aws, stage, detail) for detail in _describe(aws, job_ids)]
+    names = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
+    details = list(_describe(aws, job_ids))
+    parts = {part["jobId"]: part for part in _describe(aws, [*chain.from_iterable(map(part_ids, details))])}
+    return [
+        job_from(detail, [parts[part_id] for part_id in part_ids(detail) if part_id in parts], queue_names=names)
+        for detail in details
+    ]
 
 
 def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:
@@ -279,82 +208,3 @@ def _list(
 def _describe(aws: Aws, job_ids: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     for start in range(0, len(job_ids), _DESCRIBE_LIMIT):
         yield from aws.batch.describe_jobs(jobs=list(job_ids[start : start + _DESCRIBE_LIMIT]))["jobs"]
-
-
-def _job(aws: Aws, stage: DeployedStage, detail: Mapping[str, Any]) -> Job:
-    queues = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
-    physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
-    tags = detail.get("tags", {})
-    attempts = _attempts(detail)
-    nodes = detail.get("nodeProperties", {}).get("numNodes")
-    if nodes is None:
-        streams = _streams(attempts, node=None)
-    else:
-        by_index = {
-            int(node["jobId"].rsplit("#", 1)[-1]): _attempts(node)
-            for node in _describe(aws, [f"{detail['jobId']}#{index}" for index in range(nodes)])
-        }
-        streams = chain.from_iterable(_streams(of_node, node=index) for index, of_node in sorted(by_index.items()))
-    return Job(
-        id=detail["jobId"],
-        run_id=detail["jobName"],
-        state=detail["status"],
-        reason=detail.get("statusReason", ""),
-        queue=queues.get(physical_queue, physical_queue),
-        team=tags.get("trainyard:team", ""),
-        kind=tags.get("trainyard:job", ""),
-        moved=tags.get(MOVED_TAG, ""),
-        resumed=tags.get(RESUMED_TAG, ""),
-        created_at=_required_time(detail["createdAt"]),
-        started_at=_time(detail.get("startedAt")),
-        stopped_at=_time(detail.get("stoppedAt")),
-        attempts=attempts,
-        max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
-        depends_on=tuple(item["jobId"] for item in detail.get("dependsOn", []) if "jobId" in item),
-        log_streams=tuple(sorted(streams, key=lambda stream: (stream.attempt, stream.node or 0))),
-    )
-
-
-def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
-    """The finished attempts, and the one that runs: Batch keeps that one's log stream beside the list, not in it."""
-    attempts = [
-        _attempt(number, {**item, "statusReason": item.get("statusReason", "")})
-        for number, item in enumerate(detail.get("attempts", []), start=1)
-    ]
-    if detail["status"] in ("STARTING", "RUNNING"):
-        current = {**detail, **detail.get("ecsProperties", {}), "statusReason": "", "stoppedAt": None}
-        running = _attempt(len(attempts) + 1, current)
-        if running.log_stream and running.log_stream not in {attempt.log_stream for attempt in attempts}:
-            attempts.append(running)
-    return tuple(attempts)
-
-
-def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
-    """From an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
-    in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
-    container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
-    reasons = (item.get("statusReason", ""), container.get("reason", ""))
-    return JobAttempt(
-        number=number,
-        started_at=_time(item.get("startedAt")),
-        stopped_at=_time(item.get("stoppedAt")),
-        exit_code=container.get("exitCode"),
-        reason="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
-        log_stream=container.get("logStreamName"),
-    )
-
-
-def _streams(attempts: Iterable[JobAttempt], *, node: int | None) -> Iterator[LogStream]:
-    return (
-        LogStream(name=attempt.log_stream, attempt=attempt.number, node=node)
-        for attempt in attempts
-        if attempt.log_stream
-    )
-
-
-def _time(milliseconds: int | None) -> datetime | None:
-    return _required_time(milliseconds) if milliseconds else None
-
-
-def _required_time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from jobs.aws import Aws, is_refused_connection, is_transient
-from jobs.batch import Job, describe, find_job
+from jobs.batch import describe, find_job
 from jobs.errors import NotFoundError
+from jobs.job import Job
 from jobs.logs import LogLine, LogReader
 from jobs.moves import MOVED_REASON, is_reclaim
 from jobs.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, SPOT_WAITED_TOO_LONG
@@ -42,7 +43,7 @@ def follow(
     pause = POLL_SECONDS_EMBEDDED if aws.embedded else POLL_SECONDS
     patient_until = time.monotonic() + PATIENCE_SECONDS
     successor_until: float | None = None
-    shown: tuple[str, str, int] | None = None
+    shown: tuple[str, str, int, str] | None = None
     quiet = 0
     while True:
         try:
@@ -61,8 +62,9 @@ def follow(
         if not found:
             raise NotFoundError(f"AWS Batch does not know job {job_id} any more", next_step="trainyard receipt RUN")
         job = found[0]
-        if not job.ended and (job.id, job.state, job.attempt) != shown:
-            shown = (job.id, job.state, job.attempt)
+        now = (job.id, job.state, job.attempt, job.nodes_text)
+        if not job.ended and now != shown:
+            shown = now
             show(job)
         for line in lines:
             show(line)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from jobs.aws import Aws, error_code
-from jobs.batch import LogStream
+from jobs.job import LogStream
 from jobs.runs import is_utilization
 
 

@@ -14,11 +14,14 @@ from jobs.instance_types import InstanceType
 from jobs.job_kind import JobKind
 from jobs.locations import DATA
 from jobs.moves import RESUMED_TAG
-from jobs.queues import MARKET, QUEUES, Capacity, Queue
+from jobs.queue_choice import choose_queue
+from jobs.queues import MARKET, Capacity
 from jobs.recipe import Recipe
 from jobs.runs import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
+    GANG_FLAG,
+    GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
     RUN_URI_VARIABLE,
     S3Location,
@@ -123,13 +126,14 @@ def plan(
     kind = spec.kind
     row = stage.instance_type if kind.accelerated else stage.cpu_instance_type
     nnodes = spec.resources.nnodes
-    queue, queue_reason = _queue(spec, stage, row)
+    queue, queue_reason = choose_queue(spec, stage, row)
     definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
     now = continued.at if continued else submitted_at(run_id)
     _check_budget(spec.team, stage, at=now)
     _check_run_budget(spec, row, queue.capacity, continued)
     nproc_per_node = _ranks(spec, row)
-    world_sizes = [nnodes * nproc_per_node]
+    counts = sorted({nnodes, spec.resources.least_nnodes})
+    world_sizes = [count * nproc_per_node for count in counts]
     notes = _image_notes(kind, row, stage)
     stop = stage.stage_budget_stop
     if stop is not None and not stop.is_over(now):
@@ -142,6 +146,8 @@ def plan(
             f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "
             "for"
         )
+    if spec.resources.is_gang:
+        notes.append(_gang_note(spec))
     notes += [note for run in awaited if (note := run.note(stage))]
     accelerator: str = row.accelerator
     accelerator_reason = f"{row.name} of stage '{stage.name}'"
@@ -154,7 +160,7 @@ def plan(
                 "the global batch size stays"
             )
             nproc_per_node = stage.embedded_processes
-            world_sizes.append(nnodes * nproc_per_node)
+            world_sizes += [count * nproc_per_node for count in counts]
 
     arguments = spec.entrypoint_arguments()
     _check_push(arguments, spec.team, stage)
@@ -179,6 +185,7 @@ def plan(
                             *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
                             *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
                             *_hang_flags(spec),
+                            *([f"{GANG_FLAG}={spec.resources.least_nnodes}"] if spec.resources.is_gang else []),
                             *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
                             *in_container.to_flags(),
@@ -200,6 +207,7 @@ def plan(
         # A queue with fair share refuses a job that names no share.
         "shareIdentifier": share_identifier(spec.team),
         **(_node_overrides(nnodes, overrides) if queue.several_nodes else {"ecsPropertiesOverride": overrides}),
+        **({"arrayProperties": {"size": nnodes}} if spec.resources.is_gang else {}),
         # Given here the strategy replaces the definition's whole, so the rules go along with the number.
         "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
         "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
@@ -229,6 +237,16 @@ def plan(
         notes=tuple(notes),
         awaited=awaited,
         continued=continued,
+    )
+
+
+def _gang_note(spec: JobSpec) -> str:
+    """What nodes that Batch starts one by one cost more than those that it starts together."""
+    least = spec.resources.least_nnodes
+    some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
+    return (
+        f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
+        f"when one is taken away all save and start again, which is one of their {spec.attempts} attempts"
     )
 
 
@@ -351,49 +369,3 @@ def _ranks(spec: JobSpec, row: InstanceType) -> int:
             next_step=f"ask for at most {row.processes}, or for more nodes",
         )
     return asked
-
-
-def _queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tuple[Queue, str]:
-    """The first row that fits what the spec asks for, and why it is that one."""
-    asked = spec.resources
-    several_nodes = asked.nnodes > 1
-    if several_nodes and spec.kind.one_process:
-        raise UsageError(
-            f"resources.nnodes: a '{spec.job}' runs on one node, not on {asked.nnodes}",
-            next_step="leave resources.nnodes out",
-        )
-    if several_nodes and not spec.kind.accelerated:
-        raise UsageError(f"resources.nnodes: '{spec.job}' runs on one CPU instance, not on {asked.nnodes}")
-    for queue in QUEUES.values():
-        if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
-            continue
-        # Batch runs several nodes On-Demand only, whatever was asked for.
-        if queue.name in stage.queues and (several_nodes or queue.capacity == asked.capacity):
-            return queue, _queue_reason(spec, queue, row)
-    if several_nodes:
-        raise UsageError(
-            f"resources.nnodes: {asked.nnodes} were asked for, but stage '{stage.name}' has no queue for several nodes",
-            next_step="set resources.nnodes to 1, or have max_multinode_nodes of the stage raised in infra/settings.py",
-        )
-    raise UsageError(
-        f"resources.capacity: '{asked.capacity}' was asked for, but stage '{stage.name}' has no "
-        f"{MARKET[asked.capacity]} queue for '{spec.job}'",
-        next_step=_other_capacity(spec),
-    )
-
-
-def _other_capacity(spec: JobSpec) -> str:
-    if spec.resources.capacity == "spot":
-        return "set resources.capacity to 'on-demand'"
-    limit = ", or have max_on_demand_nodes of the stage raised in infra/settings.py" if spec.kind.accelerated else ""
-    return f"set resources.capacity to 'spot'{limit}"
-
-
-def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
-    if queue.several_nodes:
-        return "several nodes: Batch does not run multi-node jobs on Spot"
-    if not queue.accelerated:
-        return f"'{spec.job}' needs no accelerator"
-    if queue.capacity == "on-demand":
-        return f"one node of {row.name}: On-Demand, as resources.capacity asks; it is not interrupted"
-    return f"one node of {row.name}: Spot, started again after a reclaim"

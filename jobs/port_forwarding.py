@@ -17,8 +17,8 @@ from http.client import HTTPException
 from urllib.request import ProxyHandler, build_opener
 
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.errors import ConfigurationError, NotFoundError, TrainyardError
+from jobs.job import Job
 
 DOCUMENT = "AWS-StartPortForwardingSession"
 """AWS's session document for a port of the instance itself; a team's people may use no other one."""

@@ -49,7 +49,7 @@ _ROWS = (
         name=GAUDI_SPOT,
         accelerated=True,
         capacities=("spot", "on-demand"),
-        purpose="jobs of one node",
+        purpose="jobs of one node, and of several that start one by one",
     ),
     Queue(
         name=GAUDI_ON_DEMAND,

@@ -54,6 +54,12 @@ ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 ALLOW_CHANGES_FLAG = "--allow-changes"
 """Of the launcher: a checkpoint that was made with other arguments is resumed all the same."""
 
+GANG_FLAG = "--gang-min-nnodes"
+"""Of the launcher: its job is a child of an array, and trains with the others; on how many at least."""
+
+GANG_WAIT_SECONDS = 900.0
+"""How long the nodes of a gang wait for all of them; then as few train as may."""
+
 HANG_TIMEOUT_SECONDS = 120.0
 """Without a step, after which an attempt that trains has hung, unless its spec says otherwise."""
 

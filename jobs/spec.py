@@ -5,7 +5,7 @@
     team: research
     resources:
       nproc_per_node: 8               # ranks, one a card; default: all the cards of the stage's instance type
-      capacity: spot                  # or on-demand: dearer, and not interrupted; default: spot
+      capacity: spot                  # or on-demand: dearer, and not interrupted; default: spot for one node
     arguments:                        # of that kind; unknown ones are refused
       model: data://shared/models/minilm
       train_data: data://shared/reviews/train.jsonl
@@ -16,7 +16,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from typing_extensions import Self
 
 from jobs.arguments import Arguments, Strict
 from jobs.budget import Budget
@@ -35,16 +36,45 @@ MIN_TIMEOUT_HOURS = 1 / 60
 """AWS Batch's own limit: it takes no timeout under 60 seconds."""
 
 
+MAX_GANG_NODES = 10_000
+"""AWS Batch's own limit: children of an array job."""
+
+
 class Resources(Strict):
     """What a job asks for; it names no queue, the plan picks that."""
 
     nnodes: int = Field(default=1, ge=1)
-    """Instances. More than one needs a kind and a stage that offer several nodes."""
+    """Instances. More than one needs a kind that runs on several, and On-Demand a stage that offers them."""
+    min_nnodes: int | None = Field(default=None, ge=1)
+    """Of several nodes on Spot: as few train where EC2 has no more after a quarter of an hour, until more come.
+    Default: all of them, so that training waits."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
-    capacity: Capacity = "spot"
-    """spot: cheaper, and resumed from its last checkpoint when EC2 takes the instance back. on-demand: not interrupted.
-    Several nodes are always On-Demand."""
+    capacity: Capacity | None = None
+    """spot: cheaper, and resumed from its last checkpoint when EC2 takes an instance back. on-demand: not interrupted.
+    Default: spot for one node, on-demand for several."""
+
+    @property
+    def is_gang(self) -> bool:
+        """Several nodes on Spot: Batch starts each for itself, and they find each other (jobs.train.gang)."""
+        return self.nnodes > 1 and self.capacity == "spot"
+
+    @property
+    def least_nnodes(self) -> int:
+        """On how many it may come to train."""
+        return self.min_nnodes or self.nnodes
+
+    @model_validator(mode="after")
+    def _gangs_have_limits(self) -> Self:
+        if self.is_gang and self.nnodes > MAX_GANG_NODES:
+            raise ValueError(f"nnodes: on Spot a job has at most {MAX_GANG_NODES} nodes")
+        if self.min_nnodes is None:
+            return self
+        if not self.is_gang:
+            raise ValueError("min_nnodes: it is for several nodes on Spot: capacity: spot, and nnodes more than 1")
+        if self.min_nnodes > self.nnodes:
+            raise ValueError(f"min_nnodes: {self.min_nnodes} are more than the {self.nnodes} of nnodes")
+        return self
 
 
 class JobSpec(Strict):

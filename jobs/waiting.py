@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobs.aws import Aws, error_code, explain
-from jobs.batch import Job
 from jobs.instance_types import InstanceType
+from jobs.job import Job
 from jobs.stage import BudgetStop, DeployedStage, share_identifier
 
 Verdict = Literal["cause", "fine", "unknown"]
 
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
-_ON_INSTANCES: tuple[Literal["STARTING", "RUNNING"], ...] = ("STARTING", "RUNNING")
+_ON_INSTANCES = ("STARTING", "RUNNING")
+_OCCUPYING = ("PENDING", *_ON_INSTANCES)
+"""States of jobs that have instances, or whose nodes may have some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,16 @@ class Facts:
     """What Batch says of the job and of what it waits for."""
 
     detail: Mapping[str, Any]
+    """Of a job whose nodes start one by one, that of the first node that waits."""
     queue: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]
     """In the order in which the queue tries them."""
     running: tuple[Mapping[str, Any], ...]
-    """Summaries of the queue's jobs that have instances."""
+    """Summaries of the queue's jobs that have instances; of one whose nodes start one by one, of those nodes."""
     row: InstanceType
     nnodes: int
+    waiting_nodes: int
+    """Of them, those that have no instance yet."""
     teams: Mapping[str, str] = field(default_factory=dict)
     """Share identifier to team."""
     stop: BudgetStop | None = None
@@ -51,14 +56,15 @@ class Facts:
 
 
 def is_waiting(job: Job) -> bool:
-    return job.state in _WAITING
+    """Also one of whose nodes some run, and others wait."""
+    return job.state in _WAITING or any(state in _WAITING for state in job.nodes)
 
 
 def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
     """Everything there is to say, causes first; at least one cause, if only that EC2 has no instance to give yet."""
     facts = _facts(aws, stage, job)
     found: list[Finding] = [*_dependencies(aws, facts), *_said_by_batch(facts)]
-    if job.state == "RUNNABLE":
+    if "RUNNABLE" in (job.state, *job.nodes):
         found += _queue(facts)
         found += _environments(facts)
         found += _room(facts)
@@ -83,18 +89,23 @@ def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
 
 def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
     detail: Mapping[str, Any] = aws.batch.describe_jobs(jobs=[job.id])["jobs"][0]
+    if job.nodes:
+        nodes = _children(aws, job.id, "RUNNABLE") if "RUNNABLE" in job.nodes else []
+        detail = aws.batch.describe_jobs(jobs=[nodes[0]["jobId"]])["jobs"][0] if nodes else detail
     queue: Mapping[str, Any] = aws.batch.describe_job_queues(jobQueues=[detail["jobQueue"]])["jobQueues"][0]
     names = [
         item["computeEnvironment"] for item in sorted(queue["computeEnvironmentOrder"], key=lambda it: it["order"])
     ]
     described = aws.batch.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
     by_arn: dict[str, Mapping[str, Any]] = {item["computeEnvironmentArn"]: item for item in described}
-    running = [
-        item
-        for state in _ON_INSTANCES
-        for page in aws.batch.get_paginator("list_jobs").paginate(jobQueue=queue["jobQueueArn"], jobStatus=state)
-        for item in page["jobSummaryList"]
-    ]
+    of_queue = {state: _summaries(aws, jobQueue=queue["jobQueueArn"], jobStatus=state) for state in _OCCUPYING}
+    running = [item for state in _ON_INSTANCES for item in of_queue[state]]
+    # The parent of an array is PENDING while its children run, and they are no jobs of the queue.
+    for parent in of_queue["PENDING"]:
+        if "arrayProperties" in parent:
+            children = [child for state in _ON_INSTANCES for child in _children(aws, parent["jobId"], state)]
+            running += [{**child, "shareIdentifier": parent.get("shareIdentifier", "")} for child in children]
+    nnodes = sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
     environments = tuple(by_arn[name] for name in names if name in by_arn)
     types = {name for item in environments for name in item.get("computeResources", {}).get("instanceTypes", [])}
     rows = (stage.instance_type, stage.cpu_instance_type)
@@ -104,10 +115,20 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         environments=environments,
         running=tuple(running),
         row=next((row for row in rows if row.name in types), stage.instance_type),
-        nnodes=detail.get("nodeProperties", {}).get("numNodes", 1),
+        nnodes=nnodes,
+        waiting_nodes=job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
         teams={share_identifier(team): team for team in stage.teams},
         stop=stage.stage_budget_stop,
     )
+
+
+def _children(aws: Aws, job_id: str, state: str) -> list[Any]:
+    return _summaries(aws, arrayJobId=job_id, jobStatus=state)
+
+
+def _summaries(aws: Aws, **which: Any) -> list[Any]:
+    pages = aws.batch.get_paginator("list_jobs").paginate(**which)
+    return [item for page in pages for item in page["jobSummaryList"]]
 
 
 def _asked(about: str, aws: Aws, facts: Facts, ask: Callable[[Aws, Facts], Iterator[Finding]]) -> Iterator[Finding]:
@@ -180,7 +201,7 @@ def _environments(facts: Facts) -> Iterator[Finding]:
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         else:
             yield Finding(verdict="fine", about=about, text="their compute environment is enabled and valid")
-    if facts.nnodes > 1 and able and all("SPOT" in item["computeResources"]["type"] for item in able):
+    if "nodeProperties" in facts.detail and able and all("SPOT" in item["computeResources"]["type"] for item in able):
         text = "the job has several nodes, which Batch never starts on Spot; it would wait for ever"
         next_step = "trainyard cancel it, and set max_multinode_nodes in infra/settings.py"
         yield Finding(verdict="cause", about="several nodes", text=text, next_step=next_step)
@@ -195,7 +216,7 @@ def _room(facts: Facts) -> Iterator[Finding]:
         if item["state"] == "ENABLED"
     )
     counted = f"{used} of at most {most} instances of {facts.row.name} are in use"
-    if used + facts.nnodes <= most:
+    if used + facts.waiting_nodes <= most:
         yield Finding(verdict="fine", about="room", text=counted)
         return
     shares = Counter(item.get("shareIdentifier", "") for item in facts.running)
@@ -274,6 +295,8 @@ def _quota(aws: Aws, facts: Facts) -> Iterator[Finding]:
 def _no_instance_yet(facts: Facts) -> Finding:
     kinds = " and ".join(dict.fromkeys(_kind(item) for item in facts.environments))
     text = f"nothing here keeps it: EC2 has given no {kinds} instance of {facts.row.name} yet"
+    if facts.nnodes > 1:
+        text += f", for {facts.waiting_nodes} of its {facts.nnodes} nodes"
     next_step = "wait: an instance takes minutes where there is capacity, and Spot has none at times"
     if not any("SPOT" not in item["computeResources"]["type"] for item in facts.environments):
         next_step += "; resources.capacity: on-demand pays to skip the wait, where the stage allows it"

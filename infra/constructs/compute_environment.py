@@ -66,7 +66,12 @@ class ComputeEnvironment(Construct):
         subnets: Sequence[ec2.ISubnet],
         side_by_side: bool = False,
     ) -> None:
-        """`side_by_side`: for jobs of several nodes, in the first of `subnets`, with EFA where the type has it."""
+        """`side_by_side`: for jobs of several nodes that start together, in the first of `subnets`, with EFA where the
+        type has it.
+
+        Without it there is no EFA, and nodes that start one by one (`resources.capacity: spot`) talk over TCP, on each
+        instance's one interface: which zone has Spot capacity EC2 decides node by node, and EFA does not leave a zone.
+        """
         super().__init__(scope, name)
         row = instances.row
         efa = side_by_side and row.network_cards > 0

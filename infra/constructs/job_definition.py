@@ -78,6 +78,9 @@ class TeamJobs:
         return definition
 
     def _one_node(self, kind: JobKind, row: InstanceType, image: str) -> batch.CfnJobDefinition.EcsPropertiesProperty:
+        """In its instance's network, as Batch has it: nodes that start one by one reach each other at the instances'
+        addresses, by the rule of the security group that lets its members talk.
+        """
         task = _Batch.EcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
             execution_role_arn=self.execution_role.role_arn,

@@ -7,6 +7,9 @@ order, so an event only names the job; what is done follows from what DescribeJo
 2. a job that has ended with that reason (or of its last reclaim, or was cancelled for want of Spot capacity) is
    submitted again under its own name.
 
+Nodes that Batch starts one by one (the children of an array job) move together: events are of each of them, what is
+decided and done is of their parent. It moves where the On-Demand queue may have instances for all of them.
+
 Two jobs must never write one run at the same time, so the second step waits for Batch's word that the first job has
 ended. `dependsOn` could not do it: what depends on a job that failed, and a terminated one has failed, fails as well.
 
@@ -45,6 +48,8 @@ class Rules:
     reclaims_before_on_demand: int
     on_demand_queues: dict[str, str]
     """ARN of a Spot queue to that of the same pool's On-Demand queue."""
+    on_demand_nodes: int
+    """Instances that an On-Demand queue may have."""
     reclaim_reason: str
     exited_reason: str
     interrupted_exit_code: int
@@ -60,6 +65,7 @@ class Rules:
             run_bucket=os.environ["RUN_BUCKET"],
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
+            on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
             exited_reason=os.environ["EXITED_REASON"],
             interrupted_exit_code=int(os.environ["INTERRUPTED_EXIT_CODE"]),
@@ -84,23 +90,24 @@ class Resubmit:
 
 
 def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
-    """What is to be done with a job, as DescribeJobs shows it; None: nothing."""
+    """What is to be done with a job, as DescribeJobs shows it, one of an array as `with_children`; None: nothing."""
     queue = rules.on_demand_queues.get(job["jobQueue"])
-    if queue is None or job["status"] == "SUCCEEDED" or not _team(job):
+    if queue is None or job["status"] == "SUCCEEDED" or not _team(job) or size(job) > rules.on_demand_nodes:
         return None
     attempts = job.get("attempts", [])
     reclaims = sum(is_reclaim(attempt, rules) for attempt in attempts)
     too_many = reclaims >= rules.reclaims_before_on_demand
-    after = f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
+    reason = job.get("statusReason", "")
+    no_capacity = reason.startswith(rules.no_capacity_reason)
+    why = "for want of Spot capacity" if no_capacity else f"after {reclaims} reclaim{'s' if reclaims > 1 else ''}"
+    if reason.startswith(rules.moved_reason):  # as this function has put it
+        why = reason.removeprefix(rules.moved_reason).partition(":")[0].strip()
     stopped_by_someone = job.get("isTerminated") or job.get("isCancelled")
     if job["status"] != "FAILED":
         # One that is being terminated already, by this function or by its owner, is left to it.
-        if not too_many or stopped_by_someone:
+        if not (too_many or no_capacity) or stopped_by_someone:
             return None
-        return Terminate(f"{rules.moved_reason} {after}: goes on as the job of the same name in {_name(queue)}")
-    reason = job.get("statusReason", "")
-    if reason.startswith(rules.no_capacity_reason):
-        return Resubmit(_request(job, queue, {rules.moved_tag: "for want of Spot capacity"}))
+        return Terminate(f"{rules.moved_reason} {why}: goes on as the job of the same name in {_name(queue)}")
     # The last attempt that the job may have can be the one reclaim too many: then Batch itself has ended it. Whoever
     # else ends a job, its owner or a timeout, gives the job a reason of his own, however its container exited.
     ended_by_reclaim = (
@@ -109,9 +116,36 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
         and reason.startswith((rules.reclaim_reason, rules.exited_reason))
         and not stopped_by_someone
     )
-    if reason.startswith(rules.moved_reason) or ended_by_reclaim:
-        return Resubmit(_request(job, queue, {rules.moved_tag: after}))
+    if no_capacity or reason.startswith(rules.moved_reason) or ended_by_reclaim:
+        return Resubmit(_request(job, queue, {rules.moved_tag: why}))
     return None
+
+
+def size(job: dict[str, Any]) -> int:
+    """Of the parent of an array job; 0 of others."""
+    return int(job.get("arrayProperties", {}).get("size", 0))
+
+
+def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
+    """The parent of an array with what Batch says of its children only: attempts, and why they ended.
+
+    When one is taken away the others leave too, to begin again together. So what has become of them all is what became
+    of the one that failed by itself, else of the one that saw most reclaims.
+    """
+
+    def weight(child: dict[str, Any]) -> tuple[bool, int]:
+        attempts = child.get("attempts", [])
+        failed = child["status"] == "FAILED" and bool(attempts) and not is_reclaim(attempts[-1], rules)
+        return failed, sum(is_reclaim(attempt, rules) for attempt in attempts)
+
+    decisive = max(children, key=weight)
+    reason = str(parent.get("statusReason", ""))
+    reasons = [reason, *(str(child.get("statusReason", "")) for child in children if child["status"] == "FAILED")]
+    moved = [said for said in reasons if said.startswith(rules.moved_reason)]
+    no_capacity = [said for said in reasons if said.startswith(rules.no_capacity_reason)]
+    stopped = [reason] if parent.get("isTerminated") or parent.get("isCancelled") else []
+    reason = [*moved, *stopped, *no_capacity, str(decisive.get("statusReason", ""))][0]
+    return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
 
 
 def is_reclaim(attempt: dict[str, Any], rules: Rules) -> bool:
@@ -149,6 +183,8 @@ def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict
             ]
         },
     }
+    if size(job):
+        request["arrayProperties"] = {"size": size(job)}
     same = {"shareIdentifier": "shareIdentifier", "timeout": "timeout", "parameters": "parameters"}
     for shown, asked in (same | {"schedulingPriority": "schedulingPriorityOverride"}).items():
         if job.get(shown):
@@ -195,9 +231,12 @@ class Mover:
         self._s3 = boto3.client("s3")
         self._bucket = run_bucket
 
-    def describe(self, job_id: str) -> dict[str, Any] | None:
-        jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
-        return jobs[0] if jobs else None
+    def describe(self, *job_ids: str) -> list[dict[str, Any]]:
+        """Those that Batch has not forgotten."""
+        found: list[Any] = []
+        for start in range(0, len(job_ids), 100):  # the service's limit
+            found += self._batch.describe_jobs(jobs=list(job_ids[start : start + 100]))["jobs"]
+        return found
 
     def terminate(self, job_id: str, reason: str) -> None:
         self._batch.terminate_job(jobId=job_id, reason=reason)
@@ -254,9 +293,13 @@ def handler(event: dict[str, Any], _context: object) -> None:
     """Lambda's entry; `event` is a 'Batch Job State Change'."""
     rules = Rules.from_environment()
     mover = Mover(rules.run_bucket)
-    job = mover.describe(event["detail"]["jobId"])
-    if job is None:  # Batch has forgotten it: the event is many days old
+    # Of a child of an array job, whose id goes on after a colon, its parent.
+    found = mover.describe(event["detail"]["jobId"].partition(":")[0])
+    if not found:  # Batch has forgotten it: the event is many days old
         return
+    [job] = found
+    if children := mover.describe(*(f"{job['jobId']}:{index}" for index in range(size(job)))):
+        job = with_children(job, children, rules)
     decision = decide(job, rules)
     if isinstance(decision, Terminate):
         mover.terminate(job["jobId"], decision.reason)

@@ -5,6 +5,9 @@ the jobs of the queue in question and logs them in CloudWatch's embedded metric 
 event, nothing is counted and nothing is paid for. Between two events the numbers stay what they were; the dashboard
 repeats the last one.
 
+Nodes that Batch starts one by one (the children of an array job) fail and are reclaimed as one: a failure is told of
+when their parent has failed, a reclaim when the first child waits again, since all leave when one is taken away.
+
 A job that its owner cancelled, that goes on elsewhere, or that was a duplicate has not failed.
 """
 
@@ -26,6 +29,8 @@ class Rules:
     """ARN to `name`, `capacity` (`spot`, `on-demand`), and `usd_per_hour` of a node."""
     on_demand_queues: dict[str, str]
     """Spot queues whose jobs may go on elsewhere."""
+    on_demand_nodes: int
+    """On so many instances."""
     reclaims_before_on_demand: int
     reclaim_reason: str
     exited_reason: str
@@ -43,6 +48,7 @@ class Rules:
             namespace=os.environ["METRIC_NAMESPACE"],
             queues={queue["arn"]: queue for queue in json.loads(os.environ["QUEUES"])},
             on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
+            on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
             exited_reason=os.environ["EXITED_REASON"],
@@ -64,6 +70,9 @@ class Report:
 
 def report(job: dict[str, Any], rules: Rules) -> Report:
     """`job` is DescribeJobs', with status, reason and attempts as of the event."""
+    child = job.get("arrayProperties", {}).get("index")
+    if child or (child == 0 and job["status"] == "FAILED"):
+        return Report()
     attempts = job.get("attempts", [])
     lost = sum(is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
     lost_last = bool(attempts) and is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
@@ -89,6 +98,26 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     return Report(reclaimed=reclaimed)
 
 
+def _children(job: dict[str, Any]) -> int:
+    """Of the parent of an array job; 0 of others."""
+    array = job.get("arrayProperties", {})
+    return 0 if "index" in array else int(array.get("size", 0))
+
+
+def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
+    """The parent of an array, ended as the child that decided it: one that failed by itself before all others."""
+
+    def failed_by_itself(child: dict[str, Any]) -> bool:
+        attempts = child.get("attempts", [])
+        lost = bool(attempts) and is_reclaim(attempts[-1], parent["jobQueue"], rules)
+        return bool(child["status"] == "FAILED" and not lost)
+
+    decisive = max(children, key=lambda child: (failed_by_itself(child), len(child.get("attempts", []))))
+    stopped = parent.get("isTerminated") or parent.get("isCancelled")
+    reason = parent.get("statusReason", "") if stopped else decisive.get("statusReason", "")
+    return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
+
+
 def is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
     """Whether a finished attempt ended by a Spot reclaim: `jobs.moves.is_reclaim`, on Batch's own shape.
 
@@ -111,7 +140,7 @@ def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
 
 def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: bool) -> bool:
     reason = job.get("statusReason", "")
-    may_go_on = job["jobQueue"] in rules.on_demand_queues
+    may_go_on = job["jobQueue"] in rules.on_demand_queues and _children(job) <= rules.on_demand_nodes
     if reason.startswith(rules.no_capacity_reason):
         return not may_go_on
     if reason.startswith("Canceled by JobStateTimeLimit"):  # by the queue, not by its owner
@@ -168,13 +197,30 @@ class Reporter:
         jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
         return jobs[0] if jobs else {}
 
+    def children(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        ids = [f"{job['jobId']}:{index}" for index in range(_children(job))]
+        return [
+            child
+            for start in range(0, len(ids), 100)  # the service's limit
+            for child in self._batch.describe_jobs(jobs=ids[start : start + 100])["jobs"]
+        ]
+
     def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
+        """Of an array its children, each of which has a node."""
+        found = []
+        for summary in self._alive(jobQueue=queue):
+            # Batch leaves children out, and shows their parent as PENDING while they run.
+            is_parent = summary["status"] == "PENDING" and _children(summary)
+            found += self._alive(arrayJobId=summary["jobId"]) if is_parent else [summary]
+        return found
+
+    def _alive(self, **which: str) -> list[dict[str, Any]]:
         pages = self._batch.get_paginator("list_jobs")
         states = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
         return [
             {**summary, "status": state}
             for state in states
-            for page in pages.paginate(jobQueue=queue, jobStatus=state)
+            for page in pages.paginate(**which, jobStatus=state)
             for summary in page["jobSummaryList"]
         ]
 
@@ -191,7 +237,12 @@ def handler(event: dict[str, Any], _context: object) -> None:
         return
     # What happened is the event's to say: by now the job may be elsewhere. The rest it need not carry.
     happened = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
-    job = {**detail, **reporter.describe(detail["jobId"]), **happened}
+    # The parent of an array's child has what all children have in common, its tags.
+    parent = reporter.describe(detail["jobId"].partition(":")[0])
+    child = reporter.describe(detail["jobId"]) if ":" in detail["jobId"] else {}
+    job = {**detail, **parent, **child, **happened}
+    if job["status"] == "FAILED" and (children := reporter.children(job)):
+        job = with_children(job, children, rules)
     said = report(job, rules)
     if said.text:
         reporter.publish(rules.topic, said.text)

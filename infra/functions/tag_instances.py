@@ -70,7 +70,9 @@ def handler(event: dict[str, Any], _context: object) -> None:
     jobs = tagger.parts(event["detail"]["jobId"])
     if not jobs:
         return
-    tags = {key: value for key, value in jobs[0].get("tags", {}).items() if key in TAGS}
+    # A child of an array job has its parent's tags.
+    parent = tagger.parts(jobs[0]["jobId"].partition(":")[0])[:1] if ":" in jobs[0]["jobId"] else jobs[:1]
+    tags = {key: value for job in parent for key, value in job.get("tags", {}).items() if key in TAGS}
     instances = tagger.instances(container_instances(jobs))
     if instances and tags:
         tagger.tag(instances, tags)

@@ -7,12 +7,12 @@ from typing import NoReturn
 
 from jobs import batch, port_forwarding, storage
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.catalog import CATALOG
 from jobs.cli import tables
 from jobs.cli.runs import job_of
 from jobs.errors import Detached, TrainyardError, UsageError
 from jobs.follow import may_go_on
+from jobs.job import Job
 from jobs.runs import NOTEBOOK, NotebookServer
 from jobs.stage import DeployedStage
 from jobs.storage import StoredRun

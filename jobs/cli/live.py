@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from jobs.batch import Job
 from jobs.cli.tables import duration, stderr
 from jobs.errors import Detached
+from jobs.job import Job
 from jobs.logs import LogLine
 from jobs.runs import Progress as ProgressLine
 
@@ -133,6 +133,8 @@ def _state_words(job: Job) -> str:
     of = f"attempt {job.attempt} of {job.max_attempts}"
     if job.origin:
         of = f"{job.origin}, {of} there"
+    if job.nodes_text:
+        of = f"{of}, {job.nodes_text} (what keeps the others: trainyard why {job.run_id})"
     last = job.attempts[-1] if job.attempts else None
     again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":

@@ -21,6 +21,7 @@ from jobs.cli.spec_file import read_spec_text
 from jobs.cli.submit import How, confirm, finish, send
 from jobs.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
 from jobs.follow import may_go_on
+from jobs.job import Job
 from jobs.plan import Continued, Plan, plan
 from jobs.runs import SPEC, Receipt
 from jobs.spec import JobSpec
@@ -85,7 +86,7 @@ def resume(
     finish(aws, stage, [planned], {run.run_id: job_id}, how=how, output=output)
 
 
-def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[batch.Job], receipt: Receipt | None) -> None:
+def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], receipt: Receipt | None) -> None:
     job = jobs[-1] if jobs else None
     state = job.state if job else {"succeeded": "SUCCEEDED"}.get(receipt.state if receipt else "", "FAILED")
     if state == "SUCCEEDED":

@@ -10,6 +10,7 @@ from jobs import batch, storage
 from jobs.aws import Aws
 from jobs.cli import tables
 from jobs.errors import NotFoundError, TrainyardError, UsageError
+from jobs.job import Job
 from jobs.runs import Receipt
 from jobs.stage import DeployedStage
 
@@ -68,6 +69,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             [
                 ("run", job.run_id),
                 ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"),
+                ("nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
                 ("reason", job.reason),
                 ("waited for" if job.ended else "waits for", waits_for),
                 ("goes on", f"{job.origin} after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else job.origin),
@@ -112,11 +114,12 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
         return
     waited = tables.duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
-    console.print(f"{job.run_id} is {job.state} in {job.queue}, submitted {waited} ago")
+    some = f" on {job.nodes_text}" if job.nodes_text else ""
+    console.print(f"{job.run_id} is {job.state}{some} in {job.queue}, submitted {waited} ago")
     tables.show(tables.findings_table(found), on=tables.stdout())
 
 
-def _ended_by(job: batch.Job, receipt: Receipt | None) -> str:
+def _ended_by(job: Job, receipt: Receipt | None) -> str:
     """What the job's last attempt itself said of its end, of which Batch knows only the exit code."""
     last = receipt.attempts[-1] if receipt else None
     ours = job.state == "FAILED" and last is not None and last.job_id == job.id
@@ -215,12 +218,12 @@ def parse_since(text: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
-def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> batch.Job:
+def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> Job:
     """The job that a run is by now. Raises NotFoundError where Batch has forgotten it."""
     return _jobs_of(aws, stage, run_id)[-1]
 
 
-def _jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[batch.Job]:
+def _jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
     jobs = batch.find_jobs(aws, stage, run_id)
     if not jobs:
         raise NotFoundError(

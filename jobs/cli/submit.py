@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jobs.aws import Aws
-from jobs.batch import SUBMIT_DELAYS_SECONDS, Job, cause_of_failure, read_stage, terminate_id
+from jobs.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
 from jobs.batch import submit as submit_job
 from jobs.cli import tables
 from jobs.cli.live import LiveView, detaching
 from jobs.cli.spec_file import read_specs
 from jobs.errors import Detached, JobFailedError, MaybeSubmittedError, TimedOutError, TrainyardError, UsageError
 from jobs.follow import follow
+from jobs.job import Job
 from jobs.logs import LogReader
 from jobs.moves import is_reclaim
 from jobs.plan import Plan, plan

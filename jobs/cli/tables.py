@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.batch import Job, JobAttempt
 from jobs.budget import NOTHING_SPENT
+from jobs.job import Job, JobAttempt
 from jobs.plan import Plan
 from jobs.runs import Receipt
 

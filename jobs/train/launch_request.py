@@ -14,7 +14,15 @@ from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.job_kind import JobKind
 from jobs.queues import MARKET, Capacity
-from jobs.runs import ACCELERATOR_VARIABLE, ALLOW_CHANGES_FLAG, HANG_TIMEOUT_SECONDS, RUN_URI_VARIABLE, S3Location
+from jobs.runs import (
+    ACCELERATOR_VARIABLE,
+    ALLOW_CHANGES_FLAG,
+    GANG_FLAG,
+    GANG_WAIT_SECONDS,
+    HANG_TIMEOUT_SECONDS,
+    RUN_URI_VARIABLE,
+    S3Location,
+)
 from jobs.train import hub_push
 from jobs.train.accelerator import AUTO
 from jobs.train.attempts import attempt_number, job_id
@@ -135,10 +143,14 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         help="without a step, after which the attempt ends and is resumed; 0: never",
     )
     parser.add_argument(
-        "--gang-min-nnodes", type=int, metavar="M", help="the children of the array job train together, at least M"
+        GANG_FLAG, type=int, metavar="M", help="the children of the array job train together, at least M"
     )
     parser.add_argument(
-        "--gang-wait-seconds", type=float, default=900.0, metavar="S", help="how long they wait for those that lack"
+        "--gang-wait-seconds",
+        type=float,
+        default=GANG_WAIT_SECONDS,
+        metavar="S",
+        help="how long they wait for those that lack",
     )
     parser.add_argument(
         ALLOW_CHANGES_FLAG, action="store_true", help="resume a checkpoint though it was made with other arguments"
@@ -199,7 +211,7 @@ def _gang(given: argparse.Namespace, environment: Mapping[str, str], check: Call
             f"{missing.args[0]} is not set: the nodes of a gang are the children of an array job"
         ) from None
     if not 1 <= given.gang_min_nnodes <= size:
-        raise UsageError(f"--gang-min-nnodes is {given.gang_min_nnodes}; it goes from 1 to {size}")
+        raise UsageError(f"{GANG_FLAG} is {given.gang_min_nnodes}; it goes from 1 to {size}")
     check(size)
     sizes = [size]
     for fewer in range(given.gang_min_nnodes, size):

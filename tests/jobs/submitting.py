@@ -10,8 +10,8 @@ import boto3
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.cli.submit import plan_run
+from jobs.job import Job
 from jobs.plan import Plan
 from jobs.spec import parse_spec
 from jobs.stage import DeployedStage

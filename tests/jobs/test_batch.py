@@ -12,10 +12,12 @@ from jobs import batch
 from jobs.aws import Aws
 from jobs.cli.submit import raise_failure, send
 from jobs.errors import ConfigurationError, MaybeSubmittedError, TimedOutError, TrainyardError
+from jobs.logs import LogReader
 from jobs.plan import Plan
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
 from tests.conftest import EmbeddedAws
+from tests.infra.functions.waiting import wait_until
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.jobs.submitting import RunCommand, create_plain_queue, environment_of, planned_to_run, wait_for
 
@@ -222,6 +224,39 @@ def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws
         assert job.state == "FAILED"
         assert job.attempts[0].exit_code == 3
         assert [(stream.attempt, stream.node) for stream in job.log_streams] == expected
+
+
+def test_nodes_that_start_one_by_one_are_described_as_one_job(embedded: Aws, stage: DeployedStage) -> None:
+    # GIVEN two nodes, of which both leave once, and one then fails by itself
+    script = """
+        echo "node $AWS_BATCH_JOB_ARRAY_INDEX"
+        [ $AWS_BATCH_JOB_ATTEMPT = 1 ] && exit 75
+        [ $AWS_BATCH_JOB_ARRAY_INDEX = 1 ] && exit 3
+        sleep 60
+    """
+    plan = planned_to_run(embedded, stage, ["sh", "-c", script])
+    plan.request["arrayProperties"] = {"size": 2}
+    job_id = batch.submit(embedded, plan)
+    job = wait_until(
+        lambda: batch.describe(embedded, stage, [job_id])[0], lambda job: job.nodes == {"RUNNING": 1, "FAILED": 1}
+    )
+    # THEN it runs as long as one of them does
+    assert (job.state, job.nodes_text, job.attempt, job.ended) == ("RUNNING", "1 of 2 nodes", 2, False)
+    assert [(attempt.exit_code, bool(attempt.stopped_at)) for attempt in job.attempts] == [(75, True), (None, False)]
+    assert [(stream.attempt, stream.node) for stream in job.log_streams] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    lines = LogReader(embedded, stage.log_group).read(job.log_streams)
+    assert {(line.attempt, line.node, line.text) for line in lines} == {
+        (attempt, node, f"node {node}") for attempt in (1, 2) for node in (0, 1)
+    }
+    assert job.run_id in [
+        listed.run_id for listed in batch.list_jobs(embedded, stage, since=job.created_at - timedelta(seconds=1))
+    ]
+    # AND its end ends all of them
+    batch.terminate(embedded, job, reason="enough")
+    ended = wait_for(embedded, stage, job_id)
+    assert (ended.state, ended.reason, ended.nodes) == ("FAILED", "enough", {"FAILED": 2})
+    # AND what failed by itself says why, not who had to leave with it
+    assert [attempt.exit_code for attempt in ended.attempts] == [75, 3]
 
 
 def test_runs_are_listed_newest_first_by_time_and_team(

@@ -8,9 +8,9 @@ import pytest
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job, JobAttempt
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.follow import may_go_on
+from jobs.job import Job, JobAttempt
 from jobs.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.queues import SPOT_WAITED_TOO_LONG
 from jobs.stage import DeployedStage

@@ -9,10 +9,10 @@ import pytest
 
 from jobs import batch, storage
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submit import plan_run, send
 from jobs.errors import INTERRUPTED_EXIT_CODE, NotFoundError
+from jobs.job import Job
 from jobs.logs import LogReader
 from jobs.plan import Plan
 from jobs.runs import NOTEBOOK, NotebookServer, S3Location

@@ -20,17 +20,20 @@ def test_the_ranks_of_all_nodes_share_the_batch() -> None:
         plan(spec(arguments=arguments, resources={"nnodes": 2}), LARGE, run_id=RUN_ID)
 
 
-def test_several_nodes_need_their_own_queue_since_batch_never_runs_them_on_spot() -> None:
+def test_several_nodes_that_start_together_need_their_own_queue() -> None:
     several = spec(resources={"nnodes": 2})
     with pytest.raises(UsageError) as caught:
         plan(several, STAGE, run_id=RUN_ID)
     assert str(caught.value) == (
         "resources.nnodes: 2 were asked for, but stage 'dev' has no queue for several nodes\n"
-        "Next: set resources.nnodes to 1, or have max_multinode_nodes of the stage raised in infra/settings.py"
+        "Next: set resources.capacity to 'spot', resources.nnodes to 1, or have max_multinode_nodes of the stage "
+        "raised in infra/settings.py"
     )
     planned = plan(several, LARGE, run_id=RUN_ID)
     assert planned.request["jobQueue"] == "arn:queue/multinode"
-    assert planned.queue_reason == "several nodes: Batch does not run multi-node jobs on Spot"
+    assert planned.queue_reason == (
+        "several nodes: started together, On-Demand; resources.capacity: spot starts each as Spot has it"
+    )
     assert planned.capacity == "on-demand"
     assert planned.usd_per_hour == planned.on_demand_usd_per_hour == 2 * 13.10904
 
@@ -59,7 +62,44 @@ def test_several_nodes_get_the_command_through_node_overrides() -> None:
     assert planned.request["retryStrategy"] == one.request["retryStrategy"]
 
 
-@pytest.mark.parametrize("resources", [{}, {"nnodes": 2}, {"capacity": "on-demand"}], ids=str)
+def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node() -> None:
+    one = plan(spec(), STAGE, run_id=RUN_ID)
+    planned = plan(spec(resources={"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}), STAGE, run_id=RUN_ID)
+    overrides = "ecsPropertiesOverride"
+    assert {key: value for key, value in planned.request.items() if key != overrides} == {
+        **{key: value for key, value in one.request.items() if key != overrides},
+        "arrayProperties": {"size": 4},
+    }
+    flags = command_of(planned)
+    kind = flags.index("finetune-classification")
+    assert flags == [*command_of(one)[: kind - 1], "--gang-min-nnodes=2", *command_of(one)[kind - 1 :]]
+    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("gaudi-spot", "spot", 4 * 3.93)
+    assert planned.queue_reason == ("4 nodes of dl1.24xlarge: Spot, each started for itself, and again after a reclaim")
+    [note] = planned.notes
+    assert note == (
+        "the 4 nodes start as they come, and are paid for while they wait for each other; after 15 minutes 2 begin; "
+        "when one is taken away all save and start again, which is one of their 3 attempts"
+    )
+    # All of them are needed where the spec does not say otherwise
+    whole = plan(spec(resources={"nnodes": 4, "capacity": "spot"}), LARGE, run_id=RUN_ID)
+    assert "--gang-min-nnodes=4" in command_of(whole)
+    assert "begin" not in whole.notes[0]
+    assert "--gang-min-nnodes" not in " ".join(command_of(one))
+
+
+def test_the_batch_divides_over_the_fewest_nodes_too() -> None:
+    arguments = {**ARGUMENTS, "global_batch_size": 32}
+    with pytest.raises(UsageError, match="global_batch_size 32 does not divide over 24 ranks"):
+        plan(
+            spec(arguments=arguments, resources={"nnodes": 4, "min_nnodes": 3, "capacity": "spot"}),
+            STAGE,
+            run_id=RUN_ID,
+        )
+
+
+@pytest.mark.parametrize(
+    "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
+)
 def test_requests_have_the_shape_that_the_api_takes(resources: dict[str, Any]) -> None:
     planned = plan(spec(resources=resources), LARGE, run_id=RUN_ID)
     shape = get_session().get_service_model("batch").shape_for("SubmitJobRequest")

@@ -9,9 +9,9 @@ import pytest
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.cli.submit import plan_run, plan_runs, send
 from jobs.errors import NotFoundError, UsageError
+from jobs.job import Job
 from jobs.plan import Plan
 from jobs.runs import S3Location
 from jobs.spec import JobSpec, parse_spec

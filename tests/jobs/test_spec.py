@@ -75,6 +75,18 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
                 "not 'all'"
             ),
         ),
+        (
+            {"resources": {"nnodes": 2, "min_nnodes": 1}},
+            "resources: min_nnodes: it is for several nodes on Spot: capacity: spot, and nnodes more than 1",
+        ),
+        (
+            {"resources": {"nnodes": 2, "min_nnodes": 3, "capacity": "spot"}},
+            "resources: min_nnodes: 3 are more than the 2 of nnodes",
+        ),
+        (
+            {"resources": {"nnodes": 10_001, "capacity": "spot"}},
+            "resources: nnodes: on Spot a job has at most 10000 nodes",
+        ),
         ({"resources": {"nnodes": 0}}, "resources.nnodes: Input should be greater than or equal to 1, not 0"),
         ({"attempts": 11}, "attempts: Input should be less than or equal to 10, not 11"),
         (

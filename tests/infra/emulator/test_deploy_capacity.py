@@ -77,14 +77,16 @@ def test_the_on_demand_queues_share_one_limit(prod_aws: EmbeddedAws, stage: Depl
 
 
 @pytest.mark.parametrize(
-    ("resources", "nodes"), [({"nnodes": 2}, 2), ({"nnodes": 4}, 4), ({"capacity": "on-demand"}, 1)], ids=str
+    ("resources", "nodes"),
+    [({"nnodes": 2}, 2), ({"nnodes": 4}, 4), ({"nnodes": 4, "capacity": "spot"}, 4), ({"capacity": "on-demand"}, 1)],
+    ids=str,
 )
 def test_what_is_planned_for_it_runs(
     prod_aws: EmbeddedAws, stage: DeployedStage, resources: dict[str, Any], nodes: int, tmp_path: Path
 ) -> None:
     # The main node's end is the job's, so each waits for all.
     script = (
-        f'cd "{tmp_path}"; touch "${{AWS_BATCH_JOB_NODE_INDEX:-0}}"; '
+        f'cd "{tmp_path}"; touch "${{AWS_BATCH_JOB_NODE_INDEX:-${{AWS_BATCH_JOB_ARRAY_INDEX:-0}}}}"; '
         f"until [ $(ls | wc -l) = {nodes} ]; do sleep 0.05; done"
     )
     request = planned_to_run(stage, resources, ["sh", "-c", script])

@@ -9,7 +9,16 @@ import pytest
 from botocore.exceptions import ClientError
 
 from infra.functions import move_to_on_demand
-from infra.functions.move_to_on_demand import Mover, MoveUnderwayError, Resubmit, Rules, Terminate, decide, handler
+from infra.functions.move_to_on_demand import (
+    Mover,
+    MoveUnderwayError,
+    Resubmit,
+    Rules,
+    Terminate,
+    decide,
+    handler,
+    with_children,
+)
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
 from jobs.plan import RETRY_RULES
@@ -32,6 +41,7 @@ def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
         "RUN_BUCKET": world.bucket,
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "ON_DEMAND_QUEUES": json.dumps({world.spot: world.on_demand}),
+        "ON_DEMAND_NODES": "4",
         "RECLAIM_REASON": RECLAIM_REASON,
         "EXITED_REASON": EXITED_REASON,
         "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
@@ -88,6 +98,71 @@ def test_after_the_last_reclaim_that_is_allowed_the_same_job_runs_on_demand(worl
     # Its budget counts at the other price from here on.
     assert is_["command"] == [*command[:4], "--capacity=on-demand", "--max-usd=5"]
     assert claim_of(world, ended)["successor"] == successor["jobId"]
+
+
+def test_nodes_that_start_one_by_one_move_together_and_once(world: World, rules: Rules) -> None:
+    # GIVEN three nodes of which two are taken away as often as is allowed
+    parent_id = world.submit(*SLEEP, arrayProperties={"size": 3})
+    children = [f"{parent_id}:{index}" for index in range(3)]
+    for child in (children[1], children[2], children[1]):
+        world.reclaim(child)
+        assert not world.job(parent_id)["isTerminated"]
+        handler(world.event(child), None)
+    # WHEN the events of all of them come, and those of their parent
+    ended = world.reached(parent_id, "FAILED")
+    for _ in range(2):
+        for job_id in (*children, parent_id):
+            handler(world.event(job_id), None)
+    # THEN all go on as one, in the same shape
+    [successor] = world.named(ended["jobName"])
+    found = world.job(successor["jobId"])
+    assert found["arrayProperties"]["size"] == 3
+    assert found["tags"]["trainyard:moved"] == "after 2 reclaims"
+    assert world.reached(f"{successor['jobId']}:2", "RUNNING")["jobQueue"] == world.on_demand
+    assert claim_of(world, ended)["successor"] == successor["jobId"]
+
+
+GANG = {"isTerminated": False, "status": "PENDING", "arrayProperties": {"size": 2}, "statusReason": "Array Child Job…"}
+MOVED = "moved to On-Demand for want of Spot capacity: goes on as …"
+
+
+@pytest.mark.parametrize(
+    ("parent", "reasons", "attempts", "wanted"),
+    [
+        ({}, ["", ""], [[EXITED], [{"statusReason": RECLAIMED}]], None),
+        ({}, ["", ""], [[EXITED], [EXITED, {"statusReason": RECLAIMED}]], Terminate),
+        ({"isTerminated": True}, ["", ""], [[EXITED], [EXITED, EXITED]], None),
+        ({}, [SPOT_WAITED_TOO_LONG, ""], [[], []], Terminate),
+        (
+            {"status": "FAILED", "isTerminated": True, "statusReason": MOVED},
+            [SPOT_WAITED_TOO_LONG, MOVED],
+            [],
+            Resubmit,
+        ),
+        ({"status": "FAILED", "isTerminated": True, "statusReason": "why?"}, [SPOT_WAITED_TOO_LONG, "why?"], [], None),
+        ({"status": "FAILED"}, [EXITED_REASON, EXITED_REASON], [[EXITED, EXITED], [EXITED, EXITED]], Resubmit),
+        ({"status": "FAILED"}, [EXITED_REASON, EXITED_REASON], [[EXITED, EXITED], [EXITED, OWN_FAULT]], None),
+        ({"arrayProperties": {"size": 5}}, ["", ""], [[EXITED], [EXITED, EXITED]], None),  # more than there may be
+    ],
+)
+def test_what_is_done_with_several_nodes_follows_from_all_of_them(
+    parent: dict[str, Any],
+    reasons: list[str],
+    attempts: list[list[dict[str, Any]]],
+    wanted: type | None,
+    *,
+    world: World,
+    rules: Rules,
+) -> None:
+    job = world.job(world.submit("true")) | GANG | parent
+    children = [
+        {"status": "FAILED" if reason else "RUNNING", "statusReason": reason, "attempts": of_child}
+        for reason, of_child in zip(reasons, attempts or [[], []], strict=True)
+    ]
+    decision = decide(with_children(job, children, rules), rules)
+    assert type(decision) is (wanted or type(None))
+    if isinstance(decision, Resubmit) and "Spot capacity" in job["statusReason"]:
+        assert decision.request["tags"]["trainyard:moved"] == "for want of Spot capacity"
 
 
 def test_events_that_come_again_late_and_out_of_order_change_nothing(world: World, rules: Rules) -> None:

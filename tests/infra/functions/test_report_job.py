@@ -13,6 +13,7 @@ from jobs.plan import RETRY_RULES
 from jobs.queues import SPOT_WAITED_TOO_LONG
 from tests.infra.functions.conftest import World
 from tests.infra.functions.messages import Inbox
+from tests.infra.functions.waiting import wait_until
 
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
@@ -30,6 +31,7 @@ def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
             ]
         ),
         "ON_DEMAND_QUEUES": json.dumps([[world.spot, world.on_demand]]),
+        "ON_DEMAND_NODES": "4",
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "RECLAIM_REASON": RECLAIM_REASON,
         "EXITED_REASON": EXITED_REASON,
@@ -135,6 +137,37 @@ def test_a_job_of_several_nodes_counts_as_many(world: World, rules: Rules) -> No
     ]
     line = metrics({"name": "gaudi-multinode", "usd_per_hour": 10.0}, summaries, Report(), "trainyard/test")
     assert (line["QueueDepth"], line["RunningNodes"], line["SpendUsdPerHour"]) == (1, 5, 50.0)
+
+
+def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
+    world: World, rules: Rules, inbox: Inbox, numbers: Callable[[], dict[str, Any]]
+) -> None:
+    # GIVEN three nodes, one of which fails by itself when the others have gone with the reclaim of one
+    script = f"[ $AWS_BATCH_JOB_ATTEMPT = 1 ] && exit {INTERRUPTED_EXIT_CODE}; sleep 600"
+    retry = {"attempts": 3, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]}
+    parent_id = world.submit("sh", "-c", script, retryStrategy=retry, arrayProperties={"size": 3})
+    children = [f"{parent_id}:{index}" for index in range(3)]
+    wait_until(lambda: [world.job(child) for child in children], lambda jobs: all(job["attempts"] for job in jobs))
+    # WHEN all wait again
+    for child in children:
+        handler(world.event(child, status="RUNNABLE"), None)
+    [message] = inbox.read()
+    assert "(stage test) lost its instance to a Spot reclaim, for the first time" in message
+    # THEN each of them is a node that runs
+    for child in children:
+        world.reached(child, "RUNNING")
+    handler(world.event(parent_id), None)
+    line = numbers()
+    assert (line["RunningNodes"], line["QueueDepth"], line["Reclaims"]) == (3, 0, 0)
+    # AND their end is one
+    world.batch.terminate_job(jobId=children[1], reason="a fault")
+    for child in (children[0], children[2]):
+        world.batch.terminate_job(jobId=child, reason="changed my mind")
+    world.reached(parent_id, "FAILED")
+    for job_id in (*children, parent_id):
+        handler(world.event(job_id), None)
+    [message] = inbox.read()
+    assert "of team research (stage test) failed in attempt 2: " in message
 
 
 def test_a_queue_that_is_not_the_stages_is_nobodys_business(

@@ -66,6 +66,16 @@ def test_a_running_jobs_instance_is_looked_for_where_the_job_says(
     }
 
 
+def test_a_node_that_was_started_by_itself_has_the_tags_of_its_job(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent_id = world.submit("sleep", "600", arrayProperties={"size": 2})
+    world.reached(f"{parent_id}:1", "RUNNING")
+    handler(world.event(f"{parent_id}:1"), None)
+    line = json.loads(capsys.readouterr().out)
+    assert (line["job"], line["tags"]["trainyard:team"]) == (f"{parent_id}:1", "research")
+
+
 def test_of_a_job_of_several_nodes_each_node_is_looked_at(world: World) -> None:
     definition = world.batch.register_job_definition(
         jobDefinitionName=f"nodes-{uuid.uuid4().hex[:8]}",

@@ -19,9 +19,9 @@ import pytest
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submit import plan_run, send
+from jobs.job import Job
 from jobs.stage import DeployedStage
 from tests.conftest import EmbeddedAws
 from tests.infra.synthesis import ROOT

@@ -11,8 +11,8 @@ import pytest
 
 from jobs import batch
 from jobs.aws import Aws
-from jobs.batch import Job
 from jobs.cli.spec_file import READY_SPECS
+from jobs.job import Job
 from jobs.runs import S3Location, run_prefix
 from jobs.stage import DeployedStage
 from jobs.storage import read_receipt

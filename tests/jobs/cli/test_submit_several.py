@@ -10,6 +10,7 @@ import yaml
 
 from jobs import batch
 from jobs.aws import Aws
+from jobs.job import Job
 from jobs.runs import is_run_id
 from jobs.stage import DeployedStage
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
@@ -33,7 +34,7 @@ def two(tmp_path: Path) -> Path:
     return path
 
 
-def jobs_of(aws: Aws, stage: DeployedStage, run_ids: list[str]) -> list[batch.Job]:
+def jobs_of(aws: Aws, stage: DeployedStage, run_ids: list[str]) -> list[Job]:
     found = [batch.find_job(aws, stage, run_id) for run_id in run_ids]
     return [job for job in found if job is not None]
 

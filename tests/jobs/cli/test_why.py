@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from jobs.aws import Aws
-from jobs.batch import Job, describe, terminate
+from jobs.batch import describe, terminate
 from jobs.cli.submit import send
+from jobs.job import Job
 from jobs.queues import GAUDI_SPOT
 from jobs.stage import DeployedStage
 from jobs.waiting import Finding, findings, is_waiting
@@ -26,10 +27,12 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
     """Submits a job that runs until the test is over, and returns it once it is in `state`."""
     submitted: list[str] = []
 
-    def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None) -> Job:
+    def submit_one(state: str, *, name: str = "waits", depends_on: Job | None = None, nodes: int = 1) -> Job:
         plan = planned_to_run(embedded, stage, ["sleep", "300"], name=name)
         if depends_on is not None:
             plan.request["dependsOn"] = [{"jobId": depends_on.id}]
+        if nodes > 1:
+            plan.request["arrayProperties"] = {"size": nodes}
         submitted.append(send(embedded, plan))
         return wait_for(embedded, stage, submitted[-1], state=state)
 
@@ -75,6 +78,22 @@ def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: Depl
     # AND what is in order is said as well, after the causes
     assert [finding.verdict for finding in found] == sorted(finding.verdict for finding in found)
     assert {"queue", "Spot instances"} <= {finding.about for finding in found if finding.verdict == "fine"}
+
+
+def test_a_job_whose_nodes_start_one_by_one_waits_for_those_that_lack(
+    embedded: Aws, stage: DeployedStage, submit: Submit
+) -> None:
+    # GIVEN one of the two instances that `dev` may have, in use
+    submit("RUNNING")
+    several = submit("RUNNING", nodes=2)
+    # THEN the other one runs a node of the next job, whose second one waits
+    assert several.nodes == {"RUNNABLE": 1, "RUNNING": 1}
+    assert is_waiting(several)
+    found = findings(embedded, stage, several)
+    assert causes(found) == {"room": "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"}
+    more = submit("RUNNABLE", nodes=3)
+    wants = "the job wants 3 instances of dl1.24xlarge; the stage may have 2"
+    assert causes(findings(embedded, stage, more))["room"] == wants
 
 
 def test_a_job_waits_where_instances_are_switched_off(
