@@ -6,36 +6,36 @@ before 1.21 has several ranks shuffle with a generator that starts from one fixe
 some examples twice and others not at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Sampler, SequentialSampler
 
-from jobs.train.length_buckets import in_batches
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    Order = Callable[[np.random.Generator], NDArray[np.int64]]
 
 
 class BatchOrder(Sampler[int]):
     """The places of an epoch in whole global batches, of which DataLoader and accelerate deal each rank its share."""
 
-    def __init__(self, buckets: "NDArray[np.integer[Any]]", global_batch: int, trainer: Any) -> None:
-        self._buckets = buckets
-        self._batch = global_batch
+    def __init__(self, order: "Order", length: int, trainer: Any) -> None:
+        self._order = order
+        self._length = length
         self._trainer = trainer
 
     def __len__(self) -> int:
-        return -(-len(self._buckets) // self._batch) * self._batch
+        return self._length
 
     def __iter__(self) -> Iterator[int]:
         epoch = int(self._trainer.state.epoch or 0)  # whole where one begins, and kept in a checkpoint
         chance = np.random.default_rng([self._trainer.args.seed, epoch])
-        yield from in_batches(self._buckets, self._batch, chance).tolist()
+        yield from self._order(chance).tolist()
 
 
-def ordered(trainer_class: type[Any], buckets: "NDArray[np.integer[Any]]", global_batch: int) -> type[Any]:
+def ordered(trainer_class: type[Any], order: "Order", length: int) -> type[Any]:
     """The Trainer class that trains in this order.
 
     That the steps of an epoch are whole matters where batches are accumulated, too: transformers 4.51 counts the steps
@@ -45,7 +45,7 @@ def ordered(trainer_class: type[Any], buckets: "NDArray[np.integer[Any]]", globa
 
     class OrderedTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
         def _get_train_sampler(self, *_: Any, **__: Any) -> Sampler[int]:
-            return BatchOrder(buckets, global_batch, self)
+            return BatchOrder(order, length, self)
 
     return OrderedTrainer
 

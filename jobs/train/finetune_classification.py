@@ -8,6 +8,7 @@ accumulated where a rank's share is more than it can hold, so that it means the 
 """
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train import labelled_text, sources
 from jobs.train import s3 as object_store
 from jobs.train.accelerator import of_rank
+from jobs.train.length_buckets import in_batches
+from jobs.train.packed_examples import PackedExamples, check_model, model_type
 from jobs.train.rank import Rank, run
-from jobs.train.tokenized_text import InBatches, Prepared, prepare
+from jobs.train.tokenized_text import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.training import Task, train
 
 if TYPE_CHECKING:
@@ -50,15 +53,24 @@ def finetune(
         os.environ["HF_HUB_OFFLINE"] = "1"
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
+    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
+    train_data: TokenizedExamples | PackedExamples
+    if arguments.packing:
+        train_data = packed = PackedExamples(prepared.train, at_once)
+        order = functools.partial(packed.order, batch)
+        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
+    else:
+        train_data = prepared.train
+        order = functools.partial(in_batches, train_data.buckets, batch)
+        widths, padding = train_data.shapes(batch)
+        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
     if rank.is_first:
-        widths, padding = prepared.train.shapes(arguments.global_batch_size)
         log.info(
-            "data: %s training and %s held-out examples, %s classes; sequences of %s tokens (the longest has %s, "
-            "%.0f %% is padding)",
+            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
             prepared.train_examples,
             prepared.eval_examples,
             len(prepared.class_names),
-            ", ".join(map(str, widths)),
+            shapes,
             prepared.longest,
             100 * padding,
         )
@@ -67,13 +79,17 @@ def finetune(
         arguments,
         Task(
             model=lambda: _model(
-                model_folder, arguments.model, prepared.class_names, **of_rank(os.environ).model_arguments()
+                model_folder,
+                arguments.model,
+                prepared.class_names,
+                packing=arguments.packing,
+                **of_rank(os.environ).model_arguments(),
             ),
             start="the pretrained weights",
-            train_data=prepared.train,
-            buckets=prepared.train.buckets,
+            train_data=train_data,
+            order=order,
             eval_data=prepared.evaluation,
-            collate=prepared.train.collate,
+            collate=train_data.collate,
             evaluate=lambda trainer: _evaluate(trainer, prepared, arguments),
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
@@ -89,7 +105,10 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
-        return str(sources.model_folder(arguments.model, s3=lambda: s3, scratch=rank.scratch))
+        folder = sources.model_folder(arguments.model, s3=lambda: s3, scratch=rank.scratch)
+        if arguments.packing:
+            check_model(folder, arguments.model)
+        return str(folder)
 
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101
@@ -117,11 +136,17 @@ def _tokenizer(folder: Path, location: str) -> Any:
         return AutoTokenizer.from_pretrained(folder)
 
 
-def _model(folder: Path, location: str, names: list[str], **further: Any) -> Any:
+def _model(folder: Path, location: str, names: list[str], *, packing: bool = False, **further: Any) -> Any:
     from transformers import AutoModelForSequenceClassification
 
+    model_class: Any = AutoModelForSequenceClassification
+    if packing:
+        from jobs.train import packed_classifiers
+
+        model_class = packed_classifiers.CLASSES[model_type(folder)]
+        further = {**packed_classifiers.ARGUMENTS, **further}
     with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
-        return AutoModelForSequenceClassification.from_pretrained(
+        return model_class.from_pretrained(
             folder,
             num_labels=len(names),
             id2label=dict(enumerate(names)),

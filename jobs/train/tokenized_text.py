@@ -124,8 +124,8 @@ class TokenizedExamples:
             if (path := prepared.folder / f"{part}.{column}.npy").exists()
         }
         self.labels = np.load(prepared.folder / f"{part}.labels.npy")
-        self._lengths = np.load(prepared.folder / f"{part}.lengths.npy")
-        self._starts = np.cumsum(self._lengths) - self._lengths
+        self.lengths = np.load(prepared.folder / f"{part}.lengths.npy")
+        self._starts = np.cumsum(self.lengths) - self.lengths
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -133,14 +133,26 @@ class TokenizedExamples:
     @property
     def buckets(self) -> "NDArray[np.int64]":
         """Of each example, the number of the narrowest width that holds it."""
-        buckets: NDArray[np.int64] = np.searchsorted(np.asarray(self._prepared.widths), self._lengths)
+        buckets: NDArray[np.int64] = np.searchsorted(np.asarray(self._prepared.widths), self.lengths)
         return buckets
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """What each column has where there is no token."""
+        return {"input_ids": self._prepared.padding_token, "token_type_ids": self._prepared.padding_type}
+
+    def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.int32]"]:
+        """Each column's values of these examples, one after the other."""
+        spans = [
+            slice(start, start + length) for start, length in zip(self._starts[rows], self.lengths[rows], strict=True)
+        ]
+        return {column: np.concatenate([flat[span] for span in spans]) for column, flat in self._flat.items()}
 
     def shapes(self, batch: int) -> tuple[list[int], float]:
         """The widths that batches of this size have, and the share of their tokens that only fills up."""
         buckets, rows = np.divmod(in_batches(self.buckets, batch), len(self))
         widths = np.asarray(self._prepared.widths)[buckets]
-        return np.unique(widths).tolist(), 1 - float(self._lengths[rows].sum() / widths.sum())
+        return np.unique(widths).tolist(), 1 - float(self.lengths[rows].sum() / widths.sum())
 
     def __getitem__(self, place: int) -> dict[str, "torch.Tensor"]:
         return {name: values[0] for name, values in self.__getitems__([place]).items()}
@@ -152,17 +164,11 @@ class TokenizedExamples:
         buckets, rows = np.divmod(np.asarray(places), len(self))
         width = prepared.widths[buckets.max()]
         positions = np.arange(width) if prepared.padded_on == "right" else np.arange(width)[::-1]
-        mask = positions < self._lengths[rows, None]
+        mask = positions < self.lengths[rows, None]
         batch = {"attention_mask": mask.astype(np.int64), "labels": self.labels[rows]}
-        padding = {"input_ids": prepared.padding_token, "token_type_ids": prepared.padding_type}
-        for column, flat in self._flat.items():
-            batch[column] = np.full(mask.shape, padding[column])
-            batch[column][mask] = np.concatenate(
-                [
-                    flat[start : start + length]
-                    for start, length in zip(self._starts[rows], self._lengths[rows], strict=True)
-                ]
-            )
+        for column, tokens in self.tokens(rows).items():
+            batch[column] = np.full(mask.shape, self.padding[column])
+            batch[column][mask] = tokens
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 
     @staticmethod

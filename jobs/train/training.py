@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jobs.errors import UsageError
 from jobs.recipe import Recipe
 from jobs.runs import MODEL, S3Location
@@ -21,7 +19,9 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 
 if TYPE_CHECKING:
+    import numpy as np
     from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
 
     from jobs.train.checkpoint import CheckpointUploads
 
@@ -38,9 +38,8 @@ class Task:
     """Of what it makes, for the log: `the pretrained weights`, …"""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; an item is one sequence."""
-    buckets: Any = None
-    """An array with each training example's bucket of lengths: a batch is of one, and `__getitems__` is given its
-    places (jobs/train/length_buckets.py). None: all are alike, and their places are their numbers."""
+    order: "Callable[[np.random.Generator], NDArray[np.int64]] | None" = None
+    """What `__getitems__` of train_data is given in an epoch, in whole global batches."""
     eval_data: Any
     collate: Callable[[Any], Any]
     evaluate: Callable[[Any], Mapping[str, Any]]
@@ -52,8 +51,7 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further training arguments, on top of the recipe's and the accelerator's."""
     ordered_epoch: int | None = None
-    """None: each epoch has the items in an order of its own. A number: `train_data` has the items of all steps in their
-    order, and so many of them make an epoch."""
+    """Without `order`: `train_data` has the items of all steps in their order, and so many of them make an epoch."""
     observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: ()
     """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
@@ -114,11 +112,11 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     accelerator.prepare()
     transformers.set_seed(recipe.seed)
     trainer_class = adding_in_one_order(mended(accelerator.trainer_class()))
-    if task.ordered_epoch is not None:
+    if task.order is None:
         trainer_class = as_it_comes(trainer_class)
     else:
-        buckets = np.zeros(len(task.train_data), np.int64) if task.buckets is None else task.buckets
-        trainer_class = ordered(trainer_class, buckets, recipe.global_batch_size)
+        steps = -(-len(task.train_data) // recipe.global_batch_size)
+        trainer_class = ordered(trainer_class, task.order, steps * recipe.global_batch_size)
     if resume and resume.changed:
         trainer_class = with_own_settings(trainer_class)
     if resume and resume.world_size != rank.world_size:

@@ -1,10 +1,10 @@
-"""How much faster fine-tuning is in length buckets than padded to 512, the published tutorials' way.
+"""How much faster fine-tuning is in length buckets, and packed, than padded to 512, the published tutorials' way.
 
 python -m tests.benchmarks.padding                 both kinds of texts, three seeds
 python -m tests.benchmarks.padding --examples 640  fewer training examples: quicker, less accurate
 
 MiniLM on this machine's CPU and the demo's film reviews, alone (is it favourable?) and in pairs (is the first one rated
-higher?). Both ways take the same examples through the same loop, in one run. Speed at 512 is that of a few steps, since
+higher?). All ways take the same examples through the same loop, in one run. Speed at 512 is that of a few steps, since
 all are alike. Accuracy there is that of the same batches padded to the longest example only: attention leaves padding
 out, so it is the same model, in a fraction of the time; by how much logits differ between the two is printed.
 """
@@ -15,16 +15,17 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
+from transformers import AutoTokenizer, logging, set_seed
 
 from jobs.cli import demo_data
-from jobs.train.batch_order import BatchOrder
 from jobs.train.labelled_text import Examples
+from jobs.train.length_buckets import in_batches
+from jobs.train.packed_classifiers import ARGUMENTS, CLASSES
+from jobs.train.packed_examples import PackedExamples
 from jobs.train.tokenized_text import InBatches, Prepared, TokenizedExamples, prepare
 
 TUTORIAL_WIDTH = 512
@@ -88,23 +89,29 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
     print(f"{kind}: {buckets.train_examples} to train on, {buckets.eval_examples} held out", flush=True)
 
     # Speed, one after the other in turns: what else this machine does hits both.
+    packed = PackedExamples(buckets.train, BATCH)
     wide = _padded_to_512(parts["train"], tokenizer)
     learner, optimizer = _learner(model, seed=0)
-    seconds, samples = {"512": 0.0, "buckets": 0.0}, {"512": 0, "buckets": 0}
-    ours = list(_batches(buckets.train, seed=0))
-    share = -(-len(ours) // TUTORIAL_STEPS)
+    seconds = {"512": 0.0, "buckets": 0.0, "packed": 0.0}
+    samples = dict.fromkeys(seconds, 0)
+    ours = {"buckets": list(_batches(buckets.train, seed=0)), "packed": list(_batches(packed, seed=0))}
+    share = -(-len(ours["packed"]) // TUTORIAL_STEPS)
     for step in range(TUTORIAL_STEPS):
-        turns = (("512", [wide[step % len(wide)]]), ("buckets", ours[step * share : (step + 1) * share]))
-        for way, batches in turns:
+        turns = {way: batches[step * share : (step + 1) * share] for way, batches in ours.items()}
+        for way, batches in {"512": [wide[step % len(wide)]], **turns}.items():
             seconds[way] += _train(learner, optimizer, batches)
             samples[way] += sum(len(batch["labels"]) for batch in batches)
     speed = {way: samples[way] / seconds[way] for way in seconds}
     print(f"  padded to {TUTORIAL_WIDTH}          {speed['512']:8.1f} samples/s", flush=True)
-    print(
-        f"  buckets {', '.join(map(str, widths)):<16} {speed['buckets']:6.1f} samples/s   "
-        f"x{speed['buckets'] / speed['512']:.1f}   ({100 * padding:.0f} % padding)",
-        flush=True,
-    )
+    for way, shape, share_padded in (
+        ("buckets", ", ".join(map(str, widths)), padding),
+        ("packed", f"{packed.rows} x {packed.width}", packed.padding),
+    ):
+        print(
+            f"  {way:<7} {shape:<16} {speed[way]:6.1f} samples/s   x{speed[way] / speed['512']:.1f}   "
+            f"({100 * share_padded:.0f} % padding)",
+            flush=True,
+        )
 
     narrow = {name: values[:, : one_width.widths[-1]] for name, values in wide[0].items() if name != "labels"}
     learner.eval()
@@ -114,11 +121,15 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
         f"  logits at {one_width.widths[-1]} and {TUTORIAL_WIDTH} differ by {(logits[0] - logits[1]).abs().max():.1e}"
     )
 
-    accuracies: dict[str, list[float]] = {"one width": [], "buckets": []}
+    accuracies: dict[str, list[float]] = {"one width": [], "buckets": [], "packed": []}
     for seed in SEEDS:
-        for way, data in (("one width", one_width), ("buckets", buckets)):
+        for way, data, train in (
+            ("one width", one_width, one_width.train),
+            ("buckets", buckets, buckets.train),
+            ("packed", buckets, packed),
+        ):
             learner, optimizer = _learner(model, seed=seed)
-            batches = list(_batches(data.train, seed=seed))
+            batches = list(_batches(train, seed=seed))
             _train(learner, optimizer, batches, steps=len(batches))
             accuracies[way].append(_accuracy(learner, data))
     majority = max(np.bincount(parts["eval"].labels)) / len(parts["eval"])
@@ -146,17 +157,20 @@ def _padded_to_512(examples: Examples, tokenizer: Any) -> list[Batch]:
     ]
 
 
-def _batches(examples: TokenizedExamples, *, seed: int) -> Iterator[Batch]:
+def _batches(examples: TokenizedExamples | PackedExamples, *, seed: int) -> Iterator[Batch]:
     """One epoch, in the order that a job takes."""
-    trainer = SimpleNamespace(state=SimpleNamespace(epoch=0), args=SimpleNamespace(seed=seed))
-    places = list(BatchOrder(examples.buckets, BATCH, trainer))
+    chance = np.random.default_rng([seed, 0])
+    if isinstance(examples, PackedExamples):
+        places = examples.order(BATCH, chance).tolist()
+    else:
+        places = in_batches(examples.buckets, BATCH, chance).tolist()
     for start in range(0, len(places), BATCH):
         yield examples.__getitems__(places[start : start + BATCH])
 
 
 def _learner(model: Path, *, seed: int) -> tuple[Any, torch.optim.Optimizer]:
     set_seed(seed)
-    learner = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
+    learner = CLASSES["bert"].from_pretrained(model, num_labels=2, **ARGUMENTS)
     return learner, torch.optim.AdamW(learner.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 

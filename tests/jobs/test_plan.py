@@ -65,6 +65,7 @@ def test_the_whole_request() -> None:
                                 "--label-column=label",
                                 "--max-length=128",
                                 "--length-buckets=4",
+                                "--packing=false",
                                 "--epochs=1.0",
                             ],
                             "environment": [

@@ -1,5 +1,6 @@
 """An epoch: every example, alike lengths together, one shape on all ranks, in an order from seed and epoch alone."""
 
+import functools
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,8 @@ def test_what_is_not_shuffled_is_filled_with_what_is_there() -> None:
 
 def order(buckets: Any, batch: int, *, epoch: float, seed: int = 7) -> BatchOrder:
     state, arguments = SimpleNamespace(epoch=epoch), SimpleNamespace(seed=seed)
-    sampler = BatchOrder(buckets, batch, SimpleNamespace(state=state, args=arguments))
+    length = -(-len(buckets) // batch) * batch
+    shuffled = functools.partial(in_batches, buckets, batch)
+    sampler = BatchOrder(shuffled, length, SimpleNamespace(state=state, args=arguments))
     assert len(sampler) % batch == 0
     return sampler
