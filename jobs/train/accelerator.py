@@ -165,9 +165,10 @@ class Accelerator:
 
         Raises ConfigurationError where it cannot work. Upstream's DeepSpeed 0.16.1 was seen with them on two ranks of a
         CPU: it trained, saved and resumed bit by bit; Habana's was not. The values are those of optimum-habana's own
-        ZeRO-1 test (tests/configs/deepspeed_zero_1.json); `auto` is filled in from the other arguments. DeepSpeed then clips gradients and keeps the model itself in bf16, so that GaudiTrainer
-        turns autocast off. Its launcher is not needed: it sets what torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE,
-        MASTER_ADDR, MASTER_PORT), and optimum-habana starts it with --no_local_rank, so that no flag comes on top.
+        ZeRO-1 test (tests/configs/deepspeed_zero_1.json); `auto` is filled in from the other arguments. DeepSpeed then
+        clips gradients and keeps the model itself in bf16, so that GaudiTrainer turns autocast off. Its launcher is not
+        needed: it sets what torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and optimum-habana
+        starts it with --no_local_rank, so that no flag comes on top.
         """
         if not stage:
             return {}
