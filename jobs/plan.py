@@ -166,6 +166,12 @@ def plan(
     _check_push(arguments, spec.team, stage)
     # What runs here should run on AWS too, so it is held to the ranks that it would have there.
     arguments.check(*world_sizes)
+    if len(counts) > 1 and not arguments.resumes_on_other_ranks:
+        raise UsageError(
+            f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than {nnodes} nodes: "
+            "its checkpoints are of one number of ranks",
+            next_step="leave resources.min_nnodes out, or set deepspeed_zero_stage to 0",
+        )
     in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
     in_container = _with_locations(in_s3, _mounts(spec, stage))
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))

@@ -97,6 +97,13 @@ def test_the_batch_divides_over_the_fewest_nodes_too() -> None:
         )
 
 
+def test_fewer_nodes_are_refused_where_checkpoints_are_of_one_number_of_ranks() -> None:
+    arguments = {"data": "data://shared/packed", "deepspeed_zero_stage": 1}
+    resources = {"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}
+    with pytest.raises(UsageError, match=r"resources\.min_nnodes: .* fewer than 4 nodes.*one number of ranks"):
+        plan(spec(job="pretrain-mlm", arguments=arguments, resources=resources), LARGE, run_id=RUN_ID)
+
+
 @pytest.mark.parametrize(
     "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
 )
