@@ -17,9 +17,19 @@ from jobs.train.launch_request import parse
 from tests.jobs.notebooks import Browser, wait_until
 
 
+def install_broken_plugin(folder: Path) -> Path:
+    """A package whose plugin for TensorBoard asks for another that is not there."""
+    package = folder / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[tensorboard_plugins]\nbroken = not_there:Plugin\n")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
     folder = tmp_path_factory.mktemp("notebook")
+    packages = install_broken_plugin(tmp_path_factory.mktemp("packages"))
     for name in ("jupyterlab.py", "jobs.py"):
         (folder / name).write_text("raise SystemExit('a file of the user, who may call it so')")
     with pytest.MonkeyPatch.context() as patch:
@@ -27,6 +37,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
             patch.setenv(name, value)
         # A proxy that is not there must not stand between it and this machine.
         patch.setenv("http_proxy", "http://127.0.0.1:9")
+        patch.setenv("PYTHONPATH", str(packages))
         with JupyterLab(folder, settings=folder / "settings", tensorboard_logdir=".") as lab:
             yield lab
 
@@ -42,6 +53,11 @@ def test_its_settings_are_for_this_user_only(browser: Browser) -> None:
     assert stat.S_IMODE(settings.stat().st_mode) == 0o700
     assert stat.S_IMODE((settings / "jupyter_server_config.json").stat().st_mode) == 0o600
     assert browser.token in (settings / "jupyter_server_config.json").read_text()
+
+
+def test_tensorboard_starts_though_a_plugin_cannot_be_loaded(browser: Browser) -> None:
+    assert browser.ask("/tensorboard/data/logdir")[0] == 200
+    assert "broken" not in browser.json("/tensorboard/data/plugins_listing")
 
 
 def test_files_of_the_user_are_where_kernels_start_and_hide_no_module(browser: Browser) -> None:
