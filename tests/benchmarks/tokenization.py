@@ -33,7 +33,7 @@ from jobs.train.documents import Input
 from jobs.train.encoders import HuggingFace, choose, first_and_last_agree, load
 from jobs.train.packed_tokens import pack
 
-PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook")
+PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
 LENGTH = 512
 VOCABULARY = 32_000
 SHARD_BYTES = 16 << 20
