@@ -36,13 +36,26 @@ def shards(names: Iterable[str]) -> list[int]:
     )
 
 
+def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
+    """All documents of a file, in blocks of about so many bytes, a longer document alone in one.
+
+    A block is without the NUL that ends its last document: `block.split(END)` gives its documents.
+    """
+    begun: list[bytes] = []
+    with path.open("rb") as stream:
+        while read := stream.read(about_bytes):
+            end = read.rfind(END)
+            if end < 0:
+                begun.append(read)
+                continue
+            yield b"".join([*begun, read[:end]])
+            begun = [read[end + len(END) :]]
+
+
 def documents(path: Path) -> Iterator[bytes]:
     """All documents of a file, of which a block is in memory at once, and whatever one document takes."""
-    rest = b""
-    with path.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            *whole, rest = (rest + block).split(END) if END in block else (rest + block,)
-            yield from whole
+    for block in blocks(path, _BLOCK_BYTES):
+        yield from block.split(END)
 
 
 def batches(path: Path, *, at_most_bytes: int) -> Iterator[list[str]]:

@@ -17,7 +17,6 @@ from jobs.queues import MARKET, Capacity
 from jobs.runs import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
-    GANG_ATTEMPTS_FLAG,
     GANG_FLAG,
     GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
@@ -75,8 +74,6 @@ class Gang:
     """Numbers of nodes that it may train on, the smallest first."""
     wait_seconds: float
     """That they wait for all; then they begin on fewer, where they may."""
-    is_last: bool = False
-    """Whether Batch does not start this one again."""
 
     def most(self, count: int) -> int:
         """Of so many nodes, how many may train; 0: none."""
@@ -147,9 +144,6 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     )
     parser.add_argument(
         GANG_FLAG, type=int, metavar="M", help="the children of the array job train together, at least M"
-    )
-    parser.add_argument(
-        GANG_ATTEMPTS_FLAG, type=int, metavar="N", help="how often Batch starts each of them; default: unknown"
     )
     parser.add_argument(
         "--gang-wait-seconds",
@@ -224,10 +218,4 @@ def _gang(given: argparse.Namespace, environment: Mapping[str, str], check: Call
         with contextlib.suppress(UsageError):
             check(fewer)
             sizes.append(fewer)
-    return Gang(
-        index=index,
-        size=size,
-        sizes=tuple(sorted(sizes)),
-        wait_seconds=given.gang_wait_seconds,
-        is_last=given.gang_attempts is not None and attempt_number(environment) >= given.gang_attempts,
-    )
+    return Gang(index=index, size=size, sizes=tuple(sorted(sizes)), wait_seconds=given.gang_wait_seconds)

@@ -12,7 +12,8 @@ off. A sequence ends where it is full, so a document may go on in the next one. 
 with `[PAD]`; no other has any, unless a document spells it. A shard without documents of a part has no file of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,21 +146,38 @@ class PackedTokens:
 
 
 def pack(
-    ids: "NDArray[np.uint32]", path: Path, *, sequence_length: int, vocabulary_size: int, pad_id: int
+    parts: "Iterable[NDArray[np.uint32]]", path: Path, *, sequence_length: int, vocabulary_size: int, pad_id: int
 ) -> PackedFile:
-    """Write the ids of whole documents, one after the other, as a file of packed tokens.
+    """Write the ids of documents, one after the other, as a file of packed tokens, of which a part is in memory.
 
     Raises ValueError where an id is outside the vocabulary, or there are none.
     """
-    if not len(ids):
-        raise ValueError("there are no tokens to pack")
-    if int(ids.max()) >= vocabulary_size:
-        raise ValueError(f"token id {ids.max()} is outside a vocabulary of {vocabulary_size}")
-    sequences = -(-len(ids) // sequence_length)
-    packed = np.full(sequences * sequence_length, pad_id, dtype=token_type(vocabulary_size))
-    packed[: len(ids)] = ids
-    np.save(path, packed.reshape(sequences, sequence_length))
-    return PackedFile(name=path.name, sequences=sequences, tokens=len(ids))
+    of_type = token_type(vocabulary_size)
+    tokens = 0
+    with path.open("wb") as stream:
+        # How many sequences there are is known at the end; the headers of all numbers are of one length.
+        stream.write(_header((0, sequence_length), of_type))
+        for part in parts:
+            largest = int(part.max(initial=0))
+            if largest >= vocabulary_size:
+                raise ValueError(f"token id {largest} is outside a vocabulary of {vocabulary_size}")
+            stream.write(part.astype(of_type).data)
+            tokens += len(part)
+        if not tokens:
+            raise ValueError("there are no tokens to pack")
+        sequences = -(-tokens // sequence_length)
+        stream.write(np.full(sequences * sequence_length - tokens, pad_id, dtype=of_type).data)
+        stream.seek(0)
+        stream.write(_header((sequences, sequence_length), of_type))
+    return PackedFile(name=path.name, sequences=sequences, tokens=tokens)
+
+
+def _header(shape: tuple[int, int], of_type: "np.dtype[Any]") -> bytes:
+    """What `numpy.save` writes before the values."""
+    stream = BytesIO()
+    described = {"descr": of_type.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, described)
+    return stream.getvalue()
 
 
 def token_type(vocabulary_size: int) -> "np.dtype[Any]":

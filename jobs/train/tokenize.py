@@ -3,19 +3,16 @@ r"""Turn a corpus into token ids, packed into sequences of one length, shard by 
     python -m jobs.train.launch --instance-type=… --nproc-per-node=1 tokenize \
         --corpus=s3://…/artifacts/corpus-… --tokenizer=s3://…/artifacts/tokenizer-…
 
-The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.train.encoders); the files are
-described in jobs.train.packed_tokens. Shards are fetched, encoded and put on S3 at once, one after the other, so that
-neither memory nor disk grows with the corpus, and a restarted job makes the missing ones only.
+The ids are those of Hugging Face's tokenizer, whichever library makes them (jobs.train.corpus_packing); the files
+are described in jobs.train.packed_tokens. Shards are fetched, encoded and put on S3 at once, one after the other, so
+that neither memory nor disk grows with the corpus, and a restarted job makes the missing ones only.
 """
 
 import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from jobs.artifact import ArtifactFile
 from jobs.errors import UsageError
@@ -24,23 +21,17 @@ from jobs.train import corpus_files, packed_tokens, train_tokenizer
 from jobs.train import s3 as object_store
 from jobs.train.artifact_files import each_file
 from jobs.train.artifacts import Builder, OpenArtifact, open_artifact
-from jobs.train.encoders import Choice, HuggingFace, choose, first_and_last_agree, load
+from jobs.train.corpus_packing import CorpusPacking
+from jobs.train.encoders import load
 from jobs.train.job_metrics import JobMetrics
-from jobs.train.packed_tokens import Index, PackedFile, pack
+from jobs.train.packed_tokens import Index, PackedFile
 from jobs.train.rank import Rank, run
 from jobs.train.vocabulary import SPECIAL
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from numpy.typing import NDArray
 
 log = logging.getLogger("trainyard")
-
-SAMPLE_BYTES = 1 << 20
-"""Of the corpus, on which a fast encoder is held against `tokenizers` before it is used."""
-
-CHECKED_BYTES = 1 << 16
-"""Of the beginning and of the end of each file, on which its ids are held against those of `tokenizers`."""
 
 UPLOADS = 2
 """Files that go to S3 while the next one is encoded."""
@@ -87,15 +78,19 @@ class _Tokenization:
         self._corpus = corpus
         self._builder = builder
         self._sequence_length = arguments.sequence_length
-        self._only_tokenizers = arguments.encoder == "tokenizers"
         self._packed = rank.scratch / "packed"
         self._packed.mkdir()
         self._tokenizer_folder = tokenizer.download()
         self._tokenizer_files = list(tokenizer.manifest.files)
-        self._tokenizer = load(self._tokenizer_folder / "tokenizer.json")
-        self._vocabulary_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._special_ids = _special_ids(self._tokenizer, arguments.tokenizer)
-        self._choice: Choice | None = None
+        loaded = load(self._tokenizer_folder / "tokenizer.json")
+        self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
+        self._special_ids = _special_ids(loaded, arguments.tokenizer)
+        self._packing = CorpusPacking(
+            loaded,
+            sequence_length=arguments.sequence_length,
+            pad_id=self._special_ids["pad"],
+            only_tokenizers=arguments.encoder == "tokenizers",
+        )
         done = builder.done_shards()
         filled = [name for name, file in corpus.manifest.files.items() if file.counts["documents"]]
         self._missing = [name for name in filled if _packed_name(name) not in done]
@@ -108,9 +103,9 @@ class _Tokenization:
         started = time.monotonic()
         tokens = text_bytes = 0
         uploads: list[Future[ArtifactFile]] = []
-        with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
+        with self._packing as packing, ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
             for number, (name, path) in enumerate(each_file(self._corpus, self._missing), start=1):
-                file = self._pack(path, _packed_name(name))
+                file = packing.pack(path, self._packed / _packed_name(name))
                 uploads.append(pool.submit(self._upload, file, self._corpus.manifest.files[name].counts["documents"]))
                 while len(uploads) > UPLOADS:
                     uploads.pop(0).result()
@@ -123,37 +118,6 @@ class _Tokenization:
             for upload in uploads:
                 upload.result()
         self._finish(tokens, text_bytes, time.monotonic() - started)
-
-    def _pack(self, path: Path, name: str) -> PackedFile:
-        ids = self._encoded(path)
-        return pack(
-            ids,
-            self._packed / name,
-            sequence_length=self._sequence_length,
-            vocabulary_size=self._vocabulary_size,
-            pad_id=self._special_ids["pad"],
-        )
-
-    def _encoded(self, path: Path) -> "NDArray[np.uint32]":
-        if self._choice is None:
-            self._choice = self._chosen(path)
-            log.info("encoder: %s", self._choice)
-        ids = self._choice.encoder.encode_file(path)
-        reference = HuggingFace(self._tokenizer)
-        if self._choice.encoder.name == reference.name or first_and_last_agree(
-            ids, path, reference, each_bytes=CHECKED_BYTES
-        ):
-            return ids
-        self._choice = Choice(reference, f"{self._choice.encoder.name} gave other ids for documents of {path.name}")
-        log.warning("warning: encoder from here on: %s", self._choice)
-        return reference.encode_file(path)
-
-    def _chosen(self, path: Path) -> Choice:
-        if self._only_tokenizers:
-            return Choice(HuggingFace(self._tokenizer), "asked for")
-        fraction = min(1.0, SAMPLE_BYTES / path.stat().st_size)
-        documents = corpus_files.sample(path, fraction, seed=[0], at_most_bytes=SAMPLE_BYTES)
-        return choose(self._tokenizer, [document.decode() for document in documents])
 
     def _upload(self, file: PackedFile, documents: int) -> ArtifactFile:
         path = self._packed / file.name
@@ -183,7 +147,8 @@ class _Tokenization:
             "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
             "text_bytes": self._corpus.manifest.count("text_bytes"),
         }
-        encoder = {"encoder": self._choice.encoder.name, "encoder_reason": self._choice.reason} if self._choice else {}
+        choice = self._packing.choice
+        encoder = {"encoder": choice.encoder.name, "encoder_reason": choice.reason} if choice else {}
         self._builder.finish({**result, **encoder})
         speeds = {
             "seconds": round(seconds, 3),

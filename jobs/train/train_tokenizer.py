@@ -130,7 +130,7 @@ def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics:
 
 def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
     """How the vocabulary fits text that it has not seen."""
-    ids = HuggingFace(tokenizer).encode(texts)
+    ids = HuggingFace(tokenizer).encode([text.encode() for text in texts])
     own = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
     text_bytes = sum(len(text.encode()) for text in texts)
     return {

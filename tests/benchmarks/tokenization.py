@@ -2,47 +2,44 @@
 
 python -m tests.benchmarks.tokenization                 all of it; text from Debian's documentation packages
 python -m tests.benchmarks.tokenization --text a.jsonl  your own documents, in a column `text`
+python -m tests.benchmarks.tokenization --times 4       both sides tokenize four times the text
 
 The tutorial's way: `datasets.map` over all cores cuts each row at 512 tokens, a second `map` joins rows in Python
 lists, and the rows are shuffled. Ours is what the job `tokenize` does with each shard. Each side is a process of its
 own, whose children count for its memory, without the pages of mapped files. Half of the pages are rows by themselves,
-of the other half each line is one, as in a corpus of articles and sentences.
+of the other half each line is one, as in a corpus of articles and sentences. A larger text has the same rows again and
+again, every eighth of them with words of its own.
 """
 
 import argparse
-import html
 import json
 import os
-import random
-import re
+import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from jobs.train import corpus_files, vocabulary
 from jobs.train.corpus_files import END
+from jobs.train.corpus_packing import CorpusPacking
 from jobs.train.document_pieces import At
 from jobs.train.documents import Input
-from jobs.train.encoders import HuggingFace, choose, first_and_last_agree, load
-from jobs.train.packed_tokens import pack
+from jobs.train.encoders import HuggingFace, load
+from tests.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
 
-PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
 LENGTH = 512
 VOCABULARY = 32_000
-SHARD_BYTES = 16 << 20
-"""Smaller than the job's own default, so that a corpus of this size has several."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.tokenization", description=__doc__)
     parser.add_argument("--text", type=Path, help="documents as JSON lines, in a column `text`")
+    parser.add_argument("--times", type=int, default=1, help="how much more text both sides tokenize")
     parser.add_argument("--repeat", type=int, default=3, help="runs of what takes seconds; the fastest counts")
     parser.add_argument("--side", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -52,11 +49,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows = folder / "rows.jsonl"
-        _write_rows(rows, _texts_of(options.text) if options.text else _debian_texts(folder))
+        write_rows(rows, texts_of(options.text) if options.text else debian_texts(folder))
         print(f"{rows.stat().st_size / 1e6:.0f} MB of JSON lines, {os.cpu_count()} cores", flush=True)
         _vocabularies(folder)
-        _tokenizations(folder, options.repeat)
         _memory(folder)
+        if options.times > 1:
+            _run("grow", folder, str(options.times))
+            _run("frame", folder)
+            print(f"tokenized: {options.times}x the text, {rows.stat().st_size / 1e6:.0f} MB of JSON lines", flush=True)
+        _tokenizations(folder, options.repeat)
 
 
 def _vocabularies(folder: Path) -> None:
@@ -82,21 +83,32 @@ def _tokenizations(folder: Path, repeat: int) -> None:
     ):
         speed = side["tokens"] / side["seconds"]
         print(
-            f"{name:<33}{side['seconds']:8.2f} s {side['tokens']:>11} tokens {speed:>12,.0f}/s"
-            f" {side['peak_mb']:7.0f} MB {side['disk_mb']:6.0f} MB on disk   {side.get('encoder', '')}"
+            f"{name:<33}{side['seconds']:8.2f} s  CPU {side['cpu_seconds']:6.2f} s {side['tokens']:>11} tokens"
+            f" {speed:>12,.0f}/s {side['peak_mb']:7.0f} MB {side['disk_mb']:6.0f} MB on disk  {side.get('encoder', '')}"
         )
     speed = (ours["tokens"] / ours["seconds"]) / (tutorial["tokens"] / tutorial["seconds"])
     print(f"same kept tokens: {tutorial['seconds'] / same['seconds']:.1f}x; tokens/s: {speed:.1f}x", end="; ")
     print(f"memory: {ours['peak_mb'] / tutorial['peak_mb']:.2f}x; lost by the tutorial: ", end="")
     print(f"{1 - tutorial['tokens'] / ours['tokens']:.0%} of the tokens")
+    same_cpu = tutorial["cpu_seconds"] / same["cpu_seconds"]
+    cpu = (ours["tokens"] / ours["cpu_seconds"]) / (tutorial["tokens"] / tutorial["cpu_seconds"])
+    print(f"by CPU seconds: same kept tokens {same_cpu:.1f}x; tokens/s {cpu:.1f}x")
     read, loaded = _run("read", folder), tutorial["load_seconds"]
     print(f"from JSON lines: load_dataset {loaded:.2f} s, prepare-corpus's reading {read['seconds']:.2f} s")
 
 
 def _memory(folder: Path) -> None:
+    """Of ours, with a text that grows: its first copy, the first four, and all sixteen."""
     for times in (1, 4, 16):
-        side = _run("ours", folder, "framed", "auto", str(times))
-        print(f"ours, {times:>2}x the corpus   {side['peak_mb']:5.0f} MB   {side['seconds']:6.2f} s")
+        grown = _run("copies", folder, str(times))
+        side = _run("ours", folder, "copies")
+        speed = side["tokens"] / side["seconds"]
+        print(
+            f"ours, {times:>2}x the text, {grown['mb']:5.0f} MB   {side['peak_mb']:5.0f} MB of memory   "
+            f"{side['seconds']:6.2f} s   {speed:>12,.0f} tokens/s",
+            flush=True,
+        )
+    shutil.rmtree(folder / "copies")
 
 
 def _run(side: str, folder: Path, *arguments: str) -> dict[str, Any]:
@@ -120,36 +132,21 @@ def _run(side: str, folder: Path, *arguments: str) -> dict[str, Any]:
 
 def _memory_of(pid: int) -> int:
     """Bytes of a process and its children that are theirs alone: mapped files, which the kernel may drop, left out."""
-    total = 0
+    process = Path(f"/proc/{pid}")
     try:
-        parent = psutil.Process(pid)
-        for process in [parent, *parent.children(recursive=True)]:
-            usage = process.memory_info()
-            total += usage.rss - usage.shared
-    except psutil.Error:
-        pass
-    return total
+        _, resident, shared, *_ = map(int, (process / "statm").read_text().split())
+        children = [
+            int(child) for task in (process / "task").iterdir() for child in (task / "children").read_text().split()
+        ]
+    except (OSError, ValueError):  # it has ended
+        return 0
+    return (resident - shared) * resource.getpagesize() + sum(map(_memory_of, children))
 
 
-def _frame(folder: Path) -> dict[str, Any]:
-    """The rows as shards of a corpus, whose last hundredth is held out."""
-    shard = folder / "framed"
-    shard.mkdir()
-    held_out: list[bytes] = []
-    number, size = 0, 0
-    stream = (shard / "train-00000.txt").open("wb")
-    for text in _texts_of(folder / "rows.jsonl"):
-        document = text.replace("\0", "").strip().encode()
-        if corpus_files.is_held_out(corpus_files.document_hash(document), 0.01):
-            held_out.append(document)
-        if size >= SHARD_BYTES:
-            stream.close()
-            number, size = number + 1, 0
-            stream = (shard / f"train-{number:05}.txt").open("wb")
-        size += stream.write(document + END)
-    stream.close()
-    (folder / "held-out.txt").write_bytes(b"".join(document + END for document in held_out))
-    return {}
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _learn(folder: Path, fraction: str) -> dict[str, Any]:
@@ -168,7 +165,7 @@ def _learn(folder: Path, fraction: str) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     if float(fraction) < 1:
         tokenizer.save(str(folder / "tokenizer.json"))
-    tokens = len(HuggingFace(tokenizer).encode_file(folder / "held-out.txt"))
+    tokens = len(HuggingFace(tokenizer).encode(list(corpus_files.documents(folder / "held-out.txt"))))
     return {"seconds": seconds, "held_out_tokens": tokens}
 
 
@@ -204,40 +201,35 @@ def _tutorial(folder: Path) -> dict[str, Any]:
 
     started = time.perf_counter()
     rows = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), split="train")
-    loaded = time.perf_counter()
+    loaded, cpu = time.perf_counter(), _cpu_seconds()
     encoded = rows.map(encode, batched=True, remove_columns=["text"], num_proc=processes)
     grouped = encoded.map(group, batched=True, num_proc=processes).shuffle(seed=34)
     seconds = time.perf_counter() - loaded
     written = sum(Path(file["filename"]).stat().st_size for file in grouped.cache_files)
     return {
         "seconds": seconds,
+        "cpu_seconds": _cpu_seconds() - cpu,
         "load_seconds": loaded - started,
         "tokens": len(grouped) * LENGTH,
         "disk_mb": written / 1e6,
     }
 
 
-def _ours(folder: Path, shards: str, encoder: str = "auto", times: str = "1") -> dict[str, Any]:
+def _ours(folder: Path, shards: str, encoder: str = "auto") -> dict[str, Any]:
     """What the job does between S3 and S3: choose the encoder, encode, check, pack; each file leaves as it would."""
     tokenizer = load(folder / "tokenizer.json")
-    reference = HuggingFace(tokenizer)
-    started = time.perf_counter()
-    files = sorted((folder / shards).iterdir())
-    first = corpus_files.sample(files[0], 0.1, seed=[0], at_most_bytes=1 << 20)
-    choice = choose(tokenizer, [document.decode() for document in first]) if encoder == "auto" else None
-    used = choice.encoder if choice else reference
+    started, cpu = time.perf_counter(), _cpu_seconds()
     tokens = written = 0
-    for file in files * int(times):
-        ids = used.encode_file(file)
-        if used is not reference and not first_and_last_agree(ids, file, reference, each_bytes=1 << 16):
-            raise SystemExit(f"{file.name}: other ids")
-        target = folder / "packed.npy"
-        packed = pack(ids, target, sequence_length=LENGTH, vocabulary_size=tokenizer.get_vocab_size(), pad_id=0)
-        tokens += packed.tokens
-        written += target.stat().st_size
-        target.unlink()
+    target = folder / "packed.npy"
+    with CorpusPacking(tokenizer, sequence_length=LENGTH, pad_id=0, only_tokenizers=encoder == "tokenizers") as packing:
+        for file in sorted((folder / shards).iterdir()):
+            tokens += packing.pack(file, target).tokens
+            written += target.stat().st_size
+            target.unlink()
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "tokens": tokens, "disk_mb": written / 1e6, "encoder": used.name}
+    used = packing.choice.encoder.name if packing.choice else ""
+    result = {"tokens": tokens, "disk_mb": written / 1e6, "encoder": used}
+    return {"seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu, **result}
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -260,43 +252,15 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 SIDES: dict[str, Any] = {
-    "frame": _frame,
+    "frame": frame,
+    "grow": grow,
+    "copies": copies,
     "learn": _learn,
     "cut": _cut,
     "tutorial": _tutorial,
     "ours": _ours,
     "read": _read,
 }
-
-
-def _texts_of(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)["text"]
-
-
-def _debian_texts(folder: Path) -> Iterator[str]:
-    """The pages of documentation packages, as text."""
-    subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=folder, check=True, stderr=subprocess.DEVNULL)
-    for package in sorted(folder.glob("*.deb")):
-        subprocess.run(["dpkg", "-x", str(package), str(folder / "unpacked")], check=True)
-    for path in sorted((folder / "unpacked").rglob("*")):
-        if path.is_file() and (path.suffix in (".html", ".xhtml") or path.name.endswith(".txt")):
-            text = path.read_text(encoding="utf-8", errors="ignore")
-            if path.suffix != ".txt":
-                text = re.sub(r"(?s)<(script|style)\b.*?</\1>|<[^>]+>", " ", text)
-                text = html.unescape(text)
-            text = re.sub(r"\s*\n\s*", "\n", re.sub(r"[ \t]+", " ", text)).strip()
-            if len(text) > 300:
-                yield text
-
-
-def _write_rows(path: Path, pages: Iterator[str] | Sequence[str]) -> None:
-    chance = random.Random(0)
-    with path.open("w", encoding="utf-8") as stream:
-        for page in pages:
-            rows = page.split("\n") if chance.random() < 0.5 else [page]
-            stream.writelines(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in rows if row.strip())
 
 
 if __name__ == "__main__":

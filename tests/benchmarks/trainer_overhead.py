@@ -109,7 +109,9 @@ def packed_tokens(folder: Path) -> Path:
     save_tiny_bert(folder / TOKENIZER)
     ids = np.random.default_rng(0).zipf(1.3, 500_000).clip(5, VOCABULARY - 1).astype(np.uint32)
     files = {
-        split: [pack(part, folder / f"{split}-00000.npy", sequence_length=LENGTH, vocabulary_size=VOCABULARY, pad_id=0)]
+        split: [
+            pack([part], folder / f"{split}-00000.npy", sequence_length=LENGTH, vocabulary_size=VOCABULARY, pad_id=0)
+        ]
         for split, part in (("train", ids[:-LENGTH]), ("held-out", ids[-LENGTH:]))
     }
     special = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}

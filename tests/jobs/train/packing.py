@@ -43,7 +43,7 @@ def save_packed(
     def packed(name: str, texts: Sequence[str]) -> packed_tokens.PackedFile:
         ids = np.concatenate([np.asarray(row, np.uint32) for row in tokenizer(list(texts))["input_ids"]])
         return pack(
-            ids,
+            [ids],
             folder / name,
             sequence_length=sequence_length,
             vocabulary_size=len(tokenizer),

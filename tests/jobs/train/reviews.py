@@ -29,11 +29,8 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
-    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above.
-
-    With more `positions` than are used its checkpoints are larger, and its steps hardly slower.
-    """
+def save_tiny_bert(folder: Path) -> Path:
+    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -51,7 +48,7 @@ def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
-        max_position_embeddings=positions,
+        max_position_embeddings=32,
     )
     BertModel(config).save_pretrained(folder)
     BertTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

@@ -20,7 +20,7 @@ def save(
     """Each shard as a file of sequences of 8; the index names them as the training part."""
     folder.mkdir(exist_ok=True)
     files = [
-        pack(ids, folder / f"train-{number:05}.npy", sequence_length=8, vocabulary_size=vocabulary, pad_id=0)
+        pack([ids], folder / f"train-{number:05}.npy", sequence_length=8, vocabulary_size=vocabulary, pad_id=0)
         for number, ids in enumerate(shards)
     ]
     index = Index(
@@ -43,6 +43,16 @@ def test_every_token_is_read_again_in_its_order(tmp_path: Path) -> None:
     assert read.dtype == torch.int64
     assert read[read != 0].tolist() == [*range(5, 21), *range(100, 121), *range(500, 503)]
     assert packed.index.tokens("train") == 16 + 21 + 3
+
+
+@pytest.mark.parametrize("lengths", [[16], [3, 0, 20, 1], [5_000, 7_001]])
+def test_a_file_written_in_parts_is_the_one_that_numpy_writes_at_once(tmp_path: Path, lengths: list[int]) -> None:
+    parts = [ids(length) for length in lengths]
+    file = pack(iter(parts), tmp_path / "parts.npy", sequence_length=8, vocabulary_size=10_000, pad_id=0)
+    together = np.concatenate(parts).astype("<u2")
+    assert (file.sequences, file.tokens) == (-(-len(together) // 8), len(together))
+    np.save(tmp_path / "whole.npy", np.pad(together, (0, -len(together) % 8)).reshape(-1, 8))
+    assert (tmp_path / "parts.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
 def test_only_the_last_sequence_of_a_file_is_padded(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from jobs.errors import UsageError
 from jobs.kinds.tokenize import Tokenize
-from jobs.train import encoders, tokenize
+from jobs.train import corpus_packing, encoders, tokenize
 from jobs.train.artifacts import OpenArtifact
-from jobs.train.corpus_files import END
+from jobs.train.corpus_files import END, documents
+from jobs.train.corpus_packing import CorpusPacking, Ends
 from jobs.train.packed_tokens import Index, PackedTokens, Split
 from tests.jobs.train.corpora import Workshop, contents, paragraphs, texts_of
 
@@ -115,29 +116,49 @@ def test_without_nanotoken_tokenizers_does_the_work_and_the_job_says_so(
 class Wrong(encoders.Nanotoken):
     """The library, with a mistake in it."""
 
-    name = "nanotoken"
-
-    def encode(self, texts: list[str]) -> Any:
-        return super().encode(texts) if len(texts) == 1 and "İ" not in texts[0] else super().encode(texts)[::-1]
+    def encode(self, documents: list[bytes]) -> Any:
+        ids = super().encode(documents)
+        return ids if len(documents) == 1 and b"\xc4\xb0" not in documents[0] else ids[::-1]
 
 
 def test_a_library_that_gives_other_ids_is_not_used(
     workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "Nanotoken", Wrong)
+    monkeypatch.setattr(corpus_packing, "Nanotoken", Wrong)
     packed = workshop.packed(corpus, tokenizer, sequence_length=64)
     assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
     assert "nanotoken gives other ids for 'İstanbul" in workshop.result()["encoder_reason"]
 
 
-class WrongInFiles(encoders.Nanotoken):
-    """A mistake that shows in one file only."""
+class Broken(encoders.Nanotoken):
+    """It raises when it is used."""
 
-    name = "nanotoken"
+    def encode(self, documents: list[bytes]) -> Any:
+        raise RuntimeError(f"a mistake in {len(documents)} documents")
 
-    def encode_file(self, path: Path) -> Any:
-        ids = super().encode_file(path)
-        return ids[1:] if path.name == "train-00001.txt" else ids
+
+def test_a_library_that_raises_is_not_used(
+    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_packing, "Nanotoken", Broken)
+    path = tmp_path / "train-00000.txt"
+    path.write_bytes(b"the text" + END)
+    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+    with CorpusPacking(loaded, sequence_length=8, pad_id=0) as packing:
+        file = packing.pack(path, tmp_path / "train-00000.npy")
+    assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == loaded.encode("the text").ids
+    assert str(packing.choice) == "tokenizers (nanotoken cannot be used: RuntimeError: a mistake in 1 documents)"
+
+
+def wrong_for(document: bytes) -> type[encoders.Nanotoken]:
+    class WrongForOne(encoders.Nanotoken):
+        """A mistake that shows in one file only."""
+
+        def encode(self, documents: list[bytes]) -> Any:
+            ids = super().encode(documents)
+            return ids[1:] if document in documents else ids
+
+    return WrongForOne
 
 
 def test_a_file_with_other_ids_is_made_again_by_tokenizers(
@@ -147,18 +168,20 @@ def test_a_file_with_other_ids_is_made_again_by_tokenizers(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(encoders, "Nanotoken", WrongInFiles)
-    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    monkeypatch.setattr(corpus_packing, "SAMPLE_BYTES", 1000)
+    first = next(documents(corpus.path("train-00001.txt")))
+    monkeypatch.setattr(corpus_packing, "Nanotoken", wrong_for(first))
+    with caplog.at_level("INFO", logger="trainyard"):
+        packed = workshop.packed(corpus, tokenizer, sequence_length=64)
     assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
+    assert "encoder: nanotoken (its ids equal those of tokenizers on" in caplog.text
     assert "gave other ids for documents of train-00001.txt" in caplog.text
     assert workshop.result()["encoder"] == "tokenizers"
 
 
-def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path, corpus: OpenArtifact) -> None:
+def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
     """What `tokenize` does with each file, with a vocabulary for which no corpus of a test is large enough."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    from jobs.train.packed_tokens import pack
 
     words = [f"word{number}" for number in range(70_000)]
     vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
@@ -168,17 +191,29 @@ def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path, corpus: OpenArtifac
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     path = tmp_path / "train-00000.txt"
     path.write_bytes(" ".join(words).encode() + END)
-    chosen = encoders.choose(tokenizer, ["word69999 word5"])
-    file = pack(
-        chosen.encoder.encode_file(path),
-        tmp_path / "train-00000.npy",
-        sequence_length=512,
-        vocabulary_size=70_005,
-        pad_id=0,
-    )
+    with CorpusPacking(tokenizer, sequence_length=512, pad_id=0) as packing:
+        file = packing.pack(path, tmp_path / "train-00000.npy")
     array = np.load(tmp_path / file.name)
     assert array.dtype == np.uint32
     assert array.flatten()[: file.tokens].tolist() == [2, *range(5, 70_005), 3]
+
+
+@pytest.mark.parametrize("only_tokenizers", [False, True])
+def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
+    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch, only_tokenizers: bool
+) -> None:
+    path = tmp_path / "train-00000.txt"
+    texts = ["", *paragraphs(60), "", "a long document " * 200, ""]
+    path.write_bytes(b"".join(text.encode() + END for text in texts))
+    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+    expected = [number for text in texts for number in loaded.encode(text).ids]
+    for block_bytes in (1, 100, 1000, 1 << 20):
+        monkeypatch.setattr(corpus_packing, "BLOCK_BYTES", block_bytes)
+        with CorpusPacking(loaded, sequence_length=32, pad_id=0, only_tokenizers=only_tokenizers) as packing:
+            file = packing.pack(path, tmp_path / "train-00000.npy")
+            assert packing.choice
+            assert packing.choice.encoder.name == ("tokenizers" if only_tokenizers else "nanotoken")
+        assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == expected
 
 
 @pytest.mark.parametrize("each_bytes", [1, 60, 100_000])
@@ -186,10 +221,11 @@ def test_the_check_of_a_file_sees_its_ends(tmp_path: Path, tokenizer: OpenArtifa
     reference = encoders.HuggingFace(encoders.load(tokenizer.download() / "tokenizer.json"))
     path = tmp_path / "train-00000.txt"
     path.write_bytes(b"".join(text.encode() + END for text in paragraphs(30)))
-    ids = reference.encode_file(path)
-    assert encoders.first_and_last_agree(ids, path, reference, each_bytes=each_bytes)
+    ids = reference.encode(list(documents(path)))
+    ends = Ends.of(path, reference, each_bytes=each_bytes)
+    assert ends.agree(ids)
     for wrong in (ids[1:], ids[:-1], np.concatenate([ids[:1], ids])):
-        assert not encoders.first_and_last_agree(wrong, path, reference, each_bytes=each_bytes)
+        assert not ends.agree(wrong)
 
 
 def test_a_tokenizer_is_no_corpus(workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact) -> None:
