@@ -4,84 +4,61 @@ python -m tests.benchmarks.kill_and_resume                          20 moments, 
 python -m tests.benchmarks.kill_and_resume --moments 100 --seed 2   more, and others
 python -m tests.benchmarks.kill_and_resume --faults 0.1             on an S3 that fails, is slow, is cut off
 
-A moment is uniformly random over the whole life of an attempt: start-up, steps, saves, uploads, evaluations. What
-happens then is one of six, as often each: SIGTERM, a Spot notice, a rebalance recommendation, SIGKILL of a rank, of the
-launcher, of all at once. A run is then started again with the next number of an attempt, as Batch and `trainyard
-resume` do, interrupted again or not, until it ends. Fine-tuning and pre-training of two-layer BERTs take turns, on one
-rank and on two. S3 is that of the tests, 30 ms away, so that uploads take a while; a launcher looks for notices twice a
-second, since these trainings take seconds.
+A moment has a phase of an attempt: its start-up (and which part of it), a step, a save, an upload, an evaluation; which
+one of them, and when in it, is random. What happens then is one of six: SIGTERM, a Spot notice, a rebalance
+recommendation, SIGKILL of a rank, of the launcher, of all at once. Each phase and each way comes as often as the
+others, in every combination over 30 moments. What was hit is looked at after the blow (tests/benchmarks/phases.py);
+where it is not what was to be hit, the moment is drawn again, and the interruption is shown but not counted. A run is
+started again with the next number of an attempt, as Batch and `trainyard resume` do, interrupted again or not, until it
+ends. Trained are two-layer BERTs, fine-tuned and pre-trained, on one rank and on two. S3 is that of the tests, 30 ms
+away, so that uploads take a while; where there is to be a notice a launcher looks for it twenty times a second, since
+these trainings take seconds.
 
 Equal means: the weights are those of the uninterrupted run, bit by bit, and metrics.jsonl has its lines, each once, but
 for what the clock says. Exit status 1 where one is not, or where an announced ending was not answered with 0 or 75.
 """
 
 import argparse
-import contextlib
 import itertools
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jobs.errors import INTERRUPTED_EXIT_CODE
 from tests.benchmarks.launched import differences, finished, launcher
+from tests.benchmarks.moments import NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
+from tests.benchmarks.phases import FETCH, PHASES, STEP, Phases, Rhythm
 from tests.jobs.train.faulty_s3 import FaultyS3
-from tests.jobs.train.launching import Launched, NewRun, Run
-from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
-from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
+from tests.jobs.train.launching import Launched, Run
+from tests.jobs.train.metadata_service import MetadataService
+from tests.jobs.train.packing import save_packed, sentences
+from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, pretraining
 from tests.jobs.train.reviews import save_tiny_bert
+from tests.jobs.train.s3_server import put
 
 KINDS = ("finetune-classification", "pretrain-mlm")
 RANKS = (1, 2)
-SAVE_EVERY = 10
-STEPS = 240
-RHYTHM = (f"--checkpoint-every-steps={SAVE_EVERY}", "--evaluate-every-steps=25", "--log-every-steps=5")
+RHYTHM = Rhythm(steps=84, save_every=14, evaluate_every=24)
 LATENCY_SECONDS = 0.03
-ANOTHER_MOMENT = 0.4
+POSITIONS = 32768
+"""Of the models, which use 16 of them: their checkpoints have 13 MB, which take some hundredths of a second to save."""
+HELD_OUT = 200
+"""Sentences for the evaluations of pre-training; reviews for those of fine-tuning are there."""
+ANOTHER_MOMENT = 0.5
 """How likely a run that was interrupted is interrupted once more."""
+HANGS_SECONDS = 300
 
-SIGTERM, SPOT, REBALANCED = "SIGTERM", "Spot notice", "rebalance"
-KILL_RANK, KILL_LAUNCHER, KILL_ALL = "SIGKILL of a rank", "SIGKILL of the launcher", "SIGKILL of all"
-WAYS = (SIGTERM, KILL_RANK, SPOT, KILL_LAUNCHER, REBALANCED, KILL_ALL)
-ANNOUNCED = (SIGTERM, SPOT, REBALANCED)
-BEFORE_PYTHON_LISTENS = -signal.SIGTERM
-"""Of a launcher whose SIGTERM came before its first line ran; as process 1 of a container it would not take it."""
-
-QUICK_LAUNCHER = (
-    "import sys; from jobs.train import endings, launch; endings.POLL_SECONDS = 0.5; sys.exit(launch.main())"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moment:
-    """One interruption, and what came of it."""
-
-    way: str
-    at: float
-    """As a share of the life of an uninterrupted attempt."""
-    attempt: int = 0
-    seconds: float = 0.0
-    hit: str = ""
-    exit_code: int = 0
-    next_from: int = 0
-    """The step that the next attempt resumed from; 0: there was no checkpoint yet, or no next attempt."""
-
-    @property
-    def is_answered(self) -> bool:
-        """An announced ending must leave a code with which Batch starts the job again, or 0."""
-        return self.way not in ANNOUNCED or self.exit_code in (0, INTERRUPTED_EXIT_CODE, BEFORE_PYTHON_LISTENS)
+LAUNCHER = "import sys; from jobs.train import endings, launch; endings.POLL_SECONDS = {}; sys.exit(launch.main())"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,24 +68,42 @@ class Training:
     kind: str
     ranks: int
     flags: Flags
+    s3: FaultyS3
     whole: Run
-    seconds: float
+    lengths: Mapping[str, float]
+    """Of its phases, in seconds."""
 
     @classmethod
-    def measured(cls, kind: str, ranks: int, flags: Flags, new_run: NewRun) -> "Training":
-        whole, started = new_run(), time.monotonic()
-        finished(whole.start(*flags, kind=kind, nproc=ranks))
-        return cls(kind=kind, ranks=ranks, flags=flags, whole=whole, seconds=time.monotonic() - started)
+    def measured(cls, kind: str, ranks: int, flags: Flags, s3: FaultyS3, whole: Run) -> "Training":
+        launched = whole.start(*flags, kind=kind, nproc=ranks)
+        lengths = Phases(launched, whole.scratch, s3, RHYTHM).lengths()
+        finished(launched)
+        # Nothing is fetched here; it is as much as is uploaded.
+        return cls(
+            kind=kind, ranks=ranks, flags=flags, s3=s3, whole=whole, lengths={**lengths, FETCH: lengths["upload"]}
+        )
 
-    def start(self, run: Run, attempt: int, metadata: MetadataService) -> Launched:
+    def start(self, run: Run, attempt: int, metadata: MetadataService, *, poll_seconds: float) -> Launched:
         return run.start(
             *self.flags,
             kind=self.kind,
             nproc=self.ranks,
             attempt=attempt,
-            program=("-c", QUICK_LAUNCHER),
+            program=("-c", LAUNCHER.format(poll_seconds)),
             **metadata.environment,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run that was interrupted, and what it has come to differ in."""
+
+    training: Training
+    moments: list[Moment]
+    difference: str
+
+    def is_equal(self, moment: Moment) -> bool:
+        return not self.difference and moment.is_answered
 
 
 def main() -> int:
@@ -119,7 +114,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="a folder for the output of all attempts")
     options = parser.parse_args()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rows: list[tuple[Training, list[Moment], str]] = []
+    ended: list[Ended] = []
     with (
         tempfile.TemporaryDirectory() as name,
         launcher(Path(name)) as direct_run,
@@ -134,162 +129,159 @@ def main() -> int:
 
         def new_run() -> Run:
             run = direct_run()
-            return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": far_s3.url})
+            scratch = Path(name) / run.location.key.strip("/")[-4:]
+            return replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": far_s3.url}, scratch=scratch)
 
         bar = progress.add_task("uninterrupted runs", total=options.moments)
         trainings = [
-            Training.measured(kind, ranks, flags, new_run)
-            for kind, flags in _flags(new_run(), Path(name)).items()
+            Training.measured(kind, ranks, flags, far_s3, new_run())
+            for kind, flags in _flags(direct_run(), Path(name)).items()
             for ranks in RANKS
         ]
-        for number, training in enumerate(trainings):
+        moments = drawn(options.moments, options.seed, len(trainings))
+        for number, (training, left) in enumerate(zip(trainings, moments, strict=True)):
             progress.update(bar, description=f"{training.kind}, {training.ranks} rank(s)")
-            left = _moments(options.moments, options.seed)[number :: len(trainings)]
             chance = random.Random(f"{options.seed} {number}")
             while left:
-                run = new_run()
-                done, difference = _interrupted(training, run, left, chance, options.logs)
-                if difference and not done:
-                    sys.exit(f"a run that nobody interrupted is not as the other one: {difference}")
-                rows.append((training, done, difference))
-                progress.update(bar, advance=len(done))
-    equal = _print(rows)
-    print(f"{equal} of {options.moments}")
-    return 0 if equal == options.moments else 1
+                done = _interrupted(training, new_run(), left, chance, options.logs)
+                if done.difference and not done.moments:
+                    sys.exit(f"a run that nobody interrupted is not as the other one: {done.difference}")
+                ended.append(done)
+                progress.update(bar, advance=sum(moment.counts for moment in done.moments))
+    print(f"faults: {dict(far_s3.counts)}" if options.faults else "no faults")
+    return _print(ended, options.moments)
 
 
 def _flags(run: Run, folder: Path) -> dict[str, Flags]:
     """Of the two kinds; their data is on the run's S3."""
-    model = save_tiny_bert(folder / "tiny-bert")
+    model = save_tiny_bert(folder / "tiny-bert", positions=POSITIONS)
     tuning = longer_finetuning(run.s3, finetuning(run.s3, model, folder), folder, "long")
-    training = pretraining(run.s3, packed_sentences(model, folder / "tokens"))
-    return dict(
-        zip(KINDS, ((*tuning, "--epochs=20", *RHYTHM), (*training, f"--max-steps={STEPS}", *RHYTHM)), strict=True)
+    texts = [sentences(130, seed=1), sentences(37, seed=2)]
+    training = pretraining(run.s3, save_packed(folder / "tokens", model, texts, sentences(HELD_OUT, seed=3)))
+    shape = ("--hidden-size", "--layers", "--heads", "--intermediate-size")
+    training = (*(flag for flag in training if not flag.startswith(shape)), f"--config={put(run.s3, model, 'shape')}")
+    rhythm = (
+        "--eval-batch-size=1",
+        f"--checkpoint-every-steps={RHYTHM.save_every}",
+        f"--evaluate-every-steps={RHYTHM.evaluate_every}",
+        "--log-every-steps=1",
     )
+    tuning = (*tuning, f"--epochs={RHYTHM.steps // 12}", "--max-batch-size-per-rank=8")
+    flags = ((*tuning, *rhythm), (*training, f"--max-steps={RHYTHM.steps}", *rhythm))
+    return dict(zip(KINDS, flags, strict=True))
 
 
-def _moments(count: int, seed: int) -> list[Moment]:
-    """Each way as often as the others, in a random order."""
-    chance = random.Random(seed)
-    ways = [WAYS[number % len(WAYS)] for number in range(count)]
-    chance.shuffle(ways)
-    return [Moment(way=way, at=chance.random()) for way in ways]
-
-
-def _interrupted(
-    training: Training, run: Run, left: list[Moment], chance: random.Random, logs: Path | None
-) -> tuple[list[Moment], str]:
-    """The moments, taken off `left`, of one run, and what it has come to differ in. A moment after whose end an attempt
-    would have gone on is drawn again, for another run."""
+def _interrupted(training: Training, run: Run, left: list[Moment], chance: random.Random, logs: Path | None) -> Ended:
+    """One run. What it has hit is taken off `left`; what it was to hit and has not is drawn again, for another one."""
     done: list[Moment] = []
     for attempt in itertools.count(1):
-        wanted = left[0] if left and (not done or chance.random() < ANOTHER_MOMENT) else None
+        wanted = _next(run, left, done, chance)
+        struck = None
         with MetadataService() as metadata:
-            launched, started = training.start(run, attempt, metadata), time.monotonic()
+            poll_seconds = 0.05 if wanted is not None and wanted.way in NOTICES else 5.0
+            launched, started = training.start(run, attempt, metadata, poll_seconds=poll_seconds), time.monotonic()
             if wanted is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    launched.process.wait(wanted.at * training.seconds)
-            if wanted is not None and launched.process.poll() is None:
-                seconds, hit = time.monotonic() - started, _phase(launched.lines)
-                _interrupt(wanted.way, run, launched, metadata, chance)
-                left.pop(0)
-            elif wanted is not None:
-                left[0], wanted = replace(wanted, at=chance.random()), None
-            launched.process.wait()  # for as long as it takes
-            code = launched.wait()
-            run.wait_until_gone()
+                interruption = Interruption(wanted, run, launched, Phases(launched, run.scratch, training.s3, RHYTHM))
+                if interruption.reach(training.lengths, RHYTHM.steps, chance):
+                    seconds = time.monotonic() - started
+                    struck = replace(
+                        wanted, attempt=attempt, seconds=seconds, hit=interruption.strike(metadata, chance)
+                    )
+            code = _exit_code(run, launched)
+        if wanted in left:
+            left.remove(wanted)
+            if struck is None or not struck.counts:
+                left.append(wanted.again(chance))
         if logs is not None:
             logs.mkdir(exist_ok=True)
             name = f"{training.kind}-{training.ranks}-{run.location.key.strip('/')[-4:]}-{attempt}.log"
-            (logs / name).write_text(f"{wanted}\n{launched.output}exit code {code}\n")
+            (logs / name).write_text(f"{struck or wanted}\n{launched.output}exit code {code}\n")
         if done and (resumed := re.search(r"start: resumed from checkpoint step-(\d+)", launched.output)):
             done[-1] = replace(done[-1], next_from=int(resumed[1]))
-        if wanted is not None:
-            done.append(replace(wanted, attempt=attempt, seconds=seconds, hit=hit, exit_code=code))
-        elif code != 0:
-            return done, f"attempt {attempt}, which nobody interrupted, ended with {code}: {launched.lines[-1].strip()}"
+        if struck is not None:
+            done.append(replace(struck, exit_code=code))
+        elif code:
+            reason = f"attempt {attempt}, which nobody interrupted, ended with {code}: {launched.lines[-1].strip()}"
+            return Ended(training=training, moments=done, difference=reason)
+        if code is None:
+            return Ended(training=training, moments=done, difference=f"attempt {attempt} has not ended")
         if code == 0:
-            return done, differences(run, training.whole)
+            return Ended(training=training, moments=done, difference=differences(run, training.whole))
     raise AssertionError
 
 
-def _interrupt(way: str, run: Run, launched: Launched, metadata: MetadataService, chance: random.Random) -> None:
-    if way == SIGTERM:
-        launched.process.send_signal(signal.SIGTERM)
-    elif way == SPOT:
-        ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
-        metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
-    elif way == REBALANCED:
-        metadata.news[REBALANCE] = {"noticeTime": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
-    elif way == KILL_LAUNCHER:
-        launched.process.kill()
-    else:
-        alive, ranks = list(run.processes()), []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            ranks = launched.ranks()
-        # Before there are ranks the launcher is all there is.
-        for process in [chance.choice(ranks)] if way == KILL_RANK and ranks else alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+def _next(run: Run, left: list[Moment], done: list[Moment], chance: random.Random) -> Moment | None:
+    """For the next attempt of a run; None: it is left alone."""
+    others = [moment for moment in left if moment.part != FETCH]
+    if len(others) < len(left):
+        if run.complete_checkpoints():
+            return next(moment for moment in left if moment.part == FETCH)
+        if not others:
+            return Moment(way=SIGTERM, part=STEP, after=0.5, within=0.5, is_drawn=False)
+    return others[0] if others and (not done or chance.random() < ANOTHER_MOMENT) else None
 
 
-def _phase(lines: Sequence[str]) -> str:
-    """What an attempt is at, by the lines it has printed."""
-    phase = "start-up: launcher"
-    for line in list(lines):
-        for said, then in (
-            ("attempt ", "start-up: ranks"),
-            ("data: ", "start-up: checkpoint, model"),
-            ("evaluation: step", "step"),
-            (f"checkpoint: step {STEPS},", "final evaluation"),
-            ("result: ", "end"),
-        ):
-            if line.startswith(said):
-                phase = then
-        if re.match(r"evaluation: \d", line):
-            phase = "upload of the model"
-        if found := re.match(r"\[progress\] (\d+)/", line):
-            step = int(found[1])
-            saves = step and step % SAVE_EVERY == 0
-            phase = f"save, upload of step {step}" if saves else f"after step {step}"
-        elif (found := re.match(r"checkpoint: step (\d+),", line)) and phase.endswith(f"step {found[1]}"):
-            phase = f"after step {found[1]}"
-    return phase
+def _exit_code(run: Run, launched: Launched) -> int | None:
+    """None where it has not ended, for far longer than any of them takes; all of it is killed then."""
+    try:
+        launched.process.wait(HANGS_SECONDS)
+    except subprocess.TimeoutExpired:
+        for process in run.processes():
+            process.kill()
+        return None
+    code = launched.wait()
+    run.wait_until_gone()
+    return code
 
 
-def _print(rows: Sequence[tuple[Training, list[Moment], str]]) -> int:
-    """The table; how many moments left nothing lost."""
+def _print(ended: Sequence[Ended], moments: int) -> int:
+    """The tables; the exit code."""
     table = Table(box=None, pad_edge=False)
     for title in ("training", "ranks", "run", "attempt", "at s", "what it hit", "interrupted by", "exit code"):
         table.add_column(title, no_wrap=True)
     table.add_column("next from", no_wrap=True)
     table.add_column("equal")
-    equal = 0
-    for number, training, moment, difference in _flat(rows):
-        good = not difference and moment.is_answered
-        equal += good
+    for number, run, moment in _flat(ended):
+        assert moment.hit is not None
+        aimed = (
+            "" if moment.counts else f" (not counted: {f'not {moment.part}' if moment.is_drawn else 'for the next'})"
+        )
         table.add_row(
-            training.kind,
-            str(training.ranks),
+            run.training.kind,
+            str(run.training.ranks),
             str(number),
             str(moment.attempt),
-            f"{moment.seconds:.1f} of {training.seconds:.1f}",
-            moment.hit,
+            f"{moment.seconds:.1f}",
+            f"{moment.hit.what}{aimed}",
             moment.way,
             str(moment.exit_code),
             f"step {moment.next_from}" if moment.next_from else "-",
-            "yes" if good else f"no: {difference or 'not to be started again'}",
+            "yes" if run.is_equal(moment) else f"no: {run.difference or 'not to be started again'}",
         )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-    return equal
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    print()
+    hits = Counter((moment.phase, moment.way) for _, _, moment in _flat(ended) if moment.counts)
+    summary = Table(box=None, pad_edge=False)
+    for title in ("phase", *WAYS, "in all"):
+        summary.add_column(title, justify="left" if title == "phase" else "right")
+    for phase in PHASES:
+        counts = [hits[phase, way] for way in WAYS]
+        summary.add_row(phase, *(str(count or "-") for count in counts), str(sum(counts)))
+    console.print(summary)
+    print()
+    counted = sum(run.is_equal(moment) for _, run, moment in _flat(ended) if moment.counts)
+    others = [run.is_equal(moment) for _, run, moment in _flat(ended) if not moment.counts]
+    if others:
+        print(f"not counted: {sum(others)} of {len(others)}")
+    print(f"{counted} of {moments}")
+    return 0 if counted == moments and all(others) else 1
 
 
-def _flat(
-    rows: Sequence[tuple[Training, list[Moment], str]],
-) -> Iterator[tuple[int, Training, Moment, str]]:
-    for number, (training, moments, difference) in enumerate(rows, 1):
-        for moment in moments:
-            yield number, training, moment, difference
+def _flat(ended: Sequence[Ended]) -> Iterator[tuple[int, Ended, Moment]]:
+    for number, run in enumerate(ended, 1):
+        for moment in run.moments:
+            yield number, run, moment
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ class MetadataService:
 
     def __init__(self) -> None:
         self.news: dict[str, dict[str, str] | str] = {}
+        self.told = threading.Event()
+        """Set once somebody was told some of it."""
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,6 +31,7 @@ class MetadataService:
                 elif self.path in service.news:
                     news = service.news[self.path]
                     self._answer(200, (news if isinstance(news, str) else json.dumps(news)).encode())
+                    service.told.set()
                 else:
                     self._answer(404, b"")
 

@@ -29,8 +29,11 @@ def write_jsonl(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def save_tiny_bert(folder: Path) -> Path:
-    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above."""
+def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
+    """What `from_pretrained` loads: random weights, a WordPiece vocabulary of the words above.
+
+    With more `positions` than are used its checkpoints are larger, and its steps hardly slower.
+    """
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, BertTokenizerFast
@@ -48,7 +51,7 @@ def save_tiny_bert(folder: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
-        max_position_embeddings=32,
+        max_position_embeddings=positions,
     )
     BertModel(config).save_pretrained(folder)
     BertTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)

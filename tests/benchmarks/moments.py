@@ -1,0 +1,180 @@
+"""Moments at which a training is interrupted: drawn, waited for, and struck."""
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+
+import psutil
+
+from jobs.errors import INTERRUPTED_EXIT_CODE
+from tests.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
+from tests.jobs.train.launching import Launched, Run
+from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
+
+SIGTERM, SPOT, REBALANCED = ANNOUNCED = ("SIGTERM", "Spot notice", "rebalance")
+NOTICES = (SPOT, REBALANCED)
+"""Those that a launcher has to ask for."""
+KILL_RANK, KILL_LAUNCHER, KILL_ALL = ("SIGKILL of a rank", "SIGKILL of the launcher", "SIGKILL of all")
+WAYS = (*ANNOUNCED, KILL_RANK, KILL_LAUNCHER, KILL_ALL)
+BEFORE_PYTHON_LISTENS = -signal.SIGTERM
+"""Of a launcher whose SIGTERM came before its first line ran; as process 1 of a container it would not take it."""
+SEEN_SECONDS = 5.0
+"""For an attempt to see a notice, or a killed process to be gone; it takes some hundredths."""
+AGAIN_SECONDS = 0.1
+"""Between two looks at what takes long to be looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One interruption, and what came of it."""
+
+    way: str
+    part: str
+    """What is to be hit: a phase, or a part of the start-up."""
+    after: float
+    """From which step on, as a share of those that the attempt has before it."""
+    within: float
+    """When in the phase, as a share of its length."""
+    is_drawn: bool = True
+    """Or it is one that a drawn one needs before it."""
+    attempt: int = 0
+    seconds: float = 0.0
+    hit: State | None = None
+    exit_code: int | None = None
+    """None: it did not end."""
+    next_from: int = 0
+    """The step that the next attempt resumed from; 0: there was no checkpoint yet, or no next attempt."""
+
+    @property
+    def phase(self) -> str:
+        return START_UP if self.part in PARTS else self.part
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is one of those that were drawn, and has hit what it was to hit."""
+        return self.is_drawn and self.hit is not None and self.hit.part == self.part
+
+    @property
+    def is_answered(self) -> bool:
+        """An announced ending must leave a code with which Batch starts the job again, or 0."""
+        answers = (0, INTERRUPTED_EXIT_CODE, BEFORE_PYTHON_LISTENS)
+        return self.exit_code is not None and (self.way not in ANNOUNCED or self.exit_code in answers)
+
+    def again(self, chance: random.Random) -> "Moment":
+        return replace(self, after=chance.random(), within=chance.random())
+
+
+def drawn(count: int, seed: int, trainings: int) -> list[list[Moment]]:
+    """For each training. Each way, each phase, and each part of a start-up as often as the others; of 30 moments none
+    has the way and the phase of another."""
+    chance = random.Random(seed)
+    phases, ways, parts = list(PHASES), list(WAYS), list(PARTS)
+    while True:
+        for names in (phases, ways, parts):
+            chance.shuffle(names)
+        pairs = [(phases[number % len(phases)], ways[number % len(ways)]) for number in range(count)]
+        found = [
+            (way, parts[number % len(parts)] if phase == START_UP else phase)
+            for number, (phase, way) in enumerate(pairs)
+        ]
+        if not any((way, part) == (KILL_RANK, LAUNCHER) for way, part in found):  # it has none yet
+            break
+    moments = [Moment(way=way, part=part, after=chance.random(), within=chance.random()) for way, part in found]
+    of_each = [moments[count * number // trainings : count * (number + 1) // trainings] for number in range(trainings)]
+    for of_one in of_each:
+        chance.shuffle(of_one)
+    return of_each
+
+
+class Interruption:
+    """Of one attempt, at one moment."""
+
+    def __init__(self, moment: Moment, run: Run, launched: Launched, phases: Phases) -> None:
+        self._moment = moment
+        self._run = run
+        self._launched = launched
+        self._phases = phases
+        self._ranks: list[psutil.Process] | None = None
+
+    def reach(self, lengths: Mapping[str, float], steps: int, chance: random.Random) -> bool:
+        """Waits for the moment, whose phase is as long as in `lengths`; False where the attempt ends before it."""
+        moment, within = self._moment, self._moment.within
+        for state in self._phases.until_the_end():
+            if state is None:
+                continue
+            if self._ranks is None and state.phase != START_UP:
+                self._ranks = self._running_ranks()  # looking for them takes longer than a save
+            first = self._phases.resumed_from
+            if state.part != moment.part or (
+                state.phase != START_UP and state.step < int(first + moment.after * (steps - first))
+            ):
+                continue
+            if self._lasts(state, within * lengths[state.part]):
+                return True
+            within = chance.random()  # it was shorter this time
+        return False
+
+    def strike(self, metadata: MetadataService, chance: random.Random) -> State:
+        """What was hit."""
+        before = self._phases.look()
+        way, now = self._moment.way, datetime.now(timezone.utc)
+        if way == SIGTERM:
+            self._launched.process.send_signal(signal.SIGTERM)
+        elif way == SPOT:
+            at = now + timedelta(seconds=120)
+            metadata.news[NOTICE] = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+        elif way == REBALANCED:
+            metadata.news[REBALANCE] = {"noticeTime": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+        else:
+            self._kill(chance)
+        # In a start-up nobody looks yet: what counts there is when it was there to be seen.
+        if way in NOTICES and self._moment.phase != START_UP:
+            metadata.told.wait(SEEN_SECONDS)
+        after = self._phases.look()
+        if before is not None and after is not None and before.part == after.part:
+            return after
+        return State(phase="", what=", ".join(state.what if state else "something else" for state in (before, after)))
+
+    def _lasts(self, state: State, seconds: float) -> bool:
+        """Whether it is still at that after so many seconds; in an evaluation at a time when rank 0 evaluates."""
+        until = time.monotonic() + seconds
+        while self._launched.process.poll() is None:
+            now = self._phases.look()
+            if now is None or now.what != state.what:
+                return False
+            if time.monotonic() >= until:
+                if self._is_ready(state):
+                    return True
+                until = time.monotonic() + AGAIN_SECONDS
+            time.sleep(LOOK_SECONDS)
+        return False
+
+    def _is_ready(self, state: State) -> bool:
+        ranks = self._ranks
+        if ranks is None and self._moment.way == KILL_RANK:
+            return bool(self._running_ranks())
+        return state.phase != EVALUATION or (ranks is not None and self._phases.evaluates(ranks[0].pid))
+
+    def _kill(self, chance: random.Random) -> None:
+        launcher = psutil.Process(self._launched.process.pid)
+        ranks = self._ranks
+        if self._moment.way == KILL_LAUNCHER:
+            struck = [launcher]
+        elif self._moment.way == KILL_RANK:
+            struck = [chance.choice(ranks or self._running_ranks())]
+        else:
+            struck = [launcher, *ranks] if ranks else list(self._run.processes())
+        for process in struck:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        # The launcher's exit code is left to who has started it.
+        psutil.wait_procs([process for process in struck if process != launcher], timeout=SEEN_SECONDS)
+
+    def _running_ranks(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._launched.ranks()
+        return []
