@@ -23,7 +23,7 @@ WAYS = (*ANNOUNCED, KILL_RANK, KILL_LAUNCHER, KILL_ALL)
 BEFORE_PYTHON_LISTENS = -signal.SIGTERM
 """Of a launcher whose SIGTERM came before its first line ran; as process 1 of a container it would not take it."""
 SEEN_SECONDS = 5.0
-"""For an attempt to see a notice, or a killed process to be gone; it takes some hundredths."""
+"""For an attempt to see a notice; it takes some hundredths."""
 AGAIN_SECONDS = 0.1
 """Between two looks at what takes long to be looked at."""
 
@@ -171,8 +171,6 @@ class Interruption:
         for process in struck:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        # The launcher's exit code is left to who has started it.
-        psutil.wait_procs([process for process in struck if process != launcher], timeout=SEEN_SECONDS)
 
     def _running_ranks(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
