@@ -131,10 +131,11 @@ class Interruption:
             metadata.news[REBALANCE] = {"noticeTime": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
         else:
             self._kill(chance)
-        # In a start-up nobody looks yet: what counts there is when it was there to be seen.
-        if way in NOTICES and self._moment.phase != START_UP:
-            metadata.told.wait(SEEN_SECONDS)
-        after = self._phases.look()
+        after, until = self._phases.look(), time.monotonic() + SEEN_SECONDS
+        # In a start-up nobody asks yet: what counts there is when it was there to be seen.
+        asks = way in NOTICES and self._moment.phase != START_UP
+        while asks and not metadata.told.wait(LOOK_SECONDS) and time.monotonic() < until:
+            after = self._phases.look()  # once it is told, an evaluation is left within milliseconds
         if before is not None and after is not None and before.part == after.part:
             return after
         return State(phase="", what=", ".join(state.what if state else "something else" for state in (before, after)))

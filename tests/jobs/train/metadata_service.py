@@ -17,7 +17,7 @@ class MetadataService:
     def __init__(self) -> None:
         self.news: dict[str, dict[str, str] | str] = {}
         self.told = threading.Event()
-        """Set once somebody was told some of it."""
+        """Set as soon as somebody is told some of it."""
         service = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,9 +29,9 @@ class MetadataService:
                 if self.headers.get("X-aws-ec2-metadata-token") != "token":
                     self._answer(401, b"")
                 elif self.path in service.news:
+                    service.told.set()
                     news = service.news[self.path]
                     self._answer(200, (news if isinstance(news, str) else json.dumps(news)).encode())
-                    service.told.set()
                 else:
                     self._answer(404, b"")
 
