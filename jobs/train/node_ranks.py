@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.train import interrupts
@@ -19,9 +20,15 @@ from jobs.train.interrupts import Interrupted
 from jobs.train.latecomers import Latecomers
 from jobs.train.launch_request import Launch
 from jobs.train.nodes import Nodes
-from jobs.train.outcome import End, outcome, retried
+from jobs.train.outcome import End, Failure, outcome, retried
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
+from jobs.train.rank_lines import RankLines
 from jobs.train.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+log = logging.getLogger("trainyard")
 
 MEETING_SECONDS = 900
 """How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
@@ -39,6 +46,15 @@ def run_ranks(
 
     # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
+
+    class Logs(DefaultLogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+            found = super().reify(envs)
+            if lines.pipe is not None:
+                found.stdouts[0] = found.stderrs[0] = str(lines.pipe)
+            return found
+
     os.environ.update(_rank_environment(launch, accelerator, scratch))
     config = LaunchConfig(
         min_nodes=launch.node.nnodes,
@@ -53,9 +69,8 @@ def run_ranks(
         max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
         start_method="spawn",
         log_line_prefix_template="[rank ${rank}] ",
-        logs_specs=DefaultLogsSpecs(
+        logs_specs=Logs(
             log_dir=str(scratch / "logs"),
-            # Local rank 0 writes straight to our own stream, unless it is not the first of all.
             tee={
                 rank: Std.NONE if rank == 0 and launch.node.is_main else Std.ALL
                 for rank in range(launch.nproc_per_node)
@@ -82,25 +97,39 @@ def run_ranks(
         nodes=nodes,
         nproc_per_node=launch.nproc_per_node,
         hang_timeout_seconds=launch.hang_timeout_seconds,
+        last_lines=lines.last,
         end_ranks=endings.end_now,
     )
     latecomers = Latecomers(gang, endings.ask_to_stop) if gang is not None and launch.node.is_main else None
     end = End(code=0, reason=None, cause="done")
     try:
-        with endings, watchdog, latecomers or contextlib.nullcontext():
+        with lines, endings, watchdog, latecomers or contextlib.nullcontext():
             elastic_launch(config, sys.executable)(*command)
     except (Interrupted, SignalException) as interruption:
         reason = endings.reason or _signal_name(interruption)
         late = f"; not saved within {endings.overdue_seconds:.0f} s" if endings.overdue_seconds is not None else ""
         end = retried(f"{reason}{late}", "ended")
     except ChildFailedError as error:
-        end = outcome(
-            {rank: (failure.exitcode, failure.timestamp, failure.message) for rank, failure in error.failures.items()}
-        )
+        failures = {rank: _failure(failure) for rank, failure in error.failures.items()}
+        end = outcome(failures, node=launch.node.index, last_lines=lines.last)
         if endings.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
             # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
             end = retried(f"{endings.reason}; {end.reason}", "ended")
-    return watchdog.concluded(end)
+    end = watchdog.concluded(end)
+    for line in end.lines:
+        log.info("%s", line)
+    return end
+
+
+def _failure(failure: "ProcessFailure") -> Failure:
+    """What torchrun found of a rank, with what the rank told it (jobs.train.rank), if it did."""
+    told = failure.error_file_data if "timestamp" in failure.error_file_data else None
+    return Failure(
+        code=failure.exitcode,
+        time=failure.timestamp,
+        message=failure.message if told else f"it ended with exit code {failure.exitcode}",
+        is_explained=bool(told and told.get("explained")),
+    )
 
 
 def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:

@@ -152,7 +152,8 @@ class Nodes:
             if store.check([f"beat/{index}"]):
                 self._hear(index, store.get(f"beat/{index}"))
             if index and index not in self.ends and store.check([f"end/{index}"]):
-                self.ends[index] = End(**json.loads(store.get(f"end/{index}")))
+                content = json.loads(store.get(f"end/{index}"))
+                self.ends[index] = End(**{**content, "lines": tuple(content["lines"])})
         if not self._node.is_main and self.order is None and store.check(["order"]):
             content = json.loads(store.get("order"))
             self.order = Order(reason=content["reason"], ranks=tuple(content["ranks"]))

@@ -2,9 +2,9 @@
 
 import re
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 
@@ -30,6 +30,19 @@ class End:
     """For Batch."""
     reason: str | None
     cause: Cause
+    lines: tuple[str, ...] = ()
+    """What the ranks that are the cause wrote last, for the log; none where the reason says all."""
+
+
+class Failure(NamedTuple):
+    """Of a rank."""
+
+    code: int
+    """Exit code; below 0: the signal that ended it."""
+    time: int
+    message: str
+    is_explained: bool
+    """Whether the message says what is wrong and what next: it is the same from any rank that met it."""
 
 
 def retried(reason: str, cause: Cause) -> End:
@@ -37,26 +50,31 @@ def retried(reason: str, cause: Cause) -> End:
     return End(code=INTERRUPTED_EXIT_CODE, reason=f"{reason}; {RESUMES}", cause=cause)
 
 
-def outcome(failures: Mapping[int, tuple[int, int, str]]) -> End:
-    """From the failed ranks: (exit code, time, message) of each.
+def outcome(failures: Mapping[int, Failure], *, node: int, last_lines: Callable[[list[int]], tuple[str, ...]]) -> End:
+    """From the failed ranks of a node; `last_lines` of ranks, for the log.
 
     The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One
     that a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
     """
-    own = {rank: failure for rank, failure in failures.items() if failure[0] != -signal.SIGTERM}
+    own = {rank: failure for rank, failure in failures.items() if failure.code != -signal.SIGTERM}
     if not own:
         return retried("the ranks got SIGTERM", "ended")
-    rank = min(own, key=lambda number: (own[number][0] > 0, own[number][1]))
-    code, _, message = own[rank]
+    rank = min(own, key=lambda number: (own[number].code > 0, own[number].time))
+    code, _, message, is_explained = own[rank]
     if code == INTERRUPTED_EXIT_CODE:
         return End(code=code, reason=message, cause="done")
+    if is_explained:
+        return End(code=1, reason=message, cause="peers" if _PEERS_GONE.search(message) else "own")
+    cause: Cause = "killed"
     if code == -signal.SIGKILL:
-        return End(
-            code=1,
-            reason=f"rank {rank} was killed (SIGKILL), most often for want of memory. Next: lower "
-            "max_batch_size_per_rank",
-            cause="killed",
-        )
-    if code < 0:
-        return End(code=1, reason=f"rank {rank} was ended by {signal.Signals(-code).name}", cause="killed")
-    return End(code=1, reason=message, cause="peers" if _PEERS_GONE.search(message) else "own")
+        reason = " was killed (SIGKILL), most often for want of memory. Next: lower max_batch_size_per_rank"
+    elif code < 0:
+        reason = f" was ended by {signal.Signals(-code).name}"
+    else:
+        reason, cause = f": {message}", "peers" if _PEERS_GONE.search(message) else "own"
+    return End(code=1, reason=f"rank {rank} of node {node}{reason}", cause=cause, lines=last_lines([rank]))
+
+
+def of_node(index: int, end: End) -> End:
+    """The same as another node tells it: its reason names the node."""
+    return end if f"of node {index}" in (end.reason or "") else replace(end, reason=f"node {index}: {end.reason}")

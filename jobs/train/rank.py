@@ -131,6 +131,7 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     """What the module of an entrypoint does when it is run: parse the flags, become a rank, call `main`, exit."""
     parsed = parse_flags(arguments, sys.argv[1:], program=f"python -m {main.__module__}")
     _die_with_the_launcher()
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # its last lines are those of one stream
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the launcher asks where a rank hangs
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
@@ -143,7 +144,7 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     except (TrainyardError, ValidationError) as error:
         code = 1
         # The launcher prints it, once for all ranks that met it.
-        _tell_the_launcher(one_line(error))
+        _tell_the_launcher(one_line(error), explained=True)
     except Exception as error:  # noqa: BLE001 - the process ends here; torch's threads would otherwise keep it alive
         code = 1
         traceback.print_exc()
@@ -181,16 +182,16 @@ def die_with_parent(pid: int) -> None:
 
 def fail_now(message: str) -> None:
     """End this process, from any of its threads, whatever the others are in the middle of."""
-    _tell_the_launcher(message)
+    _tell_the_launcher(message, explained=True)
     sys.stdout.flush()
     os._exit(1)
 
 
-def _tell_the_launcher(message: str) -> None:
+def _tell_the_launcher(message: str, *, explained: bool = False) -> None:
     """Torchrun's error file: from it the launcher takes which rank failed first, and why."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         print(f"error: {message}", flush=True)
     else:
-        content = {"message": message, "timestamp": int(time.time())}
+        content = {"message": message, "timestamp": int(time.time()), "explained": explained}
         Path(path).write_text(json.dumps(content))

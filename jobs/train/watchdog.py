@@ -17,7 +17,7 @@ from pathlib import Path
 from jobs.train.hang import HangWatch
 from jobs.train.launch_request import Node
 from jobs.train.nodes import Nodes, Order
-from jobs.train.outcome import End, retried
+from jobs.train.outcome import End, of_node, retried
 from jobs.train.sign import process_states, read_signs
 
 log = logging.getLogger("trainyard")
@@ -27,16 +27,14 @@ _LOOK_SECONDS = 1.0
 _TRACE_SECONDS = 1.0
 """That ranks have to print where they are."""
 
-_LAST_LINES = 5
-
 _KILL_AFTER_SECONDS = 4.0
 """Between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for 30 s."""
 
 _REPORT_SECONDS = 40.0
 """That the other nodes have to end their ranks and say how it went; torch gives a rank that ignores SIGTERM 30."""
 
-_LEAVE_SECONDS = 5.0
-"""The same where the cause is known: they only need to hear that it is over."""
+_LEAVE_SECONDS = 10.0
+"""The same where the cause is known: they only need to hear that it is over, and to kill a rank that hangs."""
 
 _SILENT_SECONDS = 10.0
 """After which a node that says nothing is taken for lost, once ranks have failed or hang."""
@@ -53,13 +51,17 @@ class Watchdog:
         nodes: Nodes | None,
         nproc_per_node: int,
         hang_timeout_seconds: float,
+        last_lines: Callable[[Iterable[int]], tuple[str, ...]],
         end_ranks: Callable[[], None],
     ) -> None:
-        """`nodes`: None where there is one only. `end_ranks` makes the main thread end them, saved or not."""
+        """`nodes`: None where there is one only. `last_lines` of ranks, if they are this node's, for the log.
+
+        `end_ranks` makes the main thread end them, saved or not.
+        """
         self._scratch = scratch
         self._node = node
         self._nodes = nodes
-        self._nproc_per_node = nproc_per_node
+        self._last_lines = last_lines
         self._timeout_seconds = hang_timeout_seconds
         self._hangs = HangWatch(world_size=node.nnodes * nproc_per_node, hang_timeout_seconds=hang_timeout_seconds)
         self._end_ranks = end_ranks
@@ -96,10 +98,10 @@ class Watchdog:
                 return
 
     def _end(self, verdict: End, order: Order) -> None:
-        self._verdict = verdict
+        self._verdict = replace(verdict, lines=(*verdict.lines, *self._last_lines(order.ranks)))
         if self._nodes is not None and self._node.is_main:
             self._nodes.order_end(order)
-        self._show(order.ranks)
+        self._ask_where(order.ranks)
         with self._lock:
             if self._closed.is_set():
                 return
@@ -120,7 +122,7 @@ class Watchdog:
                 return retried(f"the main node ended the attempt: {order.reason}", "ended"), order
             for index, end in list(self._nodes.ends.items()):
                 if end.cause != "done":
-                    found = replace(end, reason=f"node {index}: {end.reason}")
+                    found = of_node(index, end)
                     return found, Order(reason=found.reason or "")
             silent = self._silent(self._nodes, now, self._timeout_seconds)
             if silent:
@@ -156,7 +158,9 @@ class Watchdog:
             if silent:
                 break
             time.sleep(0.1)
-        named = [replace(end, reason=f"node {index}: {end.reason}") for index, end in sorted(nodes.ends.items())]
+        named = [of_node(index, end) for index, end in sorted(nodes.ends.items())]
+        if own.cause == "hung":
+            return replace(own, lines=(*own.lines, *(line for end in named for line in end.lines)))
         if is_known:
             return own
         if killed := [end for end in named if end.cause == "killed"]:
@@ -167,20 +171,11 @@ class Watchdog:
             return at_fault[0]
         return retried(f"what connects the nodes broke: {own.reason}", "peers")
 
-    def _show(self, ranks: Iterable[int]) -> None:
-        """Where those ranks of this node are, in the log: each prints it, and what it printed last is said again."""
+    def _ask_where(self, ranks: Iterable[int]) -> None:
+        """Those of this node that are named print where they are, if they can."""
         named = [sign for rank, sign in sorted(read_signs(self._scratch).items()) if rank in ranks]
         for sign in named:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(sign.pid, signal.SIGUSR1)  # jobs.train.rank
         if named:
             time.sleep(_TRACE_SECONDS)
-        for sign in named:
-            for line in self._last_lines(sign.rank % self._nproc_per_node):
-                log.info("rank %s wrote last: %s", sign.rank, line)
-
-    def _last_lines(self, local_rank: int) -> list[str]:
-        """None of rank 0 of all, which writes straight to the job's log."""
-        for path in self._scratch.glob(f"logs/*/attempt_0/{local_rank}/stdout.log"):
-            return path.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-        return []

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from jobs.train.hang import START_SECONDS, HangWatch
 from jobs.train.launch_request import Node
 from jobs.train.nodes import Nodes
-from jobs.train.outcome import End, retried
+from jobs.train.outcome import End, Failure, outcome, retried
 from jobs.train.sign import Sign, SignFile, process_states, read_signs
 from jobs.train.watchdog import Watchdog
 from tests.jobs.train.launching import PATIENCE_SECONDS, Run
@@ -114,6 +114,10 @@ def test_a_process_that_is_held_is_told_from_one_that_waits(tmp_path: Path) -> N
     assert process_states(signs) == {}
 
 
+def last_lines(own: int, ranks: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"rank {rank} of node {own} wrote last: ..." for rank in ranks if rank == own)
+
+
 class TwoNodes:
     """Their launchers' watchdogs, on one machine; what ranks would do is for the test to say."""
 
@@ -136,6 +140,7 @@ class TwoNodes:
                     nodes=self.nodes[index],
                     nproc_per_node=1,
                     hang_timeout_seconds=hang_timeout_seconds,
+                    last_lines=partial(last_lines, index),
                     end_ranks=self.are_ended[index].set,
                 )
             )
@@ -160,7 +165,27 @@ SIGTERM = retried("SIGTERM", "ended")
 
 PEERS = End(code=1, reason="RuntimeError: Connection closed by peer", cause="peers")
 OWN = End(code=1, reason="ValueError: no such label", cause="own")
-KILLED = End(code=1, reason="rank 1 was killed (SIGKILL)", cause="killed")
+KILLED = End(code=1, reason="rank 1 of node 1 was killed (SIGKILL)", cause="killed", lines=last_lines(1, [1]))
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (Failure(-9, 2, "", False), "rank 2 of node 1 was killed (SIGKILL), most often for want of memory. Next: "),
+        (Failure(-11, 2, "", False), "rank 2 of node 1 was ended by SIGSEGV"),
+        (Failure(1, 0, "KeyError: 'x'", False), "rank 2 of node 1: KeyError: 'x'"),
+    ],
+)
+def test_a_rank_that_dies_is_named_with_its_node_and_its_last_lines(second: Failure, expected: str) -> None:
+    failures = {1: Failure(1, 1, "RuntimeError: Connection closed by peer", False), 2: second}
+    end = outcome(failures, node=1, last_lines=lambda ranks: tuple(f"lines of {rank}" for rank in ranks))
+    assert (end.code, (end.reason or "")[: len(expected)], end.lines) == (1, expected, ("lines of 2",))
+
+
+def test_a_mistake_that_any_rank_would_meet_is_told_without_one() -> None:
+    mistake = Failure(1, 1, "no such label. Next: name another", True)
+    end = outcome({0: mistake, 1: mistake}, node=0, last_lines=lambda _: ("lines",))
+    assert end == End(code=1, reason=mistake.message, cause="own")
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
@@ -178,7 +203,7 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
     ("child", "code", "reason"),
     [
         (OWN, 1, "node 1: ValueError: no such label"),
-        (KILLED, 1, "node 1: rank 1 was killed (SIGKILL)"),
+        (KILLED, 1, "rank 1 of node 1 was killed (SIGKILL)"),
         (PEERS, 75, "what connects the nodes broke: "),
         (SIGTERM, 75, "node 1: SIGTERM; a next attempt resumes from the newest checkpoint"),
     ],
@@ -190,12 +215,12 @@ def test_how_a_child_ended_decides_for_the_main_node(tmp_path: Path, child: End,
         two.watchdogs[1].concluded(child)
         two.wait_until_ended(0)
         found = two.watchdogs[0].concluded(SIGTERM)
-    assert (found.code, (found.reason or "")[: len(reason)]) == (code, reason)
+    assert (found.code, (found.reason or "")[: len(reason)], found.lines) == (code, reason, child.lines)
 
 
 @pytest.mark.parametrize(
     ("main", "child", "expected"),
-    [(PEERS, KILLED, "node 1: rank 1 was killed (SIGKILL)"), (OWN, PEERS, OWN.reason), (OWN, SIGTERM, OWN.reason)],
+    [(PEERS, KILLED, KILLED.reason), (OWN, PEERS, OWN.reason), (OWN, SIGTERM, OWN.reason)],
 )
 def test_the_first_cause_is_found_where_ranks_of_both_nodes_fail(
     tmp_path: Path, main: End, child: End, expected: str
@@ -223,7 +248,7 @@ def test_a_hang_on_a_child_ends_both_nodes(tmp_path: Path) -> None:
         main = two.watchdogs[0].concluded(SIGTERM)
     reason = "rank 1 of node 1 (last seen training after step 42): no step for 8 s"
     resumes = "a next attempt resumes from the newest checkpoint"
-    assert main == End(code=75, reason=f"{reason}; {resumes}", cause="hung")
+    assert main == End(code=75, reason=f"{reason}; {resumes}", cause="hung", lines=last_lines(1, [1]))
     assert child.reason == f"the main node ended the attempt: {reason}; {resumes}"
 
 
@@ -268,6 +293,12 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
         r"a next attempt resumes from the newest checkpoint\n",
         launched.lines[-1],
     ), launched.output
+    # The one that trains beside it says no word either, but it is not the cause.
+    said = "rank 1 of node 0 wrote last: "
+    assert [line for line in launched.lines[-11:-1] if line.startswith(said)] == [
+        line.replace("[rank 1] ", said) for line in launched.lines if line.startswith("[rank 1] ")
+    ][-10:]
+    assert "of node 0 wrote last" not in launched.output.replace(said, "")
     assert run.recorded_attempt(1).reason == launched.lines[-1].removeprefix("interrupted: ").rstrip()
     assert run.receipt().state == "interrupted"
     run.wait_until_gone()

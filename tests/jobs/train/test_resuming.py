@@ -99,12 +99,16 @@ def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(
 
 def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
     launched = run.start(*recipe, nproc=2)
-    launched.wait_for_line("[progress] 4/48")
+    progress = launched.wait_for_line("[progress] 4/48")
 
-    launched.ranks()[1].kill()
+    launched.ranks()[0].kill()
 
     assert launched.wait() == 1
-    assert launched.lines[-1].startswith("error: rank 1 was killed (SIGKILL)")
+    assert launched.lines[-1].startswith("error: rank 0 of node 0 was killed (SIGKILL)")
+    # What it wrote last is said again, beside the end
+    said = "rank 0 of node 0 wrote last: "
+    assert f"{said}{progress}" in launched.lines[-11:-1]
+    assert all(line.removeprefix(said) in launched.lines for line in launched.lines[-11:-1] if line.startswith(said))
     run.wait_until_gone()
     assert run.recorded_attempt(1).exit_code == 1
     assert run.receipt().state == "failed"
