@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # answers, else the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help demo test contract gaudi-image cuda-image lint synth pins install clean
+.PHONY: help demo test suite contract gaudi-image cuda-image lint synth pins install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -63,7 +63,9 @@ lint: install
 
 # One process more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
 # in one (tests/conftest.py).
-test: lint
+test: lint suite
+
+suite: install
 	pytest -m "not habana_image and not cuda_image" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder
 
 gaudi-image: install
