@@ -24,6 +24,7 @@ from jobs.runs import (
     GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
     RUN_URI_VARIABLE,
+    START_TIMEOUT_SECONDS,
     S3Location,
     run_prefix,
     submitted_at,
@@ -190,7 +191,7 @@ def plan(
                             f"--capacity={queue.capacity}",
                             *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
                             *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
-                            *_hang_flags(spec),
+                            *_watch_flags(spec),
                             *([f"{GANG_FLAG}={spec.resources.least_nnodes}"] if spec.resources.is_gang else []),
                             *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
@@ -256,10 +257,13 @@ def _gang_note(spec: JobSpec) -> str:
     )
 
 
-def _hang_flags(spec: JobSpec) -> list[str]:
-    if spec.hang_timeout_seconds == HANG_TIMEOUT_SECONDS:
-        return []
-    return [f"--hang-timeout-seconds={spec.hang_timeout_seconds:g}"]
+def _watch_flags(spec: JobSpec) -> list[str]:
+    """How long the launcher waits for ranks and nodes, where that is not what it would do anyway."""
+    limits = (
+        ("--hang-timeout-seconds", spec.hang_timeout_seconds, HANG_TIMEOUT_SECONDS),
+        ("--start-timeout-seconds", spec.start_timeout_seconds, START_TIMEOUT_SECONDS),
+    )
+    return [f"{flag}={seconds:g}" for flag, seconds, default in limits if seconds != default]
 
 
 def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,10 @@ GANG_FLAG = "--gang-min-nnodes"
 GANG_WAIT_SECONDS = 900.0
 """How long the nodes of a gang wait for all of them; then as few train as may."""
 
+START_TIMEOUT_SECONDS = 900.0
+"""How long the nodes of a job that AWS Batch starts together wait for each other, unless its spec says otherwise: EC2
+may start them minutes apart."""
+
 HANG_TIMEOUT_SECONDS = 120.0
 """Without a step, after which an attempt that trains has hung, unless its spec says otherwise."""
 

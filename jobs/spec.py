@@ -25,7 +25,7 @@ from jobs.catalog import CATALOG, job_kind
 from jobs.errors import UsageError, did_you_mean
 from jobs.job_kind import JobKind
 from jobs.queues import Capacity
-from jobs.runs import HANG_TIMEOUT_SECONDS
+from jobs.runs import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10
@@ -99,7 +99,10 @@ class JobSpec(Strict):
     """The same in instance hours: a minute of four nodes counts four minutes."""
     hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node gives no sign of life; 0: never. The start, saves and an HPU's compilations have 15 minutes at least."""
+    a node gives no sign of life, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
+    minutes at least."""
+    start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
+    """Of several On-Demand nodes: one that has not come when so long has passed ends the attempt, and is named."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 

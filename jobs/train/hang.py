@@ -2,14 +2,15 @@
 
 In a training all ranks wait for the slowest in every step, so that one which hangs stops the signs of all. They hang
 when none of them has given a sign for the limit; those are named that are behind the others or, where all are at the
-same place, those whose process the kernel holds.
+same place, those whose process the kernel holds. Before a training and after it, and in jobs that do not train, a rank
+may work or wait for others as long as it takes: there one hangs whose process is stopped.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jobs.train.sign import Sign
+from jobs.train.sign import STOPPED, Sign
 
 START_SECONDS = 900.0
 """For what is known to be slow: the start, a save, graphs that are compiled. Or the limit, where that is longer."""
@@ -36,15 +37,30 @@ class HangWatch:
         self._timeout_seconds = hang_timeout_seconds or math.inf
         self._signs: dict[int, Sign] = {}
         self._newest = -math.inf
+        self._stopped_at: dict[int, float] = {}
 
     def look(self, now: float, signs: Mapping[int, Sign], states: Mapping[int, str]) -> Hang | None:
         """None: all goes on, or nobody has given a sign yet. `states`: of their processes (jobs.train.sign)."""
         if any(self._signs.get(rank) != sign for rank, sign in signs.items()):
             self._newest = now
         self._signs |= signs
-        watched = {rank: sign for rank, sign in sorted(self._signs.items()) if not sign.ended}
-        if not watched:
+        return self._pace(now, states) or self._stop(now, states)
+
+    def _stop(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Of ranks that are stopped, whatever they do."""
+        stopped = [rank for rank in sorted(self._signs) if states.get(rank) == STOPPED]
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        named = [rank for rank, at in self._stopped_at.items() if now - at >= self._timeout_seconds]
+        if not named:
             return None
+        shown = [_text(self._signs[rank], STOPPED) for rank in named]
+        return Hang(reason=f"{_list(shown)}: no sign of life for {self._timeout_seconds:.0f} s", ranks=tuple(named))
+
+    def _pace(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Of ranks that train."""
+        watched = {rank: sign for rank, sign in sorted(self._signs.items()) if sign.paced}
+        if not watched or any(sign.place == 0 for sign in self._signs.values()):
+            return None  # those of one node may still prepare what they train on
         slow = any(sign.slow for sign in watched.values())
         limit = max(self._timeout_seconds, START_SECONDS) if slow else self._timeout_seconds
         if now - self._newest < limit:
@@ -55,10 +71,15 @@ class HangWatch:
         shown = [f"rank {rank} gave no sign at all" for rank in range(self._world_size) if rank not in self._signs]
         if not shown:
             shown = [_text(sign, states.get(rank, "")) for rank, sign in named.items()]
-        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-        return Hang(reason=f"{'; '.join(shown[:_NAMED])}{more}: no step for {limit:.0f} s", ranks=tuple(named))
+        return Hang(reason=f"{_list(shown)}: no step for {limit:.0f} s", ranks=tuple(named))
+
+
+def _list(shown: list[str]) -> str:
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return f"{'; '.join(shown[:_NAMED])}{more}"
 
 
 def _text(sign: Sign, state: str) -> str:
     held = f"{state}, " if state else ""
-    return f"rank {sign.rank} of node {sign.node} ({held}last seen {sign.doing} after step {sign.step})"
+    step = f" after step {sign.step}" if sign.place else ""
+    return f"rank {sign.rank} of node {sign.node} ({held}last seen {sign.doing}{step})"

@@ -34,7 +34,7 @@ from jobs.train.gang_folder import GangFolder
 from jobs.train.instance_metadata import InstanceMetadata
 from jobs.train.interrupts import Interrupted
 from jobs.train.launch_request import Gang, Launch, parse
-from jobs.train.node_ranks import MEETING_SECONDS, run_ranks
+from jobs.train.node_ranks import run_ranks
 from jobs.train.nodes import Nodes
 from jobs.train.outcome import RESUMES, End, retried
 from jobs.train.rank import one_line
@@ -44,7 +44,7 @@ from jobs.train.utilization import UtilizationLog
 log = logging.getLogger("trainyard")
 
 GANG_MEETING_SECONDS = 120
-"""In place of MEETING_SECONDS where the nodes have met already, on S3: they only begin."""
+"""In place of start_timeout_seconds where the nodes have met already, on S3: they only begin."""
 
 
 def main(
@@ -211,7 +211,7 @@ def _over_nodes(
         return end.code, end.reason
     with interrupts.held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
-    patience_seconds = MEETING_SECONDS if gang is None else GANG_MEETING_SECONDS
+    patience_seconds = launch.start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
     with Nodes(launch.node, lambda: read_signs(scratch)) as nodes:
         try:
             absent = nodes.meet(patience_seconds)
@@ -220,7 +220,7 @@ def _over_nodes(
             raise
         if absent:
             missing = ", ".join(f"node {index}" for index in absent)
-            end = retried(f"{missing} did not come within {patience_seconds} s", "lost")
+            end = retried(f"{missing} did not come within {patience_seconds:g} s", "lost")
             nodes.tell(end)
         else:
             end = run_ranks(launch, accelerator, scratch, nodes, gang)

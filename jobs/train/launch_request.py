@@ -21,6 +21,7 @@ from jobs.runs import (
     GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
     RUN_URI_VARIABLE,
+    START_TIMEOUT_SECONDS,
     S3Location,
 )
 from jobs.train import hub_push
@@ -104,6 +105,8 @@ class Launch:
     """Between SIGTERM and SIGKILL."""
     hang_timeout_seconds: float
     """Without a sign of life from a rank that trains, or from a node; 0: they are not watched."""
+    start_timeout_seconds: float
+    """That several nodes which do not meet as a gang wait for each other."""
 
     @property
     def world_size(self) -> int:
@@ -143,6 +146,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         help="without a step, after which the attempt ends and is resumed; 0: never",
     )
     parser.add_argument(
+        "--start-timeout-seconds",
+        type=float,
+        default=START_TIMEOUT_SECONDS,
+        metavar="S",
+        help="how long the nodes of a multi-node job wait for each other",
+    )
+    parser.add_argument(
         GANG_FLAG, type=int, metavar="M", help="the children of the array job train together, at least M"
     )
     parser.add_argument(
@@ -163,6 +173,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         raise UsageError(f"--nproc-per-node is {given.nproc_per_node}; at least one rank is needed")
     if not given.hang_timeout_seconds >= 0:
         raise UsageError(f"--hang-timeout-seconds is {given.hang_timeout_seconds:g}; 0 is the least: no watch")
+    if not given.start_timeout_seconds > 0:
+        raise UsageError(f"--start-timeout-seconds is {given.start_timeout_seconds:g}; it is more than 0")
     arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
     if not environment.get(RUN_URI_VARIABLE):
         raise ConfigurationError(
@@ -185,6 +197,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         allow_changes=given.allow_changes,
         stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
         hang_timeout_seconds=given.hang_timeout_seconds,
+        start_timeout_seconds=given.start_timeout_seconds,
     )
     check: Callable[[Arguments, int], None] = importlib.import_module(kind.entrypoint).check
     if given.gang_min_nnodes is None:

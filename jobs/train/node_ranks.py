@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-MEETING_SECONDS = 900
-"""How long the nodes of a job wait for each other: EC2 may start them minutes apart."""
+RENDEZVOUS_SECONDS = 900
+"""Torchrun's own limit; the nodes have met before."""
 
 
 def run_ranks(
@@ -64,7 +64,7 @@ def run_ranks(
         # One node: any free port, no race for it. Several: Batch has numbered them, so rank 0 is on the main node.
         rdzv_backend="c10d" if launch.node.nnodes == 1 else "static",
         rdzv_endpoint=f"{launch.node.main_address}:{launch.node.port}",
-        rdzv_configs={"rank": launch.node.index, "timeout": MEETING_SECONDS},
+        rdzv_configs={"rank": launch.node.index, "timeout": RENDEZVOUS_SECONDS},
         local_addr="localhost" if launch.node.nnodes == 1 else None,
         max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
         start_method="spawn",

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from jobs.arguments import ArgumentsT, parse_flags
 from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.runs import RUN_URI_VARIABLE, S3Location
+from jobs.train.sign import Sign, SignFile
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
@@ -137,7 +138,9 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     log.setLevel(logging.INFO)
     code = 0
     try:
-        main(Rank.from_environment(), parsed)
+        rank = Rank.from_environment()
+        _give_first_sign(rank)
+        main(rank, parsed)
     except ResumeLaterError as ending:
         code = INTERRUPTED_EXIT_CODE
         _tell_the_launcher(str(ending))
@@ -163,6 +166,17 @@ def one_line(error: Exception) -> str:
             for item in error.errors(include_url=False)
         )
     return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")
+
+
+def _give_first_sign(rank: Rank) -> None:
+    """From now on the launcher sees it if this process is stopped; a training gives further ones (jobs.train.signs).
+
+    No thread gives any: a process that forks should have none.
+    """
+    sign = Sign(
+        rank=rank.rank, node=rank.node, pid=os.getpid(), number=0, place=0, step=0, doing="working", paced=False
+    )
+    SignFile(rank.scratch, rank.local_rank).write(sign)
 
 
 def _die_with_the_launcher() -> None:

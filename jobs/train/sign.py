@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+STOPPED = "stopped"
+"""What the kernel says of a process that does nothing until somebody lets it go on."""
+
 _FOLDER = "signs"
 
 _LINE_BYTES = 256
@@ -29,8 +32,8 @@ class Sign:
     """What began with this sign."""
     slow: bool = False
     """Whether that may take as long as a start does."""
-    ended: bool = False
-    """Whether it is the last one: what follows has time-outs of its own."""
+    paced: bool = True
+    """Whether the next one is due in time. What comes before a training and after it takes as long as it takes."""
 
 
 class SignFile:
@@ -67,4 +70,4 @@ def _state(pid: int) -> str:
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):  # not on Linux, or it has ended
         return ""
-    return {"T": "stopped", "t": "stopped", "D": "in the kernel"}.get(letter, "")
+    return {"T": STOPPED, "t": STOPPED, "D": "in the kernel"}.get(letter, "")

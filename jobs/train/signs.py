@@ -26,7 +26,7 @@ _STILL_SECONDS = 3600.0
 
 
 class Signs(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Of one rank, from when it is made until `end`."""
+    """Of one rank, from when it is made until `end`; before, the rank has given one that it works (jobs.train.rank)."""
 
     def __init__(self, rank: "Rank", *, compiles: bool) -> None:
         """`compiles`: whether the accelerator compiles for each new shape of a batch."""
@@ -35,7 +35,7 @@ class Signs(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self._file = SignFile(rank.scratch, rank.local_rank)
         self._pid = os.getpid()
         self._number = self._place = self._step = 0
-        self._doing, self._slow, self._ended = "starting", True, False
+        self._doing, self._slow, self._paced = "starting", True, True
         self._shapes: set[Any] = set()
         self._compiling = 0
         self._steps_here = 0
@@ -47,8 +47,8 @@ class Signs(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             self._give()
 
     def end(self) -> None:
-        """What follows is not watched: uploads have time-outs of their own, and other ranks wait for them."""
-        self._ended = True
+        """What follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
+        self._paced = False
         self._pass("ending", slow=True)
 
     def batch(self, doing: str, inputs: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Signs(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                 step=self._step,
                 doing=self._doing,
                 slow=self._slow,
-                ended=self._ended,
+                paced=self._paced,
             )
         )
 

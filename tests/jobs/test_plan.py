@@ -119,10 +119,12 @@ def test_the_timeout_is_the_kinds_where_the_spec_has_none() -> None:
     assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
 
 
-def test_the_launcher_is_told_of_another_limit_for_a_hang_than_its_own() -> None:
-    told = command_of(plan(spec(hang_timeout_seconds=600), STAGE, run_id=RUN_ID))
-    assert "--hang-timeout-seconds=600" in told[: told.index("finetune-classification")]
-    assert not any("hang-timeout" in part for part in command_of(plan(spec(), STAGE, run_id=RUN_ID)))
+@pytest.mark.parametrize("limit", ["hang_timeout_seconds", "start_timeout_seconds"])
+def test_the_launcher_is_told_of_other_limits_than_its_own(limit: str) -> None:
+    flag = f"--{limit.replace('_', '-')}"
+    told = command_of(plan(spec(**{limit: 600}), STAGE, run_id=RUN_ID))
+    assert f"{flag}=600" in told[: told.index("finetune-classification")]
+    assert not any(flag in part for part in command_of(plan(spec(), STAGE, run_id=RUN_ID)))
 
 
 def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:

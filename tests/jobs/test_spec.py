@@ -64,7 +64,7 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
             {"gpu": 1},
             (
                 "gpu: unknown key; there is 'arguments', 'attempts', 'hang_timeout_seconds', 'job', 'max_hours', "
-                "'max_usd', 'name', 'resources', 'team', 'timeout_hours'"
+                "'max_usd', 'name', 'resources', 'start_timeout_seconds', 'team', 'timeout_hours'"
             ),
         ),
         ({"resources": 8}, "resources: Input should be a valid dictionary or instance of Resources, not 8"),

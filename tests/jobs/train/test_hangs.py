@@ -27,6 +27,7 @@ NOBODY = 2**30
 """No process has that number."""
 
 STARTING = Sign(rank=0, node=0, pid=1, number=1, place=1, step=0, doing="starting", slow=True)
+WORKING = Sign(rank=0, node=0, pid=1, number=0, place=0, step=0, doing="working", paced=False)
 TRAINING = dataclasses.replace(STARTING, number=9, place=9, step=42, doing="training", slow=False)
 
 
@@ -44,7 +45,7 @@ class Job:
 
     def reason(self, *, after_seconds: float, states: dict[int, str] | None = None) -> str | None:
         """Of a hang, when so much time has passed and nobody has given another sign."""
-        self.watch.look(self.now, read_signs(self.scratch), {})
+        self.watch.look(self.now, read_signs(self.scratch), states or {})
         self.now += after_seconds
         hang = self.watch.look(self.now, read_signs(self.scratch), states or {})
         return hang.reason if hang else None
@@ -55,11 +56,23 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_a_job_that_gives_no_signs_or_has_ended_is_not_watched(job: Job) -> None:
+def test_who_prepares_ends_or_waits_for_one_that_prepares_may_take_its_time_but_not_be_stopped(job: Job) -> None:
     assert job.reason(after_seconds=1e6) is None
-    for rank in range(2):
-        job.give(rank, TRAINING, ended=True)
-    assert job.reason(after_seconds=1e6) is None
+    ending = dataclasses.replace(TRAINING, doing="ending", paced=False)
+    for first, second, state in (
+        (WORKING, WORKING, "last seen working"),
+        (STARTING, WORKING, "last seen working"),
+        (ending, ending, "last seen ending after step 42"),
+    ):
+        job.give(0, first)
+        job.give(1, second)
+        assert job.reason(after_seconds=1e6) is None
+        assert job.reason(after_seconds=119, states={1: "stopped"}) is None
+        reason = job.reason(after_seconds=1, states={1: "stopped"})
+        assert reason == f"rank 1 of node 0 (stopped, {state}): no sign of life for 120 s"
+        # One that goes on is looked at anew when it is stopped again
+        assert job.reason(after_seconds=1) is None
+        assert job.reason(after_seconds=119, states={1: "stopped"}) is None
 
 
 def test_the_start_a_save_and_a_compilation_have_the_longer_limit(job: Job) -> None:
@@ -289,7 +302,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
 
     assert launched.wait() == 75
     assert re.fullmatch(
-        r"interrupted: rank 1 of node 0 \(.*last seen \w.* after step \d+\): no step for 15 s; "
+        r"interrupted: rank 1 of node 0 \(.*last seen \w.* after step \d+\): no (step|sign of life) for 15 s; "
         r"a next attempt resumes from the newest checkpoint\n",
         launched.lines[-1],
     ), launched.output
@@ -303,6 +316,23 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
     assert run.receipt().state == "interrupted"
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
+
+
+def test_a_rank_that_is_stopped_before_it_trains_ends_the_attempt_too(run: Run, recipe: tuple[str, ...]) -> None:
+    launched = run.start(*recipe, options=["--hang-timeout-seconds=3"])
+    launched.wait_for_line("attempt 1 of ")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not list(run.scratch.glob("*/signs/0")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    launched.ranks()[0].suspend()
+
+    assert launched.wait() == 75
+    assert launched.lines[-1] == (
+        "interrupted: rank 0 of node 0 (stopped, last seen working): no sign of life for 3 s; "
+        "a next attempt resumes from the newest checkpoint\n"
+    )
+    run.wait_until_gone()
 
 
 def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
@@ -325,6 +355,22 @@ def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, 
     ), nodes[0].output
     assert run.receipt().state == "interrupted"
     run.wait_until_gone()
+
+
+def test_a_start_that_is_never_complete_ends_and_names_the_node_that_is_missing(
+    run: Run, recipe: tuple[str, ...]
+) -> None:
+    environment: dict[str, Any] = {
+        "AWS_BATCH_JOB_ID": "8d2f#0",
+        "AWS_BATCH_JOB_NUM_NODES": "2",
+        "AWS_BATCH_JOB_NODE_INDEX": "0",
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+    }
+    launched = run.attempt(*recipe, options=["--start-timeout-seconds=0.5"], expect=75, **environment)
+
+    said = "node 1 did not come within 0.5 s; a next attempt resumes from the newest checkpoint"
+    assert launched.lines[-1] == f"interrupted: {said}\n"
+    assert run.recorded_attempt(1).reason == said
 
 
 def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it(run: Run, recipe: tuple[str, ...]) -> None:
