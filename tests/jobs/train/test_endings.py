@@ -2,19 +2,29 @@
 
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
+import psutil
 import pytest
 
 from jobs.train.instance_metadata import InstanceMetadata
-from tests.jobs.train.launching import Launched, NewRun, Run
+from jobs.train.sign import Sign, read_signs
+from tests.jobs.train.faulty_s3 import FaultyS3
+from tests.jobs.train.launching import PATIENCE_SECONDS, Launched, NewRun, Run
 from tests.jobs.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, MetadataService
 
 MODEL = "model/model.safetensors"
 
 HASTY_LAUNCHER = "import sys; from jobs.train import launch; sys.exit(launch.main(stop_timeout_seconds=12))"
 """Where SIGKILL follows so soon, the ranks have two seconds."""
+
+
+PATIENT_LAUNCHER = "import sys; from jobs.train import launch; sys.exit(launch.main(stop_timeout_seconds=90))"
+"""Where SIGKILL follows late, a busy machine has its time."""
 
 
 @pytest.fixture
@@ -34,6 +44,27 @@ def saved_step(launched: Launched, why: str) -> int:
     assert match, launched.output
     assert "Traceback" not in launched.output
     return int(match[2])
+
+
+def hold(run: Run, doing: str) -> tuple[psutil.Process, Sign]:
+    """The one rank, stopped in the midst of that."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+
+    def sign() -> Sign | None:
+        return next(
+            (found for scratch in run.scratch.glob("trainyard-*") for found in read_signs(scratch).values()), None
+        )
+
+    while time.monotonic() < deadline:
+        if (seen := sign()) is not None and seen.doing == doing:
+            rank = psutil.Process(seen.pid)
+            rank.suspend()
+            time.sleep(0.05)  # a write that was under way
+            if (held := sign()) is not None and held.doing == doing:
+                return rank, held
+            rank.resume()
+        time.sleep(0.001)
+    pytest.fail(f"no rank was seen {doing}")
 
 
 def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
@@ -103,6 +134,51 @@ def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_i
     assert "result:" not in first.output
     run.attempt(*long_recipe, attempt=2)
     assert_same(run, whole)
+
+
+def test_a_notice_in_the_first_step_and_sigterm_in_an_evaluation_beside_an_upload_save_and_end(
+    run: Run, long_recipe: tuple[str, ...], metadata: MetadataService, s3_endpoint: str
+) -> None:
+    # Several evaluations follow a checkpoint before the next one, which waits for its upload.
+    recipe = (*long_recipe, "--eval-batch-size=4", "--evaluate-every-steps=2", "--checkpoint-every-steps=12")
+
+    # WHEN a notice comes while the first step takes long, as one does for which graphs are compiled
+    first = run.start(*recipe, nproc=1, attempt=1, **metadata.environment)
+    rank, held = hold(run, "training")
+    ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
+    metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
+    notice = f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"
+    first.wait_for_line(f"{notice}: the training saves and stops")
+    rank.resume()
+    # THEN that step is saved
+    assert first.wait() == 75
+    assert saved_step(first, notice) == held.step + 1
+    assert run.complete_checkpoints() == [held.step + 1]
+
+    # WHEN SIGTERM comes in an evaluation, and the upload of the checkpoint before it is still under way
+    is_under_way, may_end = threading.Event(), threading.Event()
+
+    def wait(method: str, path: str) -> bool:
+        if method == "PUT" and "/checkpoints/step-" in path and "model.safetensors" in path:
+            is_under_way.set()
+            assert may_end.wait(PATIENCE_SECONDS)
+        return False
+
+    with FaultyS3(s3_endpoint) as slow:
+        slow.denies = wait
+        behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
+        second = behind.start(*recipe, attempt=2, program=("-c", PATIENT_LAUNCHER))
+        assert is_under_way.wait(PATIENCE_SECONDS)
+        rank, held = hold(run, "evaluating")
+        second.process.send_signal(signal.SIGTERM)
+        second.wait_for_line("SIGTERM: the training saves and stops")
+        may_end.set()
+        rank.resume()
+        # THEN the evaluation is left, its step is saved, and both checkpoints are there
+        assert second.wait() == 75
+    assert saved_step(second, "SIGTERM") == held.step
+    assert run.complete_checkpoints()[-2:] == [(held.step - 1) // 12 * 12, held.step]
+    assert not any(line["step"] == held.step and "eval_loss" in line for line in run.metrics())
 
 
 def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, long_recipe: tuple[str, ...]) -> None:

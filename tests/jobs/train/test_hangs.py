@@ -322,7 +322,7 @@ def test_a_rank_that_is_stopped_before_it_trains_ends_the_attempt_too(run: Run, 
     launched = run.start(*recipe, options=["--hang-timeout-seconds=3"])
     launched.wait_for_line("attempt 1 of ")
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not list(run.scratch.glob("*/signs/0")):
+    while not any(path.stat().st_size for path in run.scratch.glob("*/signs/0")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     launched.ranks()[0].suspend()
