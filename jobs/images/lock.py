@@ -81,6 +81,17 @@ IMAGES = {
 }
 
 
+def contents(of: Image) -> Contents:
+    """Of the image at its bottom. Raises ConfigurationError where IMAGES has no row of it."""
+    try:
+        return IMAGES[of.root]
+    except KeyError:
+        raise ConfigurationError(
+            f"nothing says what image {of.root} adds to its base",
+            next_step=f"add the row '{of.root}' to IMAGES in jobs/images/lock.py: its Python, and whence its torch",
+        ) from None
+
+
 def lock_file(of: Image, row: Release) -> Path:
     """Where the packages of an image for a release are written down."""
     folder = of.dockerfile.parent / "requirements"
@@ -89,41 +100,46 @@ def lock_file(of: Image, row: Release) -> Path:
 
 def requirements(of: Image, row: Release) -> list[str]:
     """What is asked for. Of a child: its own group of pyproject.toml. Of the others: the groups that a job needs, and
-    its own if it has one, with the versions that the row decides.
+    its own if it has one, with the versions that the row decides. Raises ConfigurationError where nothing says it.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
     if of.parent:
+        if of.folder not in groups:
+            raise ConfigurationError(
+                f"pyproject.toml has no group of packages for image {of.name}",
+                next_step=f"add the group '{of.folder}' to [project.optional-dependencies], then make pins",
+            )
         return list(groups[of.folder])
-    contents = IMAGES[of.name]
+    own = contents(of)
     wanted = [*project["dependencies"], *groups["train"], *groups.get(of.name, ())]
     decided = {
         "transformers": f"transformers=={row.transformers}",
         "accelerate": f"accelerate=={row.accelerate}",
     }
-    if contents.torch == "base":
+    if own.torch == "base":
         decided["torch"] = f"torch=={row.pytorch}"
     names = map(_name, wanted)
     # Without their pins: requirements.txt says them again, as a preference, and an old release may need other ones.
-    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in contents.extra]
+    return [decided.get(name, name) for name in names] + [item.format(**vars(row)) for item in own.extra]
 
 
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
     """The text of the lock file. Raises TrainyardError where the requirements cannot be met."""
-    contents = IMAGES[of.root]
-    python = contents.python or row.python
-    indexes = ["--index", torch_index] if contents.torch == "cpu" else []
+    own = contents(of)
+    python = own.python or row.python
+    indexes = ["--index", torch_index] if own.torch == "cpu" else []
     inherited = locked(image(of.parent), row) if of.parent else {}
-    left_out = [*inherited, *map(_name, contents.brings), *(["torch"] if contents.torch == "base" else [])]
+    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
     with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
         asked, fixed, pinned, report, config = (
             Path(folder) / name for name in ("in.txt", "fixed.txt", "out.txt", "report", "uv.toml")
         )
         asked.write_text("\n".join(requirements(of, row)))
-        fixed.write_text("\n".join([*contents.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
+        fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
         pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
         needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
-        if contents.torch == "base":  # what the base's torch depends on is the base's affair
+        if own.torch == "base":  # what the base's torch depends on is the base's affair
             needs.append(("torch", row.pytorch, []))
         config.write_text(
             "".join(
@@ -178,7 +194,7 @@ def check(of: Image, row: Release) -> None:
         asked.write_text("\n".join(wanted))
         _run(
             *("uv", "pip", "compile", str(asked), "--output-file", str(found), "--no-deps", "--generate-hashes"),
-            *("--python-version", IMAGES[of.root].python or row.python, "--python-platform", _UV_PLATFORM),
+            *("--python-version", contents(of).python or row.python, "--python-platform", _UV_PLATFORM),
             *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet"),
         )
         had = set(re.findall(r"sha256:([0-9a-f]{64})", found.read_text()))

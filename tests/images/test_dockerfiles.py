@@ -1,5 +1,6 @@
 """What can be said of the Dockerfiles without a Docker engine: that they agree with the rows and with each other."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ from jobs.instance_types import INSTANCE_TYPES
 from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
+
+INSIDE = ROOT / "jobs/images/checks/inside"
 
 DOCKERFILES = sorted((ROOT / "images").glob("*/Dockerfile"))
 CHILDREN = {path for path in DOCKERFILES if path.parent.name in {one.folder for one in images().values() if one.parent}}
@@ -50,6 +53,39 @@ def test_editing_code_rebuilds_no_layer_of_packages(dockerfile: Path) -> None:
     assert text.index("install-packages") < text.index("COPY jobs ") < text.index("install-jobs")
     # An argument that changes with every commit would do the same, in any RUN that follows it.
     assert "RUN" not in text[text.index("ARG REVISION") :]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "complaint"),
+    [
+        (f"{release().name}.{release().build}", None),
+        ("1.18.0.524", "1.18.0.524"),
+        (f"{release().name}0.1", f"{release().name}0.1"),  # of 1.21.00, if there were one
+        (None, "missing"),
+    ],
+)
+def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None, complaint: str | None) -> None:
+    """By the first instruction of images/gaudi, and by the test of an image that was built some other way."""
+    if plugin:
+        metadata = tmp_path / f"habana_torch_plugin-{plugin}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: {plugin}\n")
+    name = release().name
+    text = (ROOT / "images/gaudi/Dockerfile").read_text()
+    assert re.findall(r"^(?:RUN|COPY) .*", text, flags=re.MULTILINE)[0].endswith('/mnt/check-base "${RELEASE}"')
+    for command, said in (
+        (
+            [ROOT / "images/shared/check-base", name],
+            f"error: the base is not Habana's image of release {name}: its habana-torch-plugin is {complaint}\n",
+        ),
+        (
+            [sys.executable, INSIDE / "versions.py", json.dumps({"habana-torch-plugin": f"{name}.*"})],
+            f"habana-torch-plugin is {complaint}, not {name}.*\n",
+        ),
+    ):
+        environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == ((1, said) if complaint else (0, ""))
 
 
 @pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)

@@ -8,7 +8,7 @@ from typing import Any
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, LeftOut, Subject
 from jobs.images.checks.configuration import stated_user
-from jobs.images.lock import IMAGES
+from jobs.images.lock import contents
 
 _SHOWN = 5
 """Paths that a message names."""
@@ -39,7 +39,7 @@ def leftovers(subject: Subject) -> str:
 
 
 def build_tools(subject: Subject) -> str:
-    if IMAGES[subject.image.root].torch == "base":
+    if contents(subject.image).torch == "base":
         raise LeftOut("Habana's base brings its compilers with it")
     _none(subject, "build_tools", "nothing is built in it")
     return "no compiler, no build tool, no git"

@@ -3,8 +3,9 @@
 from jobs.catalog import CATALOG
 from jobs.images.checks import container
 from jobs.images.checks.check import Subject
-from jobs.images.hierarchy import image
-from jobs.images.lock import IMAGES, locked
+from jobs.images.hierarchy import Image, image
+from jobs.images.lock import contents, locked
+from jobs.releases import Release
 
 _OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.train.launch")
 _OF_GAUDI = ("optimum.habana", "habana_frameworks.torch")
@@ -12,35 +13,50 @@ _OF_CHILDREN = {
     "ray": ("ray.train.torch",),
     "notebook": ("jupyterlab", "jupyter_server_proxy", "ipykernel", "tensorboard.program"),
 }
+"""Folder to what its packages are imported by."""
 
 
 def versions(subject: Subject) -> str:
-    row = subject.release
-    expected = _locked(subject) | {"transformers": row.transformers, "accelerate": row.accelerate or ""}
-    if _is_gaudi(subject):
-        expected |= {"torch": row.pytorch, "optimum-habana": row.optimum_habana}
-    return container.last_line(container.run_script(subject, "versions.py", expected))
+    return container.last_line(
+        container.run_script(subject, "versions.py", expected_versions(subject.image, subject.release))
+    )
 
 
 def fit(subject: Subject) -> str:
-    ours = [*_locked(subject), "torch", "deepspeed", "habana-torch-plugin"]
+    ours = [*_locked(subject.image, subject.release), "torch", "deepspeed", "habana-torch-plugin"]
     return container.last_line(container.run_script(subject, "fit.py", ours))
 
 
 def imports(subject: Subject) -> str:
-    modules = [
+    return container.last_line(container.run_script(subject, "imports.py", modules(subject.image)))
+
+
+def expected_versions(of: Image, row: Release) -> dict[str, str]:
+    """By package, what the lock and the row say. Raises ConfigurationError where there is no lock."""
+    expected = _locked(of, row) | {"transformers": row.transformers, "accelerate": row.accelerate or ""}
+    if _is_gaudi(of):
+        expected |= {
+            "torch": row.pytorch,
+            "optimum-habana": row.optimum_habana,
+            "habana-torch-plugin": f"{row.name}.*",
+        }
+    return expected
+
+
+def modules(of: Image) -> list[str]:
+    """What can be imported in an image."""
+    return [
         *_OF_EVERY_IMAGE,
-        *(_OF_GAUDI if _is_gaudi(subject) else ()),
-        *(_OF_CHILDREN[subject.image.folder] if subject.image.parent else ()),
+        *(_OF_GAUDI if _is_gaudi(of) else ()),
+        *(_OF_CHILDREN.get(of.folder, ()) if of.parent else ()),
         *(kind.entrypoint for kind in CATALOG.values()),
     ]
-    return container.last_line(container.run_script(subject, "imports.py", modules))
 
 
-def _locked(subject: Subject) -> dict[str, str]:
-    parent = locked(image(subject.image.parent), subject.release) if subject.image.parent else {}
-    return {**parent, **locked(subject.image, subject.release)}
+def _locked(of: Image, row: Release) -> dict[str, str]:
+    parent = locked(image(of.parent), row) if of.parent else {}
+    return {**parent, **locked(of, row)}
 
 
-def _is_gaudi(subject: Subject) -> bool:
-    return IMAGES[subject.image.root].torch == "base"
+def _is_gaudi(of: Image) -> bool:
+    return contents(of).torch == "base"

@@ -20,7 +20,7 @@ _STOP_SECONDS = 20
 _TRAINING_SECONDS = 600
 """For what takes 20 to 60 s on two idle cores."""
 
-_ACCELERATORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+ACCELERATORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gaudi": (
         "hpu",
         "habana",
@@ -46,7 +46,9 @@ def command(subject: Subject) -> str:
 
 def sigterm(subject: Subject) -> str:
     """The launcher waits for an answer of S3's when SIGTERM comes to the init process."""
-    instance = next(row.name for row in INSTANCE_TYPES.values() if row.image == subject.image.root)
+    instance = next((row.name for row in INSTANCE_TYPES.values() if row.image == subject.image.root), None)
+    if instance is None:
+        raise LeftOut(f"no row of jobs/instance_types.py runs images of '{subject.image.root}'")
     launch = (
         f"python -m jobs.train.launch --instance-type={instance} --nproc-per-node=1 finetune-classification "
         "--model=s3://bucket/model --train-data=s3://bucket/train.jsonl"
@@ -80,7 +82,7 @@ def two_ranks(subject: Subject) -> str:
 
 
 def on_its_accelerator(subject: Subject) -> str:
-    name, runtime, options = _ACCELERATORS[subject.image.root]
+    name, runtime, options = ACCELERATORS[subject.image.root]
     if runtime not in subject.client.info()["Runtimes"]:
         raise LeftOut(f"the Docker engine has no runtime '{runtime}': a container finds no {name.upper()} device")
     output = container.run_script(

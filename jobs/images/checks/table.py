@@ -3,7 +3,6 @@
 from jobs.images.checks import configuration, files, packages, processes
 from jobs.images.checks.check import Check
 from jobs.images.hierarchy import Image
-from jobs.images.lock import IMAGES
 
 
 def _is_ray(image: Image) -> bool:
@@ -27,7 +26,7 @@ def _is_cpu(image: Image) -> bool:
 
 
 def _has_accelerator(image: Image) -> bool:
-    return _is_root(image) and IMAGES[image.name].torch != "cpu"
+    return image.name in processes.ACCELERATORS
 
 
 CHECKS = (
