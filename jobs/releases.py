@@ -12,7 +12,7 @@ from pathlib import Path
 import tomllib
 
 from jobs.errors import ConfigurationError, TrainyardError, UsageError, did_you_mean
-from jobs.instance_types import InstanceType
+from jobs.instance_types import INSTANCE_TYPES, InstanceType
 
 RELEASES_FILE = Path(__file__).parent.parent / "images" / "releases.toml"
 
@@ -117,6 +117,13 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
         f"{row.gaudi_generation}",
         next_step=f"choose one of {', '.join(fitting)}",
     )
+
+
+def check_image(root: str, chosen: Release) -> None:
+    """Raises ConfigurationError where the image runs on instance types only that the release does not fit."""
+    rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
+    if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
+        release_for(rows[0], chosen.name)
 
 
 def _why_history(row: Release) -> str:

@@ -17,7 +17,7 @@ from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorde
 from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
 from jobs.instance_types import instance_type
-from jobs.releases import Release, release, release_for
+from jobs.releases import Release, check_image, release, release_for
 
 _NEWEST = 5
 """So many of an image's tags in a stage are in the table."""
@@ -36,10 +36,8 @@ def build(
     output: str,
 ) -> None:
     """`trainyard images build`."""
-    row = chosen_release(release_name, instance_type_name)
+    row = chosen_release(names, release_name, instance_type_name)
     arguments = parse_build_arguments(build_arguments)
-    for name in names:
-        hierarchy.image(name)
     client = engine.connect()
     engine.build_command()
     console = tables.stderr()
@@ -56,17 +54,25 @@ def build(
         tables.show(_built_table(built), on=tables.stdout())
 
 
-def chosen_release(name: str | None, instance_type_name: str | None = None) -> Release:
-    """The release called `name`, or the default one; it must fit the instance type, where one is given.
+def chosen_release(images: Sequence[str], name: str | None, instance_type_name: str | None = None) -> Release:
+    """The release called `name`, or the default one; it must fit an instance type that runs the images, and the one
+    that is given.
 
-    Raises UsageError and ConfigurationError as `jobs.releases` does.
+    Raises UsageError for an image that there is not, UsageError and ConfigurationError as `jobs.releases` does.
     """
-    return release_for(instance_type(instance_type_name), name) if instance_type_name else release(name)
+    chosen = [hierarchy.image(one) for one in images]
+    row = release_for(instance_type(instance_type_name), name) if instance_type_name else release(name)
+    for one in chosen:
+        check_image(one.root, row)
+    return row
 
 
 def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) -> None:
-    """`trainyard images list`. What cannot be asked is said, and the rest shown."""
+    """`trainyard images list`, of the stage's release where no other is named. What cannot be asked is said, and the
+    rest shown.
+    """
     row = release(release_name)
+    there: StageImages | None = None
     unknown: dict[str, str] = {}
     revision: str | None = None
     local: dict[str, LocalImage] = {}
@@ -77,11 +83,7 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
     except TrainyardError as error:
         unknown["sources"] = str(error.args[0])
     try:
-        local = dict(local_images(engine.connect(), row.name, revision=revision))
-    except TrainyardError as error:
-        unknown["engine"] = str(error.args[0])
-    try:
-        there = StageImages.read(aws, stage, row.name)
+        there = StageImages.read(aws, stage, release_name)
         recorded = dict(recorded_images(there))
         pushed = dict(remote_images(aws, there))
     except TrainyardError as error:
@@ -91,6 +93,11 @@ def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) 
         if explained is None:
             raise
         unknown["stage"] = str(explained.args[0])
+    row = release(there.release) if there else row
+    try:
+        local = dict(local_images(engine.connect(), row.name, revision=revision))
+    except TrainyardError as error:
+        unknown["engine"] = str(error.args[0])
     rows = [
         _list_json(name, local.get(name), recorded, pushed.get(name, ()), revision=revision, unknown=unknown)
         for name in hierarchy.images()

@@ -13,12 +13,32 @@ Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE…", help="gaudi, cpu, cuda, or one that is built on it: cpu-ray, …")
 ]
 ReleaseName = Annotated[
-    str | None, typer.Option("--release", help="A row of images/releases.toml; default: the one it names.")
+    str | None,
+    typer.Option(
+        "--release",
+        help="A row of images/releases.toml; default: that of --stage where one is given, else its default.",
+    ),
 ]
+
+
+def _release_name(ctx: typer.Context, given: str | None) -> str | None:
+    """The release of the stage, where a stage is named and no release is; None: the default one."""
+    source = ctx.find_root().get_parameter_source("stage")
+    if given or source is None or source.name not in ("COMMANDLINE", "ENVIRONMENT"):
+        return given
+    from jobs.errors import TrainyardError
+    from jobs.images.stage_images import StageImages
+
+    try:
+        return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
+    except TrainyardError as error:
+        error.next_step = f"{error.next_step}; or say --release, which asks no stage"
+        raise
 
 
 @images.command("build")
 def images_build(
+    ctx: typer.Context,
     *,
     names: Images,
     release: ReleaseName = None,
@@ -41,7 +61,7 @@ def images_build(
 
     command.build(
         names,
-        release_name=release,
+        release_name=_release_name(ctx, release),
         instance_type_name=instance_type,
         all_descendants=all_descendants,
         build_arguments=build_arguments or [],
@@ -52,6 +72,7 @@ def images_build(
 
 @images.command("test")
 def images_test(
+    ctx: typer.Context,
     *,
     names: Images,
     release: ReleaseName = None,
@@ -74,7 +95,7 @@ def images_test(
 
     command.test(
         names,
-        release_name=release,
+        release_name=_release_name(ctx, release),
         descendants=descendants,
         tag=tag,
         build_arguments=build_arguments or [],
@@ -136,6 +157,7 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
 
 @images.command("sbom")
 def images_sbom(
+    ctx: typer.Context,
     *,
     names: Images,
     release: ReleaseName = None,
@@ -147,4 +169,4 @@ def images_sbom(
     """
     from jobs.cli import images_sbom as command
 
-    command.sbom(names, release_name=release, folder=folder)
+    command.sbom(names, release_name=_release_name(ctx, release), folder=folder)

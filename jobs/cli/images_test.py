@@ -8,6 +8,7 @@ from rich.text import Text
 
 from jobs.cli import tables
 from jobs.cli.build_view import BuildView
+from jobs.cli.images import chosen_release
 from jobs.errors import StoppedError, TrainyardError, UsageError
 from jobs.images import engine
 from jobs.images.build import Build, parse_build_arguments
@@ -15,7 +16,6 @@ from jobs.images.checks.check import Check, Subject
 from jobs.images.hierarchy import Image, image, with_descendants
 from jobs.images.image_test import Result, run_checks
 from jobs.images.revision import image_tag, local_name, source_revision
-from jobs.releases import release
 
 _STYLES = {"ok": "green", "failed": "red", "left out": "yellow"}
 
@@ -31,7 +31,7 @@ def test(
     output: str,
 ) -> None:
     """`trainyard images test`. Raises TrainyardError where a check failed."""
-    row = release(release_name)
+    row = chosen_release(names, release_name)
     arguments = parse_build_arguments(build_arguments)
     chosen: dict[str, Image] = {}
     for name in names:

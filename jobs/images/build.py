@@ -24,7 +24,7 @@ from jobs.images import engine
 from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
 from jobs.images.hierarchy import Image, image, with_descendants
 from jobs.images.lock import lock_file
-from jobs.images.revision import ROOT, image_tag, local_name, source_revision
+from jobs.images.revision import ROOT, image_tag, is_dirty, local_name, source_commit, source_revision
 from jobs.releases import Release
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
@@ -37,6 +37,10 @@ BASE_ARGUMENT = "BASE_IMAGE"
 
 BASE_LABEL = "trainyard.base"
 """Of an image and all that is built on it: the base from elsewhere, as BASE_IMAGE named it."""
+
+COMMIT_LABEL = "trainyard.commit"
+"""Of an image of clean sources: the commit that they were taken from. Others may have the same sources, and so the same
+revision; an image that BuildKit has already keeps its layers, and gets the label anew."""
 
 _PACKAGES = "packages"
 """The stage of a root's Dockerfile that has all but the code of jobs/."""
@@ -139,9 +143,18 @@ class Build:
         """Build the images of a plan one after the other.
 
         Raises TrainyardError with the end of the failing step's output, ConfigurationError for a base that cannot be
-        pulled or a full disk, StoppedError after Ctrl-C. Images that were complete by then stay.
+        pulled or a full disk, StoppedError after Ctrl-C. Images that were complete by then stay, and are named.
         """
-        return [self._build(one, watcher) for one in planned]
+        built: list[BuiltImage] = []
+        try:
+            for one in planned:
+                built.append(self._build(one, watcher))  # noqa: PERF401 - what is complete counts after a failure too
+        except TrainyardError as error:
+            if built:
+                whole = ", ".join(one.name for one in built)
+                error.args = (f"{error.args[0]}\nwhat was complete before stays: {whole}",)
+            raise
+        return built
 
     def _build(self, one: Image, watcher: Watcher) -> BuiltImage:
         watcher.begins(one)
@@ -210,6 +223,7 @@ class Build:
             *(("--network", self.network) if self.network else ()),
             *(part for name, value in self._arguments(one).items() for part in ("--build-arg", f"{name}={value}")),
             *(() if one.parent else ("--label", f"{BASE_LABEL}={self._base(one)}")),  # a child inherits it
+            *(("--label", f"{COMMIT_LABEL}={self._commit}") if self._commit else ()),
             str(ROOT),
         ]
 
@@ -228,6 +242,10 @@ class Build:
     @cached_property
     def _decided(self) -> dict[str, str]:
         return {**self.release.build_arguments, "REVISION": self.revision}
+
+    @cached_property
+    def _commit(self) -> str | None:
+        return None if is_dirty(self.revision) else source_commit()
 
     def _name(self, name: str) -> str:
         return local_name(name, image_tag(self.release.name, self.revision))

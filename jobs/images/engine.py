@@ -73,7 +73,7 @@ def explain(error: Exception) -> TrainyardError:
         return ConfigurationError(
             f"no Docker engine answers at {_host()}",
             next_step="start it (sudo systemctl start docker, or Docker Desktop), or name another one as DOCKER_HOST; "
-            "without one, 'trainyard local up' still runs jobs, as processes",
+            "without one, 'trainyard local up' still runs jobs, as processes (--executor process)",
         )
     reason = text.removeprefix("Error while fetching server API version: ")
     return ConfigurationError(
@@ -158,7 +158,10 @@ def _host() -> str:
 
 def _free(client: docker.DockerClient) -> str:
     """What is left of the disk, where the engine runs on this machine and so can be looked at."""
-    folder = str(client.info()["DockerRootDir"])
+    try:
+        folder = str(client.info()["DockerRootDir"])
+    except DockerException:  # too full to say even that
+        return ""
     local = _host().startswith("unix://") and Path(folder).is_dir()
     return f" ({shutil.disk_usage(folder).free / 1e6:.0f} MB are free in {folder} now)" if local else ""
 

@@ -30,7 +30,7 @@ from jobs.images import engine
 from jobs.images.build import BASE_LABEL, default_base
 from jobs.images.hierarchy import Image
 from jobs.images.hierarchy import image as image_called
-from jobs.images.revision import REVISION_VARIABLE, local_name
+from jobs.images.revision import REVISION_VARIABLE, is_dirty, local_name
 from jobs.images.stage_images import StageImages
 from jobs.releases import release
 from jobs.stage import image_parameter, parameter_path
@@ -299,7 +299,7 @@ class Push:
 
 def check_clean(revision: str, *, embedded: bool, allow_dirty: bool) -> None:
     """Raises UsageError where images of sources that nobody else has would go to an AWS account."""
-    if "-dirty-" not in revision or embedded or allow_dirty:
+    if not is_dirty(revision) or embedded or allow_dirty:
         return
     if os.environ.get(REVISION_VARIABLE) == revision:
         raise UsageError(

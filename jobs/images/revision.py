@@ -70,6 +70,19 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
     return given
 
 
+def is_dirty(revision: str) -> bool:
+    """Whether the sources differ from the last commit's."""
+    return _DIRTY in revision
+
+
+def source_commit(root: Path = ROOT) -> str | None:
+    """The last commit; None where git does not tell."""
+    try:
+        return _git(root, "rev-parse", "HEAD").strip()
+    except (FileNotFoundError, subprocess.SubprocessError):
+        return None
+
+
 def image_tag(release: str, revision: str) -> str:
     """The tag of every image of a release that is built from one revision."""
     return f"{release}-{revision}"

@@ -28,15 +28,15 @@ class StageImages:
     default: tuple[str, ...]
     """Names of the images that new jobs run in."""
 
+    @staticmethod
+    def release_of(aws: Aws, stage: str) -> str:
+        """Name of the stage's own release. Raises ConfigurationError where its image stack is not deployed."""
+        return _about(aws, stage)[RELEASE]
+
     @classmethod
     def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
         """`release`: None for the stage's own. Raises ConfigurationError where its image stack is not deployed."""
-        about = _parameters(aws, stage, [RELEASE, IMAGES])
-        if RELEASE not in about:
-            raise ConfigurationError(
-                f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
-                next_step=f"cdk deploy '{stage}/image' -c stage={stage}",
-            )
+        about = _about(aws, stage)
         release = release or about[RELEASE]
         repositories = {name: image_repository_parameter(name) for name in images()}
         parameters = {name: image_parameter(name, release) for name in images()}
@@ -79,6 +79,16 @@ class StageImages:
             return []
         twins = {_twin(one, other.name) for other in images().values() if other.parent is None}
         return sorted(name for name in twins if name in self.recorded and name != one.name)
+
+
+def _about(aws: Aws, stage: str) -> dict[str, str]:
+    about = _parameters(aws, stage, [RELEASE, IMAGES])
+    if RELEASE not in about:
+        raise ConfigurationError(
+            f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
+            next_step=f"cdk deploy '{stage}/image' -c stage={stage}",
+        )
+    return about
 
 
 def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:

@@ -72,6 +72,7 @@ def test_the_cpu_image_is_built_and_a_code_edit_rebuilds_its_last_layers(
     assert image.id == first["id"]
     assert image.labels["org.opencontainers.image.revision"] == tree.revision
     assert image.labels["org.opencontainers.image.version"] == RELEASE
+    assert image.labels["trainyard.commit"] == tree.git("rev-parse", "HEAD")
     base_size = docker_engine.images.get(base_image).attrs["Size"]
     assert first["size_bytes"] == image.attrs["Size"] == base_size + first["added_bytes"]
 
@@ -91,6 +92,7 @@ def test_the_cpu_image_is_built_and_a_code_edit_rebuilds_its_last_layers(
         remove=True,
     )
     assert seen == b"# edited\n"
+    assert "trainyard.commit" not in docker_engine.images.get(f"trainyard/cpu:{tag[1]}").labels
 
 
 def test_a_failure_half_way_names_image_and_step_and_leaves_no_name(
@@ -123,6 +125,24 @@ def test_parents_are_built_first_and_only_where_they_are_missing(
     again = built(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [(row["image"], row["rebuilt_layers"]) for row in again] == [("probe-more", 0)]
     assert again[0]["id"] == rows[1]["id"]
+    # After a commit that changes nothing of the sources, the layers stay, of the child too.
+    tree.git("commit", "--quiet", "--allow-empty", "--message", "another")
+    later = built(tree.images("build", "probe", "probe-more", *base, "-o", "json"))
+    assert [(row["image"], row["rebuilt_layers"]) for row in later] == [("probe", 0), ("probe-more", 0)]
+    assert docker_engine.images.get(child).labels["trainyard.commit"] == tree.git("rev-parse", "HEAD")
+
+
+def test_what_was_complete_before_a_failure_is_named(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
+    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("more", CHILD + "RUN false\n", locks=[f"probe/{RELEASE}"])
+    tree.commit()
+    done = tree.images("build", "probe-more", *base)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "error: 'probe-more' was not built, and no image got its name; step " in done.stderr
+    whole = f"trainyard/probe:{RELEASE}-{tree.revision}"
+    assert done.stderr.endswith(f"error: what was complete before stays: {whole}\n")
+    assert names(docker_engine, "probe", tree) == {whole}
+    assert names(docker_engine, "probe-more", tree) == set()
 
 
 def test_an_image_tells_the_base_that_it_is_built_on(

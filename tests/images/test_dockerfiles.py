@@ -73,7 +73,7 @@ def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None
     name = release().name
     text = (ROOT / "images/gaudi/Dockerfile").read_text()
     assert re.findall(r"^(?:RUN|COPY) .*", text, flags=re.MULTILINE)[0].endswith('/mnt/check-base "${RELEASE}"')
-    for command, said in (
+    commands: list[tuple[list[str | Path], str]] = [
         (
             [ROOT / "images/shared/check-base", name],
             f"error: the base is not Habana's image of release {name}: its habana-torch-plugin is {complaint}\n",
@@ -82,7 +82,8 @@ def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None
             [sys.executable, INSIDE / "versions.py", json.dumps({"habana-torch-plugin": f"{name}.*"})],
             f"habana-torch-plugin is {complaint}, not {name}.*\n",
         ),
-    ):
+    ]
+    for command, said in commands:
         environment = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == ((1, said) if complaint else (0, ""))

@@ -182,6 +182,7 @@ def test_labels_say_what_is_inside(docker_engine: Any, gaudi_image: str, habana_
     assert labels["org.opencontainers.image.version"] == ROW.name
     assert labels["org.opencontainers.image.base.name"] == habana_image
     inside = {name.removeprefix("trainyard."): value for name, value in labels.items() if name.startswith("trainyard.")}
+    assert re.fullmatch(r"[0-9a-f]{40}", inside.pop("commit"))
     assert inside == {
         "base": habana_image,
         "pytorch": ROW.pytorch,

@@ -90,20 +90,22 @@ def test_where_an_ami_is_given_or_aws_has_one_none_is_built(synthesised: Synthes
 
 def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> None:
     retiring = (
-        Pool(instance_type="dl1.24xlarge", release="1.20.0"),
+        Pool(instance_type="dl1.24xlarge", release="1.18.0"),
         Pool(instance_type="dl1.24xlarge", release="1.19.0", machine_image=AMI),
     )
     template = synthesised(image_tag="1.21.0-fix1", retiring=retiring)["machine-image"]
+    new = release().name.replace(".", "-")
     published = {item["Name"] for item in resources(template, "AWS::SSM::Parameter").values()}
-    assert published == {
-        f"/imagebuilder/trainyard-test/machine-image/{pool}" for pool in ("dl1-24xlarge-1-21-0", "dl1-24xlarge-1-20-0")
-    }
+    assert published == {f"/imagebuilder/trainyard-test/machine-image/dl1-24xlarge-{name}" for name in (new, "1-18-0")}
     made = {name.removeprefix("trainyard-test-machine-image-"): item for name, item in recipes(template).items()}
-    current, old = (ordered(template, made[f"dl1-24xlarge-{name}"]) for name in ("1-21-0", "1-20-0"))
-    assert (current["gaudi"]["PackageVersion"], old["gaudi"]["PackageVersion"]) == ("1.21.0-555", "1.20.0-543")
+    current, old = (ordered(template, made[f"dl1-24xlarge-{name}"]) for name in (new, "1-18-0"))
+    assert (current["gaudi"]["PackageVersion"], old["gaudi"]["PackageVersion"]) == (
+        release().package_version,
+        "1.18.0-524",
+    )
     # The image_tag is the stage's; what retires keeps the image that its release's jobs were submitted with.
     assert current["job-image"]["Image"].endswith(":1.21.0-fix1")
-    assert old["job-image"]["Image"] == "ssm:/trainyard/test/image/gaudi/1.20.0"
+    assert old["job-image"]["Image"] == "ssm:/trainyard/test/image/gaudi/1.18.0"
 
 
 # One row for driver and images
@@ -128,7 +130,7 @@ def test_driver_and_job_image_follow_one_value(synthesised: Synthesised) -> None
 
 
 def test_another_release_changes_the_recipe_and_leaves_the_documents(synthesised: Synthesised) -> None:
-    before, after = (synthesised(release=name)["machine-image"] for name in ("1.21.0", "1.20.0"))
+    before, after = (synthesised(release=name)["machine-image"] for name in ("1.19.0", "1.18.0"))
     components = [resources(template, "AWS::ImageBuilder::Component") for template in (before, after)]
     assert components[0] == components[1]
     # All that is one pool's has another name and logical id: old and new stand side by side.
@@ -168,7 +170,7 @@ def test_it_starts_from_canonicals_ubuntu_on_an_encrypted_volume(stack: dict[str
     (volume,) = recipe["BlockDeviceMappings"]
     assert volume["DeviceName"] == "/dev/sda1"
     assert volume["Ebs"] == {"Encrypted": True, "VolumeType": "gp3", "VolumeSize": 100, "DeleteOnTermination": True}
-    assert recipe["AmiTags"]["trainyard:release"] == "1.21.0"
+    assert recipe["AmiTags"]["trainyard:release"] == release().name
 
 
 def test_the_build_waits_for_its_tests_on_an_instance_that_boots_it(stack: dict[str, Any]) -> None:

@@ -8,6 +8,9 @@ from infra.constructs.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS, Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.settings_checks import LOG_RETENTION_DAYS, check, selected_stages
 from jobs.errors import ConfigurationError
+from jobs.releases import release, releases
+
+FITTING = ", ".join(row.name for row in releases().values() if 1 in row.gaudi)
 
 WHERE = "infra/settings.py: stage 'test': "
 
@@ -119,16 +122,13 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         (
             "retiring",
             (Pool(instance_type="dl1.24xlarge"),),
-            "'dl1-24xlarge-1-21-0' is what new jobs run on; it cannot retire as well",
+            f"'dl1-24xlarge-{release().name.replace('.', '-')}' is what new jobs run on; it cannot retire as well",
         ),
         ("retiring", (Pool(instance_type="dl1.24xlarge", release="1.20.0"),) * 2, "names a pool twice"),
         (
             "retiring",
             (Pool(instance_type="dl1.24xlarge", release="1.22.0"),),
-            (
-                "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\n"
-                "Next: choose one of 1.21.0, 1.20.0, 1.19.0, 1.18.0, 1.17.1, 1.16.2, 1.15.1, 1.14.0"
-            ),
+            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
         ),
         (
             "retiring",
@@ -162,10 +162,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         (
             "release",
             "1.22.0",
-            (
-                "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\n"
-                "Next: choose one of 1.21.0, 1.20.0, 1.19.0, 1.18.0, 1.17.1, 1.16.2, 1.15.1, 1.14.0"
-            ),
+            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
         ),
         ("release", "1.21.1", "release '1.21.1' has no row; did you mean '1.21.0'?"),
     ],

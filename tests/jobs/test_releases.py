@@ -14,20 +14,27 @@ from jobs.releases import MINIMUM_PYTHON, Release, history, release, release_for
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
 ROOT = Path(__file__).parents[2]
 
-FIRST_GENERATION = ["1.21.0", "1.20.0", "1.19.0", "1.18.0", "1.17.1", "1.16.2", "1.15.1", "1.14.0"]
+FIRST_GENERATION = [row.name for row in releases().values() if 1 in row.gaudi]
 
 
-def test_the_default_is_the_newest_that_supports_the_first_generation() -> None:
-    assert release().name == "1.21.0"
-    assert release() == release("1.21.0")
-    assert release().base_image == (
+def test_the_default_supports_the_first_generation_and_is_the_row_of_its_name() -> None:
+    assert release().name in FIRST_GENERATION
+    assert release() == release(release().name)
+
+
+def test_a_row_names_the_image_that_habana_publishes() -> None:
+    assert release("1.21.0").base_image.partition("@")[0] == (
         "vault.habana.ai/gaudi-docker/1.21.0/ubuntu22.04/habanalabs/pytorch-installer-2.6.0:1.21.0-555"
     )
-    assert release().optimum_habana == "1.18.1"
+    assert release("1.21.0").optimum_habana == "1.18.1"
 
 
 def test_rows_are_ordered_from_new_to_old() -> None:
-    assert list(releases()) == ["1.23.0", "1.22.0", *FIRST_GENERATION]
+    numbers = [tuple(map(int, name.split("."))) for name in releases()]
+    assert numbers == sorted(numbers, reverse=True)
+    # The last with the first generation is not the last there is.
+    assert FIRST_GENERATION[0] == "1.21.0"
+    assert list(releases())[-len(FIRST_GENERATION) :] == FIRST_GENERATION
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
@@ -65,7 +72,7 @@ def test_the_tutorials_releases_are_refused_with_the_reason(row: Release) -> Non
         release_for(DL1, row.name)
     assert str(caught.value).startswith(
         f"release '{row.name}' is history: its image carries Python 3.8, and jobs/train needs 3.10\n"
-        "Next: choose one of 1.23.0, "
+        f"Next: choose one of {', '.join(releases())}"
     )
 
 
@@ -83,7 +90,7 @@ def test_dl1_runs_every_release_up_to_1_21(name: str) -> None:
     assert release_for(DL1, name) == release(name)
 
 
-@pytest.mark.parametrize("name", ["1.22.0", "1.23.0"])
+@pytest.mark.parametrize("name", [name for name in releases() if name not in FIRST_GENERATION])
 def test_dl1_is_refused_what_dropped_its_generation(name: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, name)
@@ -117,6 +124,6 @@ def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
 
 def test_the_table_tells_what_is_refused() -> None:
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
-    assert cells["**1.21.0** (default)"] == cells["1.14.0"] == ""
+    assert cells[f"**{release().name}** (default)"] == cells["1.14.0"] == ""
     assert cells["1.22.0"] == "on dl1.24xlarge, which has Gaudi 1"
     assert cells["1.4.1"] == "its image carries Python 3.8, and jobs/train needs 3.10"

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 from docker.types import Mount, Ulimit
 
 from infra.emulator.batch.executor import CannotStartError, ContainerRun, Exit
 from infra.emulator.batch.job_definition import resource
 from infra.emulator.ecr import in_registry, is_in_ecr
 from jobs.errors import ConfigurationError
+from jobs.images import engine
 
 JOB_LABEL = "trainyard.job-id"
 SERVER_LABEL = "trainyard.server-pid"
@@ -31,17 +31,10 @@ class DockerExecutor:
     def __init__(self, *, registry: str | None = None) -> None:
         """`registry`: host and port of the one that has what lies in ECR.
 
-        Raises ConfigurationError where no engine answers.
+        Raises ConfigurationError where no engine answers, or not to this user.
         """
         self._registry = registry
-        try:
-            self._client = docker.from_env()
-            self._client.ping()
-        except DockerException as error:
-            raise ConfigurationError(
-                f"no Docker engine answers ({error})",
-                next_step="start one, or point DOCKER_HOST at it; or run jobs as local processes: --executor process",
-            ) from error
+        self._client = engine.connect()
         check_host_network(self._client.info())
         self._remove_leftovers()
 
@@ -150,17 +143,17 @@ class DockerHandle:
                 raise
 
 
-def check_host_network(engine: Mapping[str, Any]) -> None:
-    """Whether a container on the host's network finds the embedded AWS there. `engine` is what `docker info` says.
+def check_host_network(info: Mapping[str, Any]) -> None:
+    """Whether a container on the host's network finds the embedded AWS there. `info` is what `docker info` says.
 
     Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
     """
-    if any("rootless" in option for option in engine.get("SecurityOptions") or ()):
+    if any("rootless" in option for option in info.get("SecurityOptions") or ()):
         raise ConfigurationError(
             "the Docker engine is rootless: its containers do not reach what listens on this machine's loopback",
             next_step="use an engine that runs as root, or run jobs as local processes: --executor process",
         )
-    if engine.get("OperatingSystem") == "Docker Desktop":
+    if info.get("OperatingSystem") == "Docker Desktop":
         # Nothing that the engine tells says whether it is.
         logger.warning(
             "Docker Desktop's containers reach the embedded AWS only where host networking is enabled: "

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from jobs.images import engine
-from jobs.images.build import BASE_LABEL
+from jobs.images.build import BASE_LABEL, COMMIT_LABEL
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, Subject
 from jobs.images.hierarchy import image
@@ -15,6 +15,9 @@ TITLE, VERSION, REVISION, BASE_NAME = (
 
 OWN_LABEL = "trainyard."
 """Beginning of the labels that name versions of a release's row."""
+
+_OF_THE_BUILD = (BASE_LABEL, COMMIT_LABEL)
+"""Those that name something else."""
 
 CHILD_LIMIT_BYTES = 250_000_000
 """What a child may add: Ray and JupyterLab take 150 to 165 MB each."""
@@ -56,7 +59,7 @@ def labels(subject: Subject) -> str:
         **({BASE_NAME: subject.parent} if subject.parent else {}),
     }
     arguments = {name.lower().replace("_", "-"): value for name, value in subject.release.build_arguments.items()}
-    own = {name: value for name, value in found.items() if name.startswith(OWN_LABEL) and name != BASE_LABEL}
+    own = {name: value for name, value in found.items() if name.startswith(OWN_LABEL) and name not in _OF_THE_BUILD}
     expected |= {name: arguments.get(name.removeprefix(OWN_LABEL)) for name in own}
     wrong = [
         f"{name} is {found.get(name)!r}, not {value!r}" for name, value in expected.items() if found.get(name) != value

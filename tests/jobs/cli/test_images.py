@@ -17,6 +17,8 @@ from jobs.stage import DEFAULT_STAGE, image_parameter, image_repository_paramete
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.images.source_tree import SourceTree
 
+RELEASE = release().name
+
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
 
@@ -32,6 +34,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
             3,
             "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
         ),
+        (["gaudi-ray", "--release", "1.22.0"], 3, "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
         (["cpu", "--instance-type", "dl1.24"], 2, "did you mean 'dl1.24xlarge'?"),
         (["cpu", "--build-arg", "TORCH_INDEX"], 2, "--build-arg 'TORCH_INDEX' is not NAME=VALUE"),
         ([], 2, "Missing argument 'IMAGE…'"),
@@ -51,7 +54,8 @@ def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[s
     [
         (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history"),
-        (["cpu", "--tag", "latest"], 2, "tag 'latest' is not one of release 1.21.0, whose tags are 1.21.0-<revision>"),
+        (["cpu", "--tag", "latest"], 2, f"tag 'latest' is not one of release {RELEASE}, whose tags are {RELEASE}-<"),
+        (["gaudi", "--release", "1.22.0"], 3, "release '1.22.0' supports Gaudi 2 and 3"),
         (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -63,6 +67,38 @@ def test_what_cannot_be_tested_is_refused(
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_reads_or_sends_an_image_says_that_no_engine_answers(
+    trainyard: Trainyard, deployed_environment: Mapping[str, str]
+) -> None:
+    for arguments in (["sbom", "cpu"], ["push", "cpu"]):
+        done = trainyard("images", *arguments, environment={**deployed_environment, **NO_ENGINE})
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "error: no Docker engine answers at unix:///nowhere/docker.sock\nnext: start it" in done.stderr
+
+
+def test_with_a_stage_its_release_is_meant(
+    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws
+) -> None:
+    name = f"{parameter_path(DEFAULT_STAGE)}release"
+    environment = {**deployed_environment, **NO_ENGINE}
+    stage = ("--stage", DEFAULT_STAGE)
+    try:
+        embedded.ssm.put_parameter(Name=name, Value="1.22.0", Overwrite=True)
+        listed = trainyard("images", "list", "-o", "json", environment=environment)
+        assert json.loads(listed.stdout)["release"] == "1.22.0", listed.stderr
+        for command in ("build", "test"):
+            done = trainyard(*stage, "images", command, "gaudi", environment=environment)
+            assert "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
+        embedded.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
+        done = trainyard("images", "sbom", "cpu", environment={**environment, "TRAINYARD_STAGE": DEFAULT_STAGE})
+        assert "release '1.5.0' is history" in done.stderr
+    finally:
+        embedded.ssm.put_parameter(Name=name, Value=RELEASE, Overwrite=True)
+    # Where a release is named, no stage is asked.
+    done = trainyard("--stage", "nowhere", "images", "build", "cpu", "--release", RELEASE, environment=NO_ENGINE)
+    assert "no Docker engine answers" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from jobs.errors import ConfigurationError, TrainyardError
 from jobs.images import revision
-from jobs.images.revision import image_tag, local_name, source_revision
+from jobs.images.revision import image_tag, local_name, source_commit, source_revision
 
 Git = Callable[..., str]
 
@@ -56,6 +56,7 @@ def test_a_clean_tree_has_the_revision_of_what_images_are_built_from(root: Path,
     assert "-dirty-" not in second != first
     git("revert", "--no-edit", "HEAD")
     assert source_revision(root) == first
+    assert source_commit(root) == git("rev-parse", "HEAD").strip()
     # As the module's docstring has a user print it.
     printed = "git rev-parse {0}:images {0}:jobs | sha256sum | cut -c 1-12"
     for commit, expected in (("HEAD", first), ("HEAD~1", second)):
@@ -173,6 +174,7 @@ def test_the_repository_may_be_a_folder_of_another_one(root: Path, git: Git) -> 
 
 
 def test_without_git_the_environment_says_it(root: Path) -> None:
+    assert source_commit(root) is None
     assert source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"}) == "0123456789ab"
     dirty = "0123456789ab-dirty-01234567"
     assert source_revision(root, {"TRAINYARD_REVISION": dirty}) == dirty
