@@ -20,6 +20,7 @@ from jobs.recipe import Recipe
 from jobs.runs import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
+    GANG_ATTEMPTS_FLAG,
     GANG_FLAG,
     GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
@@ -192,7 +193,7 @@ def plan(
                             *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
                             *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
                             *_watch_flags(spec),
-                            *([f"{GANG_FLAG}={spec.resources.least_nnodes}"] if spec.resources.is_gang else []),
+                            *(_gang_flags(spec) if spec.resources.is_gang else []),
                             *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
                             spec.job,
                             *in_container.to_flags(),
@@ -255,6 +256,10 @@ def _gang_note(spec: JobSpec) -> str:
         f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
         f"when one is taken away all save and start again, which is one of their {spec.attempts} attempts"
     )
+
+
+def _gang_flags(spec: JobSpec) -> list[str]:
+    return [f"{GANG_FLAG}={spec.resources.least_nnodes}", f"{GANG_ATTEMPTS_FLAG}={spec.attempts}"]
 
 
 def _watch_flags(spec: JobSpec) -> list[str]:

@@ -57,6 +57,9 @@ ALLOW_CHANGES_FLAG = "--allow-changes"
 GANG_FLAG = "--gang-min-nnodes"
 """Of the launcher: its job is a child of an array, and trains with the others; on how many at least."""
 
+GANG_ATTEMPTS_FLAG = "--gang-attempts"
+"""Of the same: how often Batch starts each child. One that has used them up is not waited for."""
+
 GANG_WAIT_SECONDS = 900.0
 """How long the nodes of a gang wait for all of them; then as few train as may."""
 
@@ -148,7 +151,8 @@ class Attempt(BaseModel):
     """Why it ended, where that was not its own exit."""
     instance_type: str
     capacity: Capacity | None = None
-    """What its instances are priced at: what the main node's own says of itself, else what was submitted."""
+    """What its instances are priced at: what the main node's own says of itself, else what was submitted. On-Demand
+    where one of several nodes on Spot is."""
     accelerator: str
     nnodes: int
     world_size: int

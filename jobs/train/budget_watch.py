@@ -1,17 +1,13 @@
 """Stops a run before it passes its budget."""
 
-import logging
-import os
-import signal
 import threading
 from dataclasses import dataclass, field
 
 from jobs.budget import SAVE_SECONDS, Budget, Left, reached
 from jobs.instance_types import InstanceType
 from jobs.queues import Capacity
+from jobs.train import interrupts
 from jobs.train.attempts import AttemptRecord
-
-log = logging.getLogger("trainyard")
 
 
 @dataclass(kw_only=True)
@@ -57,5 +53,4 @@ class BudgetWatch:
     def _stop_ranks(self, left: Left) -> None:
         """As before a reclaim: the launcher takes SIGTERM for the wish that the ranks save and stop."""
         self._reached(left)
-        log.info("budget: %s %g is nearly used up; the training has to end", left.key, left.limit)
-        os.kill(os.getpid(), signal.SIGTERM)
+        interrupts.end_self(f"budget: {left.key} {left.limit:g} is nearly used up")

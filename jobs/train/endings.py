@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+from jobs.train import interrupts
 from jobs.train.instance_metadata import InstanceMetadata
 
 log = logging.getLogger("trainyard")
@@ -143,7 +144,8 @@ class Endings:
                 next_poll = time.monotonic() + POLL_SECONDS
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
-                self._ask_to_stop("SIGTERM", at + self._grace_seconds)
+                self._by_signal = True
+                self._ask_to_stop(interrupts.name(signal.SIGTERM), at + self._grace_seconds)
             if self._wish is not None:
                 reason, self._wish = self._wish, None
                 self._ask_to_stop(reason, math.inf)
@@ -172,7 +174,6 @@ class Endings:
             log.info("%s: the training saves and stops%s", reason, limit)
             self._files.ask("stop", reason)
         self._deadline = min(deadline, self._deadline or deadline)
-        self._by_signal = self._by_signal or reason == "SIGTERM"
 
     def _end_what_is_late(self) -> None:
         if self._deadline is None or self._asked_at is None:

@@ -6,14 +6,17 @@ them is the main node, and from there on all is as in Batch's own jobs of severa
 save, leave with 75, and meet again in their next attempts.
 """
 
+import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Iterable
 from types import TracebackType
 
 from typing_extensions import Self
 
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.queues import Capacity
 from jobs.train.gang_address import hold_port
 from jobs.train.gang_folder import Ended, GangFolder, Meeting, Member, View
 from jobs.train.launch_request import Gang, Node
@@ -38,15 +41,29 @@ _SILENT_SECONDS = 45.0
 class GangMember:
     """This attempt of one node, from before it meets the others to its end: a context manager."""
 
-    def __init__(self, gang: Gang, folder: GangFolder, address: str, *, beat_seconds: float = BEAT_SECONDS) -> None:
+    def __init__(
+        self,
+        gang: Gang,
+        folder: GangFolder,
+        address: str,
+        *,
+        capacity: Capacity | None = None,
+        beat_seconds: float = BEAT_SECONDS,
+    ) -> None:
         self.meeting: Meeting | None = None
         """The one that it has come to."""
         self.gang = gang
+        self._ended: Ended | None = None
         self._folder = folder
         self._beat_seconds = beat_seconds
         self._port = hold_port()
         self._member = Member(
-            index=gang.index, nonce=secrets.token_hex(8), address=address, port=self._port.getsockname()[1]
+            index=gang.index,
+            nonce=secrets.token_hex(8),
+            address=address,
+            port=self._port.getsockname()[1],
+            capacity=capacity,
+            is_last=gang.is_last,
         )
 
     def __enter__(self) -> Self:
@@ -83,14 +100,18 @@ class GangMember:
                 return _over(view.ended)
             if view.meeting is not None and view.meeting.has(self._member):
                 return self._met(view.meeting)
-            absent = ", ".join(f"node {index}" for index in range(gang.size) if index not in view.waiting)
+            absent = _named(index for index in range(gang.size) if index not in view.waiting)
+            least = f", and at least {gang.sizes[0]} are needed" if gang.sizes[0] < gang.size else ""
             if view.goes_on:
                 since = now
+            elif not gang.most(gang.size - len(view.without_return)):
+                # Not 1: Spot may be why, and then the run moves to On-Demand once its nodes have all ended so.
+                spent = f"{_named(view.without_return)} of {gang.size} used up all attempts{least}"
+                return End(code=INTERRUPTED_EXIT_CODE, reason=f"{spent}. Next: trainyard resume", cause="lost")
             elif proposal := self._proposal(view, is_late=now - since >= gang.wait_seconds):
                 self._folder.propose(proposal)
                 continue  # of all that are proposed at once, one counts
             elif now - since >= gang.wait_seconds:
-                least = f", and at least {gang.sizes[0]} are needed" if gang.sizes[0] < gang.size else ""
                 return retried(f"{absent} of {gang.size} did not come within {gang.wait_seconds:.0f} s{least}", "lost")
             if now - told_at >= _SAY_SECONDS:
                 told_at = now
@@ -116,12 +137,18 @@ class GangMember:
         wait = sorted(self.look().waiting.keys() - train)
         return wait if self.gang.most(len(train) + len(wait)) > len(train) else []
 
+    def is_over(self) -> bool:
+        """Whether somebody has ended the run since the meeting."""
+        with contextlib.suppress(TrainyardError):  # whoever cannot hear it is lost, which others find
+            self._ended = self.look().ended
+        return self._ended is not None
+
     def followed(self, end: End) -> End:
         """How the attempt ends on a node that is not the main one: with that one's word, so that all are started again
         or none is. `end` is how its own ranks ended.
         """
-        if end.cause == "lost":
-            return end  # the main node is, or this one, which then reaches nobody
+        if end.cause == "lost":  # the main node is, or this one, which then reaches nobody
+            return _over(self._ended) if self._ended is not None else end
         word = self._word()
         if isinstance(word, Ended):
             return end if end.code == word.code else _over(word)
@@ -160,8 +187,8 @@ class GangMember:
             time.sleep(_WORD_SECONDS)
 
     def _proposal(self, view: View, *, is_late: bool) -> Meeting | None:
-        """Of all, or of as many as may train, once it is late."""
-        is_whole = len(view.waiting) == self.gang.size
+        """Of all that may still come, or of as many as may train, once it is late."""
+        is_whole = len(view.waiting) == self.gang.size - len(view.without_return)
         count = self.gang.most(len(view.waiting)) if is_whole or is_late else 0
         if not count:
             return None
@@ -176,6 +203,10 @@ class GangMember:
         named = ", ".join(str(member.index) for member in meeting.members)
         log.info("gang: meeting %s, of the nodes %s of %s", meeting.number, named, self.gang.size)
         return meeting
+
+
+def _named(indices: Iterable[int]) -> str:
+    return ", ".join(f"node {index}" for index in sorted(indices))
 
 
 def _over(ended: Ended) -> End:

@@ -1,6 +1,7 @@
 """What the members of a gang leave for each other on S3, below `gang/JOB/` among the run's files.
 
-    member-I.json    one `Member`: rewritten while it waits, there for as long as its launcher lives, if that can end it
+    member-I.json    one `Member`: rewritten while it waits, there for as long as its launcher lives, if that can end
+                     it, and for longer where Batch does not start it again
     meeting-K.json   one `Meeting`, written once: of two that propose one, S3 takes the first
     ended.json       one `Ended`: the run is over, for whoever comes later too
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 
+from jobs.queues import Capacity
 from jobs.runs import GANG, S3Location
 from jobs.train import s3 as object_store
 
@@ -46,8 +48,13 @@ class Member(BaseModel):
     address: str
     port: int
     """Where the others reach it if it becomes the main node."""
+    capacity: Capacity | None = None
+    """What its instance is paid as, as far as anybody knows."""
     since: datetime | None = None
     """When it came, by S3's clock; None: it has only just come."""
+    is_last: bool = False
+    """Whether Batch does not start it again, unless the run goes on as another job."""
+    has_left: bool = False
 
 
 class Meeting(BaseModel):
@@ -58,6 +65,12 @@ class Meeting(BaseModel):
     members: list[Member]
     waited_seconds: float = 0.0
     """That its members had waited when it was made, added up."""
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What all its instances are priced at: the dearer one where they differ, which keeps a budget."""
+        found = [member.capacity for member in self.members]
+        return "on-demand" if "on-demand" in found else found[0]
 
     def has(self, member: Member) -> bool:
         return any(own.nonce == member.nonce for own in self.members)
@@ -83,6 +96,8 @@ class View:
     main_silent_seconds: float | None
     """Since the last sign of life of its main node; None: that launcher has ended."""
     ended: Ended | None
+    without_return: set[int]
+    """Indices of those that have used up their attempts, as far as there is a sign of it."""
 
     @property
     def goes_on(self) -> bool:
@@ -126,18 +141,23 @@ class GangFolder:
                 meeting = other if meeting is None or other.number > meeting.number else meeting
             elif name == _ENDED:
                 ended = Ended.model_validate_json(content)
+        alive = [(member, age) for member, age in members if not member.has_left]
+        outside = [(member, age) for member, age in alive if not (meeting and meeting.has(member))]
+        waiting = {member.index: member for member, age in outside if age < self._fresh_seconds}
+        main_silent_seconds = next(
+            (age for member, age in alive if meeting and member.nonce == meeting.members[0].nonce), None
+        )
+        left = [member for member, age in outside if age >= self._fresh_seconds]
+        left += [member for member, _ in members if member.has_left]
+        if meeting is not None and (main_silent_seconds is None or main_silent_seconds >= LEASE_SECONDS):
+            left += meeting.members
         return View(
             now=now,
-            waiting={
-                member.index: member
-                for member, age in members
-                if age < self._fresh_seconds and not (meeting and meeting.has(member))
-            },
+            waiting=waiting,
             meeting=meeting,
-            main_silent_seconds=next(
-                (age for member, age in members if meeting and member.nonce == meeting.members[0].nonce), None
-            ),
+            main_silent_seconds=main_silent_seconds,
             ended=ended,
+            without_return={member.index for member in left if member.is_last} - waiting.keys(),
         )
 
     def propose(self, meeting: Meeting) -> None:
@@ -151,11 +171,14 @@ class GangFolder:
     def leave(self, member: Member) -> None:
         """It lives no longer. Where S3 does not answer soon the others find out by themselves."""
 
-        def delete() -> None:
+        def leave() -> None:
             with contextlib.suppress(Exception):
-                self._s3.delete_object(Bucket=self._folder.bucket, Key=(self._folder / _name(member)).key)
+                if member.is_last:
+                    self._write(_name(member), member.model_copy(update={"has_left": True}))
+                else:
+                    self._s3.delete_object(Bucket=self._folder.bucket, Key=(self._folder / _name(member)).key)
 
-        leaving = threading.Thread(target=delete, name="leave", daemon=True)
+        leaving = threading.Thread(target=leave, name="leave", daemon=True)
         leaving.start()
         leaving.join(_LEAVE_SECONDS)
 

@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C in the launcher, before its ranks run and after: they end what it does, to be resumed."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,21 @@ class Interrupted(BaseException):
 
 
 _arrived: list[str] = []
-"""Names of the signals that came."""
+"""Names of the signals that came, or why this process sent one to itself."""
+
+_own_reason: list[str] = []
+"""Why it did."""
+
+
+def end_self(reason: str) -> None:
+    """SIGTERM to this process: it ends as before a reclaim, and says `reason` for it. From any thread."""
+    _own_reason.append(reason)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def name(number: int) -> str:
+    """What to call a signal that came."""
+    return _own_reason[0] if number == signal.SIGTERM and _own_reason else signal.Signals(number).name
 
 
 def raised() -> None:
@@ -37,7 +52,7 @@ def held_back() -> Iterator[None]:
     One that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
     """
     for number in INTERRUPTS:
-        signal.signal(number, lambda number, _: _arrived.append(signal.Signals(number).name))
+        signal.signal(number, lambda number, _: _arrived.append(name(number)))
     try:
         yield
     finally:
@@ -47,5 +62,5 @@ def held_back() -> Iterator[None]:
 
 
 def _interrupt(number: int, _: Any) -> None:
-    _arrived.append(signal.Signals(number).name)
+    _arrived.append(name(number))
     raise Interrupted(_arrived[0])

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
 from jobs.train.attempts import AttemptRecord, job_id, number_in_run
 from jobs.train.budget_watch import BudgetWatch
-from jobs.train.gang import GangMember
+from jobs.train.gang import BEAT_SECONDS, GangMember
 from jobs.train.gang_address import own_address
 from jobs.train.gang_folder import GangFolder
 from jobs.train.instance_metadata import InstanceMetadata
@@ -91,7 +92,7 @@ def _gang_member(launch: Launch, gang: Gang) -> GangMember:
     s3 = object_store.connect()
     metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
     folder = GangFolder(s3, launch.run, job_id())
-    return GangMember(gang, folder, own_address(metadata, s3.meta.endpoint_url))
+    return GangMember(gang, folder, own_address(metadata, s3.meta.endpoint_url), capacity=launch.capacity)
 
 
 def _node(launch: Launch, disks: Path, gang: GangMember | None) -> int:
@@ -105,7 +106,7 @@ def _node(launch: Launch, disks: Path, gang: GangMember | None) -> int:
         if isinstance(meeting, End):
             _say(meeting.code, meeting.reason)
             return meeting.code
-        launch = replace(launch, node=gang.node(meeting), attempt=meeting.number)
+        launch = replace(launch, node=gang.node(meeting), attempt=meeting.number, capacity=meeting.capacity)
     scratch = _scratch(launch, disks)
     try:
         return _attempt(launch, accelerator, scratch, gang)
@@ -214,7 +215,7 @@ def _over_nodes(
     patience_seconds = launch.start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
     with Nodes(launch.node, lambda: read_signs(scratch)) as nodes:
         try:
-            absent = nodes.meet(patience_seconds)
+            absent = _absent(nodes, patience_seconds, gang)
         except Interrupted as interruption:
             nodes.tell(retried(str(interruption), "ended"))
             raise
@@ -228,6 +229,15 @@ def _over_nodes(
         interrupts.raised()
         end = gang.followed(end)
     return end.code, end.reason
+
+
+def _absent(nodes: Nodes, patience_seconds: float, gang: GangMember | None) -> list[int]:
+    """Those that have not come in time. The main node of a gang may end the run before it waits for the others."""
+    deadline = time.monotonic() + patience_seconds
+    while absent := nodes.meet(BEAT_SECONDS if gang is not None else patience_seconds):
+        if time.monotonic() >= deadline or (gang is not None and gang.is_over()):
+            break
+    return absent
 
 
 def _one_live_stream() -> None:

@@ -17,6 +17,7 @@ from jobs.queues import MARKET, Capacity
 from jobs.runs import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
+    GANG_ATTEMPTS_FLAG,
     GANG_FLAG,
     GANG_WAIT_SECONDS,
     HANG_TIMEOUT_SECONDS,
@@ -75,6 +76,8 @@ class Gang:
     """Numbers of nodes that it may train on, the smallest first."""
     wait_seconds: float
     """That they wait for all; then they begin on fewer, where they may."""
+    is_last: bool = False
+    """Whether Batch does not start this one again."""
 
     def most(self, count: int) -> int:
         """Of so many nodes, how many may train; 0: none."""
@@ -156,6 +159,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         GANG_FLAG, type=int, metavar="M", help="the children of the array job train together, at least M"
     )
     parser.add_argument(
+        GANG_ATTEMPTS_FLAG, type=int, metavar="N", help="how often Batch starts each of them; default: unknown"
+    )
+    parser.add_argument(
         "--gang-wait-seconds",
         type=float,
         default=GANG_WAIT_SECONDS,
@@ -231,4 +237,10 @@ def _gang(given: argparse.Namespace, environment: Mapping[str, str], check: Call
         with contextlib.suppress(UsageError):
             check(fewer)
             sizes.append(fewer)
-    return Gang(index=index, size=size, sizes=tuple(sorted(sizes)), wait_seconds=given.gang_wait_seconds)
+    return Gang(
+        index=index,
+        size=size,
+        sizes=tuple(sorted(sizes)),
+        wait_seconds=given.gang_wait_seconds,
+        is_last=given.gang_attempts is not None and attempt_number(environment) >= given.gang_attempts,
+    )

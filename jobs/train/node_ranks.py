@@ -153,4 +153,4 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
 
 def _signal_name(interruption: BaseException) -> str:
     number = getattr(interruption, "sigval", None)
-    return number.name if number is not None else str(interruption)
+    return interrupts.name(number) if number is not None else str(interruption)

@@ -1,6 +1,7 @@
 """A job of several nodes, each in a network namespace of its own: of Batch's own kind, or a gang."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,20 +25,26 @@ class Job:
         self.nnodes = nnodes
         self.run = run
         self.nodes: list[Launched] = []
+        self.least = nnodes
+        """On how many nodes a gang may train."""
         self._network = network
         self._flags = flags
         self._logs = logs
 
     def start(self, attempt: int) -> None:
-        self.nodes = [
+        self.nodes = self.started(range(self.nnodes), attempt)
+
+    def started(self, indices: Iterable[int], attempt: int, *options: str) -> list[Launched]:
+        """Launchers of those nodes."""
+        return [
             self.run.start(
                 *self._flags,
                 attempt=attempt,
-                options=[f"--hang-timeout-seconds={HANG_TIMEOUT_SECONDS}", *self._options()],
+                options=[f"--hang-timeout-seconds={HANG_TIMEOUT_SECONDS}", *self._options(), *options],
                 within=self._network.on_node(index),
                 **self._batch(index),
             )
-            for index in range(self.nnodes)
+            for index in indices
         ]
 
     def ended(self) -> dict[int, float]:
@@ -62,7 +69,7 @@ class Job:
                 (self._logs / f"{self.kind}-{self.nnodes}-{name.replace(' ', '-')}-node-{index}.log").write_text(text)
 
     def _options(self) -> list[str]:
-        return [f"--gang-min-nnodes={self.nnodes}"] if self.kind == "gang" else []
+        return [f"--gang-min-nnodes={self.least}"] if self.kind == "gang" else []
 
     def _batch(self, index: int) -> dict[str, Any]:
         """What AWS Batch tells a node, or a child of an array job; the main node is not told its own address."""

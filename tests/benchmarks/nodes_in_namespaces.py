@@ -10,7 +10,10 @@ tests) beside them, and each runs a launcher with Batch's variables and one rank
 left alone first, then interrupted in its midst: all processes of a node are killed, one is cut off the network, a
 launcher gets SIGTERM. All launchers have to end, the main node's with 75 and the lost node's name (or, after SIGTERM,
 all with the same saved step; of a gang all that live with 75), and a second attempt of all nodes has to end with the
-weights and metrics of the training that was left alone. Exit status 1 where one of this is not so.
+weights and metrics of the training that was left alone. Half of a gang begins besides, as one node is late: once it
+comes they have to save and end with 75, and all have to go on from there, with the lines of metrics of the training
+that was left alone, but not its values: on fewer nodes a step draws other random numbers. Exit status 1 where one of
+this is not so.
 """
 
 import argparse
@@ -31,7 +34,7 @@ from rich.table import Table
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.train.outcome import RESUMES
-from tests.benchmarks.jobs_of_nodes import Job, Kind
+from tests.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
 from tests.benchmarks.launched import differences, finished, launcher
 from tests.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
 from tests.jobs.train.launching import Launched, Run
@@ -46,9 +49,10 @@ INSIDE = "import sys; from tests.benchmarks import nodes_in_namespaces; sys.exit
 
 LEFT_ALONE, KILLED, CUT_OFF = "left alone", "kill -9 of a child", "a child cut off"
 SIGTERM, SIGTERM_OF_CHILD, KILLED_MAIN = "SIGTERM to the main node", "SIGTERM to a child", "kill -9 of the main node"
+LATE = "one is late"
 WAYS: dict[Kind, tuple[str, ...]] = {
     "multi-node": (KILLED, CUT_OFF, SIGTERM),  # without its main node a job has no exit code
-    "gang": (KILLED, CUT_OFF, SIGTERM_OF_CHILD, KILLED_MAIN),
+    "gang": (KILLED, CUT_OFF, SIGTERM_OF_CHILD, KILLED_MAIN, LATE),
 }
 
 
@@ -110,7 +114,7 @@ def inside() -> int:
             for way in WAYS[kind]:
                 progress.update(bar, description=f"{kind}, {nnodes} nodes, {way}")
                 job = Job(network, kind, nnodes, new_run(), flags=flags, logs=options.logs)
-                rows.append(_interrupted(job, way, network, whole.run))
+                rows.append(_late(job, whole.run) if way == LATE else _interrupted(job, way, network, whole.run))
                 progress.advance(bar)
     _print(rows)
     return 1 if any(row.wrong for row in rows) else 0
@@ -180,6 +184,52 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     )
 
 
+def _late(job: Job, whole: Run) -> Row:
+    """Half of the nodes begin, and the last one comes while they train."""
+    job.least, last = job.nnodes // 2, job.nnodes - 1
+    others = job.started(range(1, last), 1)
+    for node in others:
+        node.wait_for_line("it waits for the others")
+    main = job.started([0], 1, "--gang-wait-seconds=1", f"--hang-timeout-seconds={PATIENCE_SECONDS}")
+    begun, waiting = [*main, *others][: job.least], [*main, *others][job.least :]
+    begun[0].wait_for_line(INTERRUPTED_AT)
+    ranks = [rank for node in begun for rank in node.ranks()]
+    for rank in ranks:
+        rank.suspend()  # else the training is over before anybody looks for who is late
+    at = time.monotonic()
+    waiting += job.started([last], 1)
+    begun[0].wait_for_line(" came late")
+    for rank in ranks:
+        rank.resume()
+    seconds = []
+    for node in begun:
+        node.process.wait()
+        seconds.append(time.monotonic() - at)
+    reason = _reason(begun[0])
+    wrong = [f"{node.wait()}: {_reason(node)}" for node in begun if node.wait() != INTERRUPTED_EXIT_CODE]
+
+    job.nodes = [*job.started(range(job.least), 2), *waiting]
+    codes = [node.process.wait() for node in job.nodes]
+    job.keep_output(LATE)
+    resumed = re.search(r"start: resumed from checkpoint step-(\d+)", job.nodes[0].output)
+    if any(codes):
+        wrong.append(f"attempt 2 ended with {codes}: {_reason(job.nodes[0])}")
+    elif resumed is None or f"saved step {resumed[1]}" not in reason:
+        wrong.append("attempt 2 did not go on from what was saved")
+    elif [line["step"] for line in job.run.metrics()] != [line["step"] for line in whole.metrics()]:
+        wrong.append("other lines of metrics")
+    return Row(
+        job=job.kind,
+        nnodes=job.nnodes,
+        what=LATE,
+        main_seconds=seconds[0],
+        all_seconds=max(seconds),
+        reason=reason,
+        resumed_from=f"step {resumed[1]}" if resumed else "-",
+        wrong="; ".join(wrong),
+    )
+
+
 def _counted(job: Job, way: str) -> list[int]:
     """Nodes whose exit codes Batch goes by: the main one's, or of a gang each one's."""
     if "SIGTERM" in way:
@@ -200,7 +250,8 @@ def _print(rows: Sequence[Row]) -> None:
         table.add_column(title, no_wrap=title != "its reason")
     table.add_column("equal")
     for row in rows:
-        equal = "reference" if row.what == LEFT_ALONE else f"no: {row.wrong}" if row.wrong else "yes"
+        yes = {LEFT_ALONE: "reference", LATE: "steps"}.get(row.what, "yes")
+        equal = f"no: {row.wrong}" if row.wrong else yes
         seconds = (f"{row.main_seconds:.1f}", f"{row.all_seconds:.1f}")
         table.add_row(row.job, str(row.nnodes), row.what, *seconds, escape(row.reason), row.resumed_from, escape(equal))
     Console(width=None if sys.stdout.isatty() else 180).print(table)

@@ -72,7 +72,12 @@ def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node(
     }
     flags = command_of(planned)
     kind = flags.index("finetune-classification")
-    assert flags == [*command_of(one)[: kind - 1], "--gang-min-nnodes=2", *command_of(one)[kind - 1 :]]
+    assert flags == [
+        *command_of(one)[: kind - 2],
+        "--gang-min-nnodes=2",
+        "--gang-attempts=3",
+        *command_of(one)[kind - 2 :],
+    ]
     assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("gaudi-spot", "spot", 4 * 3.93)
     assert planned.queue_reason == ("4 nodes of dl1.24xlarge: Spot, each started for itself, and again after a reclaim")
     [note] = planned.notes

@@ -56,8 +56,10 @@ class Nodes:
     def folder(self, job: str = JOB) -> GangFolder:
         return GangFolder(self.s3, self.run, job, fresh_seconds=FRESH_SECONDS)
 
-    def start(self, index: int, wait_seconds: float = PATIENCE_SECONDS, job: str = JOB) -> "Attempt":
-        gang = Gang(index=index, size=self.sizes[-1], sizes=self.sizes, wait_seconds=wait_seconds)
+    def start(
+        self, index: int, wait_seconds: float = PATIENCE_SECONDS, job: str = JOB, *, is_last: bool = False
+    ) -> "Attempt":
+        gang = Gang(index=index, size=self.sizes[-1], sizes=self.sizes, wait_seconds=wait_seconds, is_last=is_last)
         member = GangMember(gang, self.folder(job), "127.0.0.1", beat_seconds=BEAT_SECONDS)
         self._attempts.append(Attempt(member, self._pool.submit(member.meet)))
         return self._attempts[-1]
@@ -217,6 +219,38 @@ def test_one_that_may_train_alone_does(new_nodes: NewNodes) -> None:
     assert alone.node == Node(index=0, nnodes=1, main_address="localhost", port=0)
 
 
+def test_one_that_has_used_up_its_attempts_is_not_waited_for(new_nodes: NewNodes) -> None:
+    # Whoever cannot train without it ends at once, and so does whoever is started again
+    nodes = new_nodes(2)
+    first = nodes.start(0), nodes.start(1, is_last=True)
+    assert [attempt.nodes for attempt in first] == [(0, 1)] * 2
+    for attempt in first:
+        attempt.leave()
+    spent = End(code=75, reason="node 1 of 2 used up all attempts. Next: trainyard resume", cause="lost")
+    assert [nodes.start(0).end for _ in range(2)] == [spent] * 2
+
+
+def test_fewer_begin_at_once_without_one_that_has_used_up_its_attempts(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2, 3)
+    in_vain = nodes.start(0, wait_seconds=0, is_last=True)
+    assert in_vain.end.code == 75
+    in_vain.leave()
+    pair = nodes.start(1), nodes.start(2, is_last=True)
+    assert [attempt.nodes for attempt in pair] == [(1, 2)] * 2
+    # WHEN one of those was lost without a word, THEN they are too few
+    pair[0].leave()
+    reason = "node 0, node 2 of 3 used up all attempts, and at least 2 are needed. Next: trainyard resume"
+    assert nodes.start(1).end.reason == reason
+
+
+def test_nor_is_one_waited_for_that_was_lost_while_it_waited(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2)
+    one, lost = (Member(index=i, nonce=f"{i}", address="127.0.0.1", port=1, is_last=i == 1) for i in range(2))
+    assert not nodes.folder().look(lost).without_return
+    assert not nodes.folder().look(one).without_return
+    assert GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0).look(one).without_return == {1}
+
+
 PEERS = End(code=1, reason="RuntimeError: Connection closed by peer", cause="peers")
 DONE = End(code=0, reason=None, cause="done")
 SAVED = End(code=75, reason="SIGTERM; saved step 7", cause="done")
@@ -251,6 +285,18 @@ def test_the_main_nodes_word_is_that_of_all(new_nodes: NewNodes, code: int, own:
         assert again.end.code == code
         again.leave()
         assert nodes.start(1, wait_seconds=0, job="9e3a").end.code == 75
+
+
+def test_whoever_waits_for_the_main_nodes_ranks_hears_that_it_has_ended_the_run(new_nodes: NewNodes) -> None:
+    main, other = new_nodes(2).meet(0, 1)
+    lost = retried("node 0 did not come within 120 s", "lost")
+    assert not other.member.is_over()
+    assert other.member.followed(lost) == lost
+    main.member.end(1, "budget: max_hours 8 reached")
+    main.leave()
+    assert other.member.is_over()
+    reason = "the run has ended: budget: max_hours 8 reached"
+    assert other.member.followed(lost) == End(code=1, reason=reason, cause="done")
 
 
 def test_one_that_fails_before_it_meets_the_others_ends_the_run(new_nodes: NewNodes) -> None:
@@ -305,6 +351,8 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
     gang = asked("--gang-min-nnodes=2", "--gang-wait-seconds=60", batch=24, **child)
     assert gang == Gang(index=3, size=4, sizes=(2, 3, 4), wait_seconds=60)
     assert [gang.most(count) for count in range(5)] == [0, 0, 2, 3, 4]
+    attempts = [asked("--gang-min-nnodes=4", "--gang-attempts=3", AWS_BATCH_JOB_ATTEMPT=n, **child) for n in "23"]
+    assert [gang.is_last for gang in attempts] == [False, True]
     for least in (0, 5):
         with pytest.raises(UsageError, match=rf"--gang-min-nnodes is {least}; it goes from 1 to 4"):
             asked(f"--gang-min-nnodes={least}", **child)
@@ -321,13 +369,15 @@ def test_the_job_of_a_child_is_the_array_job() -> None:
     assert job_id({"AWS_BATCH_JOB_ID": "8d2f:3"}) == job_id({"AWS_BATCH_JOB_ID": "8d2f#3"}) == "8d2f"
 
 
-def child(run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), **env: Any) -> Launched:
+def child(
+    run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), job: str = JOB, **env: Any
+) -> Launched:
     """The launcher of one child of an array job of two, as AWS Batch starts it."""
     return run.start(
         *flags,
         attempt=attempt,
         options=["--gang-min-nnodes=1", *options],
-        AWS_BATCH_JOB_ID=f"{JOB}:{index}",
+        AWS_BATCH_JOB_ID=f"{job}:{index}",
         AWS_BATCH_JOB_ARRAY_INDEX=str(index),
         AWS_BATCH_JOB_ARRAY_SIZE="2",
         **env,
