@@ -205,12 +205,14 @@ def _late(job: Job, whole: Run) -> Row:
     for node in begun:
         node.process.wait()
         seconds.append(time.monotonic() - at)
+    job.nodes = begun
+    job.keep_output(f"{LATE} 1")
     reason = _reason(begun[0])
     wrong = [f"{node.wait()}: {_reason(node)}" for node in begun if node.wait() != INTERRUPTED_EXIT_CODE]
 
     job.nodes = [*job.started(range(job.least), 2), *waiting]
     codes = [node.process.wait() for node in job.nodes]
-    job.keep_output(LATE)
+    job.keep_output(f"{LATE} 2")
     resumed = re.search(r"start: resumed from checkpoint step-(\d+)", job.nodes[0].output)
     if any(codes):
         wrong.append(f"attempt 2 ended with {codes}: {_reason(job.nodes[0])}")
