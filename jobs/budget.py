@@ -43,12 +43,13 @@ def instance_hours(attempt: Attempt) -> float:
     return (duration_seconds(attempt) * attempt.nnodes + attempt.waited_instance_seconds) / 3600
 
 
-def spent(attempts: Iterable[Attempt]) -> Spent:
+def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spent:
+    """Each attempt at the price of its own instance type, and of the capacity that it ran on, or of `all_on`."""
     hours = usd = 0.0
     for attempt in attempts:
         taken = instance_hours(attempt)
         hours += taken
-        usd += taken * usd_per_hour(instance_type(attempt.instance_type), attempt.capacity)
+        usd += taken * usd_per_hour(instance_type(attempt.instance_type), all_on or attempt.capacity)
     return Spent(instance_hours=hours, usd=usd)
 
 

@@ -38,15 +38,16 @@ class Recipe(Arguments):
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between evaluations; without it there is one, at the end."""
-    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = 500
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
     the training stands still for a checkpoint (measured) and mean_hours_between_reclaims; between one minute and 30."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
-    """For checkpoint_every_steps: auto. The default is a cautious guess, no measurement: EC2 promises nothing."""
+    """Of one instance, for checkpoint_every_steps: auto; it is divided by the number of nodes, as the reclaim of any
+    ends the attempt. The default is a cautious guess, no measurement: EC2 promises nothing."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Of the complete checkpoints, so many of the newest stay."""
     keep_every_steps: int | None = Field(default=None, ge=1)
-    """Checkpoints whose step is a multiple of it stay too, and never expire."""
+    """The first checkpoint at or after each multiple of it stays too, and never expires."""
     log_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between lines of metrics."""
     stop_on_nan: bool = False

@@ -178,8 +178,11 @@ class Receipt(BaseModel):
     """Sum over the attempts."""
     instance_hours: float
     instance_type: str
+    """Of the newest attempt; a run may have gone on on another."""
     on_demand_usd: float
+    """All attempts, each on its own instance type, at On-Demand prices."""
     spot_usd: float
+    """The same at Spot prices."""
     estimated_usd: float | None = None
     """Each attempt at the price of the capacity that it ran on."""
     budget: str = ""

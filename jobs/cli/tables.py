@@ -242,6 +242,7 @@ def receipt_table(receipt: Receipt, *, location: str) -> Table:
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
         cost = f"{usd(receipt.estimated_usd)}; all of it {cost}"
+    types = " and ".join(dict.fromkeys(attempt.instance_type for attempt in receipt.attempts))
     return pairs(
         [
             ("run", receipt.run_id),
@@ -249,7 +250,7 @@ def receipt_table(receipt: Receipt, *, location: str) -> Table:
             *result_rows(receipt.result),
             ("attempts", str(len(receipt.attempts))),
             ("duration", duration(receipt.duration_seconds)),
-            ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {receipt.instance_type})"),
+            ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}"),
             ("note", receipt.estimate_note),

@@ -43,8 +43,6 @@ class PretrainMlm(Recipe):
     """AdamW's weight decay."""
     global_batch_size: int = Field(default=256, ge=1)
     """Sequences in one optimizer step over all ranks."""
-    checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = 1000
-    """Optimizer steps between checkpoints, or auto."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between lines of metrics."""
     evaluate_every_steps: int | None = Field(default=1000, ge=1)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.budget import Budget, Spent, duration_seconds, instance_hours, spent
+from jobs.budget import Budget, Spent, duration_seconds, spent
 from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
-from jobs.instance_types import InstanceType
+from jobs.instance_types import InstanceType, instance_type
 from jobs.queues import Capacity
 from jobs.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
 from jobs.train import s3 as object_store
@@ -172,11 +172,12 @@ def receipt(
 ) -> Receipt:
     """What the attempts took. Times the recorded prices, which makes it an estimate; `estimate_note` says of what."""
     team, _, run_id = run.key.strip("/").rpartition("/")
-    hours = sum(instance_hours(attempt) for attempt in attempts)
     so_far = spent(attempts)
+    rows = {attempt.instance_type: instance_type(attempt.instance_type) for attempt in attempts}
+    prices = " and ".join(f"the {row.name} prices recorded on {row.price_date}" for row in rows.values())
     note = (
-        f"An estimate: instance hours times the {instance.name} prices recorded on {instance.price_date}. It "
-        "leaves out the instance's start-up, storage and transfer, and Spot prices change."
+        f"An estimate: instance hours times {prices}. It leaves out the instance's start-up, storage and transfer, and "
+        "Spot prices change."
     )
     if not on_instance:
         note += (
@@ -190,10 +191,10 @@ def receipt(
         state=state,
         attempts=attempts,
         duration_seconds=round(sum(duration_seconds(attempt) for attempt in attempts), 3),
-        instance_hours=round(hours, 6),
+        instance_hours=round(so_far.instance_hours, 6),
         instance_type=instance.name,
-        on_demand_usd=round(hours * instance.on_demand_usd_per_hour, 6),
-        spot_usd=round(hours * instance.spot_usd_per_hour, 6),
+        on_demand_usd=round(spent(attempts, all_on="on-demand").usd, 6),
+        spot_usd=round(spent(attempts, all_on="spot").usd, 6),
         estimated_usd=round(so_far.usd, 6),
         budget=budget.text(so_far),
         price_date=instance.price_date,

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from transformers import TrainerCallback
 
 from jobs.arguments import Arguments, changed, changes_text
-from jobs.errors import TrainyardError, UsageError
+from jobs.errors import NotFoundError, TrainyardError, UsageError
 from jobs.runs import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST, S3Location
 from jobs.train import s3 as object_store
 from jobs.train.metrics import RunMetrics, Throughput
@@ -44,10 +44,16 @@ class Retention:
     newest: int = 2
     """So many of the newest: the one before is for the day when the newest is corrupt."""
     every_steps: int | None = None
-    """Those whose step is a multiple of it stay too."""
+    """The first at or after each multiple of it stays too: few multiples are saved, where measurements choose."""
 
-    def keeps_for_good(self, step: int) -> bool:
-        return self.every_steps is not None and step % self.every_steps == 0
+    def for_good(self, complete: Iterable[int]) -> set[int]:
+        """Of complete checkpoints those that stay however many newer ones there are."""
+        if self.every_steps is None:
+            return set()
+        first: dict[int, int] = {}
+        for step in sorted(complete):
+            first.setdefault(step // self.every_steps, step)
+        return {step for multiple, step in first.items() if multiple}
 
 
 _WAIT_SECONDS = 10.0
@@ -173,7 +179,7 @@ class _Store:
         try:
             manifest = Manifest.model_validate_json(content)
         except ValidationError as error:
-            raise _IncompleteError(f"its manifest is damaged ({error.error_count()} errors)") from None
+            raise _IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
         present = object_store.sizes(self._s3, remote)
         for name, file in manifest.files.items():
             if name not in present:
@@ -181,7 +187,10 @@ class _Store:
             if present[name] != file.bytes:
                 raise _IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
         shutil.rmtree(local, ignore_errors=True)
-        object_store.download_all(self._s3, remote, manifest.files, local)
+        try:
+            object_store.download_all(self._s3, remote, manifest.files, local)
+        except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
+            raise _IncompleteError(str(error.args[0])) from None
         damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
         if damaged:
             shutil.rmtree(local)
@@ -201,6 +210,11 @@ def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
         if match := _STEP.fullmatch(name):
             steps.setdefault(int(match[1]), []).append(match[2])
     return steps
+
+
+def _complete(steps: Mapping[int, list[str]]) -> list[int]:
+    """Of a `listing`, in their order."""
+    return sorted(step for step, names in steps.items() if MANIFEST in names)
 
 
 class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers has no types
@@ -324,6 +338,8 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         if rank.is_first:
             # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
             object_store.delete_all(s3, remote, [MANIFEST])
+            before = [other for other in _complete(listing(s3, rank.run / CHECKPOINTS)) if other < step]
+            store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
         names = object_store.files_below(folder)
         digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
@@ -331,7 +347,7 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
             for name, digest in zip(names, digests, strict=True)
         }
-        tag = KEPT_CHECKPOINT_TAG if self._retention.keeps_for_good(step) else CHECKPOINT_TAG
+        tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
         object_store.upload_all(s3, folder, names, remote, tag=tag)
         shutil.rmtree(folder)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
@@ -355,18 +371,21 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=tag)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
-        prune(s3, rank.run / CHECKPOINTS, self._retention)
+        prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step)
 
 
-def prune(s3: "S3Client", remote: S3Location, retention: Retention) -> None:
-    """Delete what is not to stay; of each checkpoint the manifest goes first."""
+def prune(s3: "S3Client", remote: S3Location, retention: Retention, *, newest: int) -> None:
+    """Delete what is not to stay, now that step `newest` is complete; of each checkpoint the manifest goes first.
+
+    A complete one of a later step was skipped when this attempt began, since it is damaged. It goes, or it would stand
+    among the newest for one that can be used. What has no manifest there is perhaps being uploaded.
+    """
     steps = listing(s3, remote)
-    complete = sorted(step for step, names in steps.items() if MANIFEST in names)
-    if not complete:
-        return
-    kept = {*complete[-retention.newest :], *(step for step in complete if retention.keeps_for_good(step))}
+    complete = _complete(steps)
+    sound = [step for step in complete if step <= newest]
+    kept = {*sound[-retention.newest :], *retention.for_good(sound)}
     for step, names in steps.items():
-        if step < complete[-1] and step not in kept:
+        if (step < newest or step in complete) and step not in kept:
             folder = remote / f"step-{step}"
             object_store.delete_all(s3, folder, [MANIFEST])
             object_store.delete_all(s3, folder, names)

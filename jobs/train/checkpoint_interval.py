@@ -1,8 +1,9 @@
 """`checkpoint_every_steps: auto`: how often a checkpoint is worth the time for which the training stands still.
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
-is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`. A save is not
-over until it is complete on S3, and the next one would wait for that: they are at least so far apart.
+is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`, which is of
+one instance: the reclaim of any node ends the attempt for all, so that on n of them there is one every M / n. A save is
+not over until it is complete on S3, and the next one would wait for that: they are at least so far apart.
 """
 
 import logging
@@ -38,11 +39,14 @@ class Interval:
     reason: str
 
 
-def interval(*, stall_seconds: float, mean_seconds_between_reclaims: float, complete_seconds: float = 0.0) -> Interval:
-    """By Young's formula, within the bounds."""
-    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims)
+def interval(
+    *, stall_seconds: float, mean_seconds_between_reclaims: float, nnodes: int = 1, complete_seconds: float = 0.0
+) -> Interval:
+    """By Young's formula, within the bounds. The mean is that of each of the `nnodes`."""
+    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / nnodes)
+    of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
     formula = (
-        f"a save stops the training for {stall_seconds:.2f} s, and a reclaim every "
+        f"a save stops the training for {stall_seconds:.2f} s, and a reclaim{of_each} every "
         f"{mean_seconds_between_reclaims / 3600:g} h is assumed: by Young's formula {young:.0f} s"
     )
     if young > MOST_SECONDS:
@@ -111,6 +115,7 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
         chosen = interval(
             stall_seconds=stall_seconds,
             mean_seconds_between_reclaims=self._mean_seconds,
+            nnodes=self._rank.nnodes,
             complete_seconds=self._complete_seconds(),
         )
         # A step in which there was an evaluation is longer than what the formula is about.

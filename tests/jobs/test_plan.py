@@ -52,7 +52,7 @@ def test_the_whole_request() -> None:
                                 "--global-batch-size=32",
                                 "--max-batch-size-per-rank=32",
                                 "--eval-batch-size=64",
-                                "--checkpoint-every-steps=500",
+                                "--checkpoint-every-steps=auto",
                                 "--mean-hours-between-reclaims=6.0",
                                 "--keep-checkpoints=2",
                                 "--log-every-steps=10",

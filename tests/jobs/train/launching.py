@@ -168,6 +168,14 @@ class Run:
         lines = ({name: value for name, value in line.items() if name not in MEASURED} for line in self.metrics())
         return sorted(lines, key=lambda line: (line["step"], sorted(line)))
 
+    def tensorboard_losses(self, folder: Path) -> list[tuple[int, float]]:
+        """Step and loss of each point of the curve that TensorBoard draws; the events go to `folder`."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(self.download("tensorboard/", folder)))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("train/loss")]
+
     def recorded_attempt(self, number: int) -> Attempt:
         return Attempt.model_validate_json(self.read(f"attempts/{number}.json"))
 

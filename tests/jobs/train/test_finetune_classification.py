@@ -44,7 +44,7 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
     assert lines[0]["loss"] > lines[-2]["loss"], "it did not learn"
     assert lines[-1]["eval_accuracy"] == receipt.result["eval_accuracy"]
-    assert _tensorboard_losses(run.download("tensorboard/", tmp_path / "events")) == pytest.approx(
+    assert dict(run.tensorboard_losses(tmp_path / "events")) == pytest.approx(
         {line["step"]: line["loss"] for line in lines[:-1]}
     )
 
@@ -158,11 +158,3 @@ def _evaluated_by_hand(folder: Path) -> dict[str, float]:
         "eval_loss": float(torch.nn.functional.cross_entropy(logits, labels)),
         "eval_majority_accuracy": 19 / 37,
     }
-
-
-def _tensorboard_losses(folder: Path) -> dict[int, float]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return {event.step: event.value for event in events.Scalars("train/loss")}

@@ -19,7 +19,7 @@ MODEL = "model/model.safetensors"
 @pytest.mark.every_release
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
-    nproc: int, new_run: NewRun, recipe: tuple[str, ...]
+    nproc: int, new_run: NewRun, recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
     whole = new_run()
     whole.attempt(*recipe, nproc=nproc)
@@ -42,6 +42,10 @@ def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
     # One curve: every step once, although the killed attempt may have logged some that were done again.
     assert [line["step"] for line in run.metrics()] == [line["step"] for line in whole.metrics()]
     assert [line.get("loss") for line in run.metrics()] == [line.get("loss") for line in whole.metrics()]
+    shown = run.tensorboard_losses(tmp_path / "events")
+    assert [step for step, _ in shown] == list(range(4, 49, 4))
+    losses = {line["step"]: line["loss"] for line in whole.metrics() if "loss" in line}
+    assert dict(shown) == pytest.approx(losses)
     attempt = run.recorded_attempt(2)
     assert (attempt.number, attempt.resumed_from_step, attempt.last_step) == (2, newest, 48)
     receipt = run.receipt()
