@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 
+MODEL = "model/model.safetensors"
+
+
 @pytest.mark.parametrize(("count", "batch"), [(16, 16), (17, 16), (31, 16), (500, 32), (1000, 128)])
 def test_an_epoch_has_every_example_in_steps_of_which_each_fits_its_rows(count: int, batch: int) -> None:
     lengths = np.random.default_rng(count).integers(3, 90, count)
@@ -95,7 +98,7 @@ def test_packed_pairs_have_the_logits_the_losses_and_the_training_of_padded_ones
     assert type(model).__name__ == type(reference).__name__
 
 
-def test_two_ranks_that_accumulate_and_are_interrupted_have_the_losses_of_one(
+def test_a_resumed_attempt_has_the_weights_of_the_whole_run_and_two_ranks_that_accumulate_have_its_losses(
     new_run: NewRun, tiny_bert: Path, tmp_path: Path
 ) -> None:
     model = _with(tiny_bert, tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -109,11 +112,23 @@ def test_two_ranks_that_accumulate_and_are_interrupted_have_the_losses_of_one(
         "--learning-rate=0.003",
         "--global-batch-size=16",
         "--checkpoint-every-steps=8",
+        "--keep-checkpoints=6",
         "--log-every-steps=1",
     )
     whole = new_run()
     launched = whole.attempt(*flags)
     assert "2 classes; 16 packed into " in launched.output
+    weights = whole.read(MODEL)
+    curve = [line["loss"] for line in whole.metrics()[:-1]]
+    assert len(curve) == 48
+
+    # As after a kill in the second epoch, of which four of twelve steps are done.
+    for name in (MODEL, *(f"checkpoints/step-{step}/manifest.json" for step in (24, 32, 40, 48))):
+        whole.s3.delete_object(Bucket=whole.location.bucket, Key=f"{whole.location.key}{name}")
+    resumed = whole.attempt(*flags, attempt=2)
+    assert "start: resumed from checkpoint step-16\n" in resumed.lines
+    assert whole.read(MODEL) == weights
+    assert [line["loss"] for line in whole.metrics()[:-1]] == curve
 
     run = new_run()
     first = run.start(*flags, "--max-batch-size-per-rank=4", nproc=2)
@@ -124,9 +139,7 @@ def test_two_ranks_that_accumulate_and_are_interrupted_have_the_losses_of_one(
 
     assert "start: resumed from checkpoint step-" in second.output
     assert "batch: 16 = 2 ranks x 4 sequences x 2 accumulated\n" in second.lines
-    curves = [[line["loss"] for line in each.metrics()[:-1]] for each in (whole, run)]
-    assert len(curves[0]) == 48
-    assert curves[1] == pytest.approx(curves[0], abs=2e-4)
+    assert [line["loss"] for line in run.metrics()[:-1]] == pytest.approx(curve, abs=2e-4)
     accuracies = [each.receipt().result["eval_accuracy"] for each in (whole, run)]
     assert accuracies[0] == accuracies[1] > 0.7
 
