@@ -120,10 +120,19 @@ class Push:
         """
         target = self.registry.repository(self.stage.repositories[one.name])
         try:
-            pulled = self.client.images.pull(
-                target, tag=self._there(one), auth_config=dict(self.registry.credentials), platform=engine.PLATFORM
-            )
-            pulled.tag(*local_name(one.name, self.tag).rsplit(":", 1))
+            digest = self._there(one)
+            # Not images.pull of the SDK, which passes over what the engine says of a failure.
+            for line in self.client.api.pull(
+                target,
+                tag=digest,
+                stream=True,
+                decode=True,
+                auth_config=dict(self.registry.credentials),
+                platform=engine.PLATFORM,
+            ):
+                if "error" in line:
+                    raise self._refusal(one, f"pulled from {target}", str(line["error"]))
+            self.client.images.get(f"{target}@{digest}").tag(*local_name(one.name, self.tag).rsplit(":", 1))
         except KeyboardInterrupt:
             raise StoppedError(f"stopped: '{one.name}' was not pulled, and nothing was pushed") from None
         except (DockerException, OSError) as error:
