@@ -17,10 +17,12 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import docker
 import pytest
@@ -92,58 +94,86 @@ def docker_engine() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def base_image(docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What images/cpu is built on: its own default where that can be pulled, else a stand-in made of Debian packages.
+    return python_base(docker_engine, tmp_path_factory.mktemp("base-image"))
+
+
+@pytest.fixture(scope="session")
+def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    # The address is part of what the engine caches layers by: the last run's port, if it is free, keeps them.
+    known = request.config.cache
+    assert known
+    folder = tmp_path_factory.mktemp("torch-index")
+    with index_of_torch(folder, port=known.get("trainyard/torch-index-port", 0)) as url:
+        if (port := urlsplit(url).port) is not None:
+            known.set("trainyard/torch-index-port", port)
+        yield url
+
+
+def python_base(client: docker.DockerClient, folder: Path) -> str:
+    """What images/cpu and images/cuda are built on: their own default where that can be pulled, else a stand-in made of
+    Debian packages, which stays in the engine.
 
     The stand-in trusts who the host trusts, and its pip asks the indexes that the host's asks.
     """
     default = _default_argument("BASE_IMAGE")
     try:
-        docker_engine.images.pull(default)
+        client.images.pull(default)
     except DockerException as error:
         print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
     else:
         return default
-    changes = [f"ENV {name}={value}" for name, value in pip_environment().items()]
-    content = hashlib.sha256(json.dumps([BOOTSTRAP, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
-    tag = f"python-3.11-{content[:12]}"
+    return stand_in(client, "python-3.11", BOOTSTRAP, folder)
+
+
+def stand_in(
+    client: docker.DockerClient, name: str, system: Sequence[str], folder: Path, *, source: Sequence[str] = ()
+) -> str:
+    """An image of a system that mmdebstrap makes, unless the engine has it already; `folder` is for what lies about
+    meanwhile, `source` tells where packages come from if not from where this machine's own do.
+    """
+    changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
+    content = hashlib.sha256(json.dumps([system, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
+    tag = f"{name}-{content[:12]}"
     image = f"stand-in:{tag}"
     try:
-        docker_engine.images.get(image)
+        client.images.get(image)
     except ImageNotFound:
-        archive = tmp_path_factory.mktemp("base-image") / "base.tar"
-        made = subprocess.run([*BOOTSTRAP, str(archive)], capture_output=True, text=True, check=False)
+        archive = folder / "base.tar"
+        made = subprocess.run([*system, str(archive), *source], capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stderr
-        docker_engine.api.import_image_from_file(str(archive), repository="stand-in", tag=tag, changes=changes)
+        client.api.import_image_from_file(str(archive), repository="stand-in", tag=tag, changes=changes)
         archive.unlink()
     return image
 
 
-@pytest.fixture(scope="session")
-def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+@contextmanager
+def index_of_torch(folder: Path, port: int = 0) -> Iterator[str]:
     """A TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has at hand."""
     if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
         yield _default_argument("TORCH_INDEX")
         return
-    folder = tmp_path_factory.mktemp("torch-index")
-    pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
-    assert pinned
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "torch")]
-    subprocess.run([*download, pinned[0]], check=True)
-    # The address is part of what the engine caches layers by: the last run's port, if it is free, keeps them.
-    known = request.config.cache
-    assert known
+    subprocess.run([*download, f"torch=={pinned_torch()}"], check=True)
     handler = functools.partial(_QuietHandler, directory=str(folder))
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", known.get("trainyard/torch-index-port", 0)), handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError:
         server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    known.set("trainyard/torch-index-port", server.server_port)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def pinned_torch() -> str:
+    """The version of this machine's PyTorch."""
+    pinned = re.search(r"^torch==(\S+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+    assert pinned
+    return pinned[1]
 
 
 class _QuietHandler(SimpleHTTPRequestHandler):

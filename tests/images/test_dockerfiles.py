@@ -91,8 +91,11 @@ def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None
 
 @pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
 def test_only_gaudi_runs_as_root(dockerfile: Path) -> None:
-    users = re.findall(r"^USER (\S+)$", dockerfile.read_text(), flags=re.MULTILINE)
-    assert users == ([] if dockerfile.parent.name == "gaudi" else ["1000:1000"])
+    packages, image = dockerfile.read_text().split("\nFROM packages\n")
+    # Of what is built on its packages, and of the image itself.
+    for stage in (packages, image):
+        users = re.findall(r"^USER (\S+)$", stage, flags=re.MULTILINE)
+        assert users[-1:] == ([] if dockerfile.parent.name == "gaudi" else ["1000:1000"])
 
 
 def test_docker_sees_what_the_revision_is_taken_of() -> None:
@@ -102,10 +105,12 @@ def test_docker_sees_what_the_revision_is_taken_of() -> None:
 
 @pytest.mark.parametrize("dockerfile", sorted(CHILDREN), ids=lambda path: path.parent.name)
 def test_a_child_leaves_its_parents_user_and_command(dockerfile: Path) -> None:
-    stage = dockerfile.read_text().rpartition("FROM ${PARENT_IMAGE}\n")[2]
+    before, _, stage = dockerfile.read_text().rpartition("FROM ${PARENT_PACKAGES}\n")
+    assert before
     assert not re.findall(r"^(?:USER|WORKDIR|CMD|ENTRYPOINT)\b.*", stage, flags=re.MULTILINE)
-    # Not even a layer of jobs/: there is one copy of it, the parent's.
-    assert "COPY jobs" not in stage
+    # The code is the parent's, and lies above the packages, which its edits leave as they are.
+    copied = re.findall(r"^COPY (.*) \S+$", stage, flags=re.MULTILINE)
+    assert copied == [f"--from=packages /opt/trainyard/{dockerfile.parent.name}", "--from=parent /opt/trainyard/jobs"]
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
