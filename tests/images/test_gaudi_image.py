@@ -3,8 +3,7 @@
 What the stand-in cannot show: Habana's packages, libraries and fork of DeepSpeed (DeepSpeed's own release takes its
 place), EFA's libraries, and an HPU. What it does show: every instruction runs as it stands, optimum-habana and the rest
 of the row install beside packages that want other versions, the base keeps its PyTorch and NumPy, and a job's trainer
-trains. Once on the light stand-in; `make gaudi-image` does it on Ubuntu's Python 3.10 with the row's own PyTorch, and
-builds the children too.
+trains; on Ubuntu's Python 3.10 and the row's own PyTorch, where Ubuntu's packages can be had.
 """
 
 import json
@@ -24,7 +23,7 @@ from tests.images import habana_stand_in
 from tests.images.habana_stand_in import DEEPSPEED, ROW, Base
 
 # The first to ask for the image waits until it is there, which takes minutes.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
@@ -40,29 +39,23 @@ class Gaudi:
     name: str
 
 
-def bases(request: pytest.FixtureRequest, client: Any, folder: Path) -> Base:
-    base = habana_stand_in.ubuntu(client, folder) if request.param == "ubuntu" else None
-    if base is None:
-        values = (request.getfixturevalue(name) for name in ("base_image", "torch_index"))
-        base = habana_stand_in.debian(*values)
-    return base
-
-
-@pytest.fixture(scope="module", params=["debian", pytest.param("ubuntu", marks=pytest.mark.habana_image)])
+@pytest.fixture(scope="module")
 def gaudi(
     request: pytest.FixtureRequest, docker_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gaudi]:
-    """Built as users build it, on Ubuntu's Python with its children."""
+    """Built as users build it, with its children."""
     folder = tmp_path_factory.mktemp("gaudi")
-    base = bases(request, docker_engine, folder)
-    names = ["gaudi", *(CHILDREN if request.param == "ubuntu" else ())]
+    base = habana_stand_in.ubuntu(docker_engine, folder)
+    if base is None:
+        base = habana_stand_in.debian(request.getfixturevalue("base_image"), request.getfixturevalue("torch_index"))
+    names = ["gaudi", *CHILDREN]
     tree = habana_stand_in.sources(folder / "tree", base, names)
     with habana_stand_in.habana_image(docker_engine, base, folder) as habana_image:
         options = ("--build-arg", f"BASE_IMAGE={habana_image}", "--network", "host", "-o", "json")
         done = tree.images("build", *names, *options)
         assert done.returncode == 0, done.stderr
         built = {row["image"]: row["name"] for row in json.loads(done.stdout)}
-        assert [*built] == names
+        assert {*built} == {*names}
         yield Gaudi(base, habana_image, built["gaudi"])
         for found in docker_engine.images.list():
             for name in found.tags:
@@ -154,7 +147,6 @@ def checked(client: Any, name: str, gaudi: Gaudi) -> tuple[dict[str, str], str]:
     return {result.check.name: result.outcome for result in results}, told
 
 
-@pytest.mark.parametrize("gaudi", [pytest.param("ubuntu", marks=pytest.mark.habana_image)], indirect=True)
 @pytest.mark.parametrize(("child", "own"), CHILDREN.items())
 def test_children_are_built_on_it_and_work(docker_engine: Any, gaudi: Gaudi, child: str, own: str) -> None:
     outcomes, told = checked(docker_engine, child, gaudi)
@@ -176,5 +168,5 @@ def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi: 
 
 
 def failures(gaudi: Gaudi) -> set[str]:
-    """Of the image test: the light stand-in's PyTorch is this machine's."""
+    """Of the image test: on Debian the stand-in's PyTorch is this machine's."""
     return set() if gaudi.base.fits_the_locks else {"versions"}
