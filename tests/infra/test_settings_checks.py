@@ -11,6 +11,7 @@ from jobs.errors import ConfigurationError
 from jobs.releases import release, releases
 
 FITTING = ", ".join(row.name for row in releases().values() if 1 in row.gaudi)
+OLDER = list(releases())[-1]
 
 WHERE = "infra/settings.py: stage 'test': "
 
@@ -124,7 +125,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             (Pool(instance_type="dl1.24xlarge"),),
             f"'dl1-24xlarge-{release().name.replace('.', '-')}' is what new jobs run on; it cannot retire as well",
         ),
-        ("retiring", (Pool(instance_type="dl1.24xlarge", release="1.20.0"),) * 2, "names a pool twice"),
+        ("retiring", (Pool(instance_type="dl1.24xlarge", release=OLDER),) * 2, "names a pool twice"),
         (
             "retiring",
             (Pool(instance_type="dl1.24xlarge", release="1.22.0"),),
@@ -132,7 +133,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ),
         (
             "retiring",
-            (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami"),),
+            (Pool(instance_type="dl1.24xlarge", release=OLDER, machine_image="ami"),),
             "machine_image: must be 'ami-…' or 'ssm:/…', not 'ami'",
         ),
         ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
@@ -306,10 +307,10 @@ def test_every_mistake_is_told_at_once() -> None:
         {"spot_wait_hours": 24.0},
         {"alerts": Alerts(emails=("ml@example.org",), webhook_secret="chat/webhook")},
         {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
-        {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER),)},
         {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
         {"machine_image": "ami-0123456789abcdef0"},
-        {"retiring": (Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image="ami-0123456789abcdef0"),)},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER, machine_image="ami-0123456789abcdef0"),)},
         {
             "instance_type": "g5.4xlarge",
             "machine_image": "ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id",
@@ -328,15 +329,15 @@ def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> 
 
 
 def test_an_ami_cannot_be_built_where_there_is_no_way_out() -> None:
-    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0"),)
+    retiring = (Pool(instance_type="dl1.24xlarge", release=OLDER),)
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=TEAMS, nat_gateways=0, retiring=retiring))
     assert [line.removeprefix(WHERE) for line in str(caught.value).splitlines()] == [
         f"{field}: the AMI of '{pool}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; allow 1, "
         "or name an AMI that another stage or account has built"
         for field, pool in (
-            ("machine_image", "dl1-24xlarge-1-21-0"),
-            ("retiring: machine_image", "dl1-24xlarge-1-20-0"),
+            ("machine_image", f"dl1-24xlarge-{release().name.replace('.', '-')}"),
+            ("retiring: machine_image", f"dl1-24xlarge-{OLDER.replace('.', '-')}"),
         )
     ]
     # Whether a VPC that is given has a way out is for its owner to know.
@@ -345,7 +346,7 @@ def test_an_ami_cannot_be_built_where_there_is_no_way_out() -> None:
 
 
 def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
-    retiring = (Pool(instance_type="dl1.24xlarge", release="1.20.0", root_device_name="sda1"),)
+    retiring = (Pool(instance_type="dl1.24xlarge", release=OLDER, root_device_name="sda1"),)
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=TEAMS, retiring=retiring))
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
