@@ -7,11 +7,11 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UsageError
 from jobs.locations import DELIMITERS, table_suffix
-from jobs.train.document_pieces import At, Broken, Read, as_text, cut, decoded, no_column
+from jobs.train.document_pieces import At, Broken, Read, as_text, cut, decoded, is_longer, no_column, too_long
 
 if TYPE_CHECKING:
     from jobs.train.documents import Input
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 csv.field_size_limit(1 << 30)  # the module's own limit of 128 KiB a field refuses long documents
 
 _BATCH_ROWS = 256
-
-_RECORD_TO_DOCUMENT = 4
-"""How many times the longest document a row of JSON or CSV may be long: its escapes and other columns need room."""
+"""At most; fewer where the rows of a Parquet file are long."""
 
 
 def text_documents(source: "Input", start: At) -> Iterator[Read]:
@@ -69,16 +67,12 @@ def _lines(source: "Input", stream: io.BufferedReader, start: At) -> Iterator[tu
     """Whole lines, and the place behind each. Raises UsageError where one is too long to be held."""
     stream.seek(start.offset)
     offset, number = start
-    limit = source.max_document_bytes * _RECORD_TO_DOCUMENT
+    limit = source.max_record_bytes
     while content := stream.readline(limit + 1):
         number += 1
         offset += len(content)
         if len(content) > limit:
-            raise UsageError(
-                f"{source.location}, line {number}: longer than {limit} bytes, {_RECORD_TO_DOCUMENT} times "
-                "max_document_bytes",
-                next_step="set max_document_bytes higher, or split the document",
-            )
+            raise too_long(f"{source.location}, line {number}", limit)
         yield content, At(offset, number)
 
 
@@ -106,11 +100,13 @@ def json_rows(source: "Input", start: At) -> Iterator[Read]:
 def delimited_rows(source: "Input", start: At) -> Iterator[Read]:
     """Rows may span lines, so the place behind one is where the reader of lines stands when the row is whole."""
     with source.open() as stream:
-        at = At()
+        at, row_start = At(), At()
 
         def text_lines(begin: At) -> Iterator[str]:
             nonlocal at
             for content, at in _lines(source, stream, begin):
+                if at.offset - row_start.offset > source.max_record_bytes:  # a quoted field that goes over many lines
+                    raise too_long(f"{source.location}, line {row_start.line + 1}", source.max_record_bytes)
                 # What is no UTF-8 becomes lone surrogates, which are told when a document has them.
                 yield content.decode("utf-8-sig" if at.line == 1 else "utf-8", "surrogateescape")
 
@@ -120,8 +116,10 @@ def delimited_rows(source: "Input", start: At) -> Iterator[Read]:
             if source.column not in header:
                 raise no_column(f"{source.location}, line 1", source.column, header)
             wanted = header.index(source.column)
-            for fields in csv.reader(text_lines(max(start, at)), delimiter=delimiter, strict=True):
+            row_start = max(start, at)
+            for fields in csv.reader(text_lines(row_start), delimiter=delimiter, strict=True):
                 place = f"{source.location}, line {at.line}"
+                row_start = at
                 if not fields:
                     continue
                 if len(fields) != len(header):
@@ -141,18 +139,34 @@ def parquet_rows(source: "Input", start: At) -> Iterator[Read]:
             if source.column not in file.schema_arrow.names:
                 raise no_column(source.location, source.column, file.schema_arrow.names)
             for group in range(file.num_row_groups):
-                rows = file.metadata.row_group(group).num_rows
+                rows, batch_rows = _rows_of(file.metadata.row_group(group), source)
                 if row + rows <= start.offset:
                     row += rows
                     continue
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=[source.column]):
+                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=[source.column]):
                     column = batch.column(0)
                     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
                         column = column.cast(pa.large_binary())  # Arrow itself does not look whether it is UTF-8
-                    for value in column.to_pylist():
+                    for cell in column:  # one at a time: all of them would be in memory twice
                         row += 1
                         if row > start.offset:
                             place = f"{source.location}, row {row}"
+                            value = cell.as_py()
+                            if is_longer(value, source.max_record_bytes):
+                                raise too_long(place, source.max_record_bytes)
                             yield Read(as_text(value, source.column, place), At(row, row))
+    except MemoryError:  # some are an ArrowException too
+        raise
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{source.location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+
+
+def _rows_of(group: Any, source: "Input") -> tuple[int, int]:
+    """How many a row group of a Parquet file has, and how many to read at once: about one of the longest rows."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    size = sum(
+        column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] == source.column
+    )
+    if not group.num_rows:
+        return 0, 1
+    return group.num_rows, min(_BATCH_ROWS, max(1, source.max_record_bytes * group.num_rows // max(1, size)))

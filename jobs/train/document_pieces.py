@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 from jobs.errors import TrainyardError, UsageError, did_you_mean
 
+RECORD_TO_DOCUMENT = 4
+"""How many times the longest document a row of a table may be long: its escapes and other columns need room."""
+
 
 class At(NamedTuple):
     """A place in an input, between two documents."""
@@ -79,6 +82,20 @@ def decoded(content: bytes, location: str, number: int) -> str | Broken:
 
 def _not_utf8(place: str, error: UnicodeDecodeError) -> str:
     return f"{place}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
+
+
+def too_long(place: str, limit_bytes: int) -> TrainyardError:
+    return UsageError(
+        f"{place}: longer than {limit_bytes} bytes, {RECORD_TO_DOCUMENT} times max_document_bytes",
+        next_step="set max_document_bytes higher, or split the document",
+    )
+
+
+def is_longer(value: Any, limit_bytes: int) -> bool:
+    """Whether a cell's text takes more bytes; it is encoded only where its characters leave that open."""
+    if isinstance(value, str) and len(value) <= limit_bytes < 4 * len(value):
+        value = value.encode("utf-8", "surrogatepass")
+    return isinstance(value, str | bytes) and len(value) > limit_bytes
 
 
 def no_column(place: str, column: str, present: Iterable[str]) -> TrainyardError:

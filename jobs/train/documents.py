@@ -16,7 +16,7 @@ from jobs.train import artifacts
 from jobs.train import s3 as object_store
 from jobs.train.byte_stream import open_stream
 from jobs.train.document_files import delimited_rows, json_rows, parquet_rows, text_documents
-from jobs.train.document_pieces import At, Read, as_text, no_column
+from jobs.train.document_pieces import RECORD_TO_DOCUMENT, At, Read, as_text, is_longer, no_column, too_long
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -37,8 +37,23 @@ class Input:
     def read(self, start: At) -> Iterator[Read]:
         """The documents from there on.
 
-        Raises UsageError where the input is not what its name says, NotFoundError where there is none.
+        Raises UsageError where the input is not what its name says, or holds a document that no memory may hold,
+        NotFoundError where there is none.
         """
+        after = start
+        try:
+            for document in self._documents(start):
+                after = document.after
+                yield document
+        except MemoryError:
+            in_rows = self.location.startswith(HUB) or table_suffix(self.location) == ".parquet"
+            unit = "row" if in_rows else "line"
+            raise UsageError(
+                f"{self.location}: the document after {unit} {after.line} does not fit into memory",
+                next_step="split the document, or take an instance type with more memory",
+            ) from None
+
+    def _documents(self, start: At) -> Iterator[Read]:
         if self.location.startswith((DATA, RUN)):
             raise UsageError(
                 f"{self.location} is a name that only `trainyard submit` can resolve",
@@ -52,6 +67,11 @@ class Input:
         if suffix == TEXT:
             return text_documents(self, start)
         return delimited_rows(self, start) if suffix in DELIMITERS else json_rows(self, start)
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Of a row, or of the text in it."""
+        return RECORD_TO_DOCUMENT * self.max_document_bytes
 
     def open(self) -> io.BufferedReader:
         return open_stream(self.location, s3=self.s3)
@@ -97,6 +117,8 @@ def _hub_rows(source: Input, start: At) -> Iterator[Read]:
             place = f"{source.location}, row {row}"
             if source.column not in values:
                 raise no_column(place, source.column, values)
+            if is_longer(values[source.column], source.max_record_bytes):
+                raise too_long(place, source.max_record_bytes)
             yield Read(as_text(values[source.column], source.column, place), At(row, row))
     except DatasetNotFoundError as error:
         raise NotFoundError(

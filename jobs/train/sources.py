@@ -62,19 +62,27 @@ def read_table(location: str, columns: Sequence[str], *, s3: Callable[[], "S3Cli
 
     Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table.
     """
-    if is_on_hub(location):
-        table = _from_hub(location, columns)
-    else:
-        path, suffix = _local_file(location, s3, scratch)
-        if suffix == ".parquet":
-            table = _from_parquet(path, location, columns)
-        elif suffix in DELIMITERS:
-            table = _from_rows(location, columns, _delimited(path, location, DELIMITERS[suffix]))
-        else:
-            table = _from_rows(location, columns, _json_lines(path, location))
+    try:
+        table = _table(location, columns, s3, scratch)
+    except MemoryError:
+        raise UsageError(
+            f"{location} does not fit into memory",
+            next_step="leave out what is not trained on, or take an instance type with more memory",
+        ) from None
     if not len(table):
         raise UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
     return table
+
+
+def _table(location: str, columns: Sequence[str], s3: Callable[[], "S3Client"], scratch: Path) -> Table:
+    if is_on_hub(location):
+        return _from_hub(location, columns)
+    path, suffix = _local_file(location, s3, scratch)
+    if suffix == ".parquet":
+        return _from_parquet(path, location, columns)
+    if suffix in DELIMITERS:
+        return _from_rows(location, columns, _delimited(path, location, DELIMITERS[suffix]))
+    return _from_rows(location, columns, _json_lines(path, location))
 
 
 def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) -> Path:
@@ -210,6 +218,8 @@ def _from_parquet(path: Path, location: str, columns: Sequence[str]) -> Table:
             content = file.read(columns=list(columns))
             content.validate(full=True)  # text that is not UTF-8, which is not looked at otherwise
             rows = file.metadata.num_rows
+    except MemoryError:  # some are an ArrowException too
+        raise
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
     return Table(location=location, columns=content.to_pydict(), lines=range(1, rows + 1), unit="row")

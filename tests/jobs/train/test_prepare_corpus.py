@@ -1,6 +1,8 @@
 """A corpus from tables and text files: all that should be in it, in its order, and every bad input told."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -220,10 +222,69 @@ def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, 
     assert workshop.result()["cuts"] >= 3
 
 
-def test_a_row_that_no_memory_may_hold_is_told_with_its_line(workshop: Workshop, tmp_path: Path) -> None:
-    path = put_jsonl(tmp_path / "a.jsonl", [*paragraphs(3), "x" * 10_000])
-    with pytest.raises(UsageError, match=r"a\.jsonl, line 4: longer than 4096 bytes.*\n.*max_document_bytes higher"):
-        workshop.corpus(data=[str(path)], max_document_bytes=1024)
+TOO_LONG = ["one", "two", "three", "é\n" * 1500]
+
+
+def put_too_long(folder: Path, kind: str) -> str:
+    if kind == "hub":
+        save_data_set(folder / "org" / "long", {"en": {"train": [{"text": text} for text in TOO_LONG]}}, class_names=())
+        return "hf://org/long?config=en&split=train"
+    path = folder / f"a.{kind}"
+    if kind == "jsonl":
+        put_jsonl(path, TOO_LONG)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"text": TOO_LONG}), path)
+    else:
+        path.write_text("text\none\ntwo\nthree\n" + f'"{TOO_LONG[3]}"\nfour\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("jsonl", "line 4"), ("csv", "line 5"), ("tsv", "line 5"), ("parquet", "row 4"), ("hub", "row 4")],
+)
+def test_a_row_that_no_memory_may_hold_is_told_with_its_place(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, place: str
+) -> None:
+    """In CSV it has many lines, none of which is long; counted are bytes, of which it has more than characters."""
+    monkeypatch.chdir(tmp_path)
+    location = put_too_long(tmp_path, kind)
+    with pytest.raises(UsageError, match=rf", {place}: longer than 4096 bytes.*\n.*max_document_bytes higher"):
+        workshop.corpus(data=[location], max_document_bytes=1024)
+
+
+READS_LITTLE_MEMORY = """
+import resource, sys
+import pyarrow.parquet
+from jobs.errors import UsageError
+from jobs.train.document_pieces import At
+from jobs.train.documents import Input
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
+for location in sys.argv[1:]:
+    source = Input(location=location, column="text", paragraphs=False, max_document_bytes=1 << 30, s3=None)
+    try:
+        print(len(list(source.read(At()))))
+    except UsageError as error:
+        print(str(error).replace("\\n", " "))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no limit of a process's memory")
+def test_a_document_that_memory_does_not_hold_is_told_too(tmp_path: Path) -> None:
+    long = "word word\n" * (7 << 20)
+    (tmp_path / "a.csv").write_text(f'text\none\n"{long}"\n')
+    put_jsonl(tmp_path / "a.jsonl", ["one", long])
+    pq.write_table(pa.table({"text": ["one", long]}), tmp_path / "a.parquet", row_group_size=1)
+    locations = [str(tmp_path / f"a.{kind}") for kind in ("csv", "jsonl", "parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", READS_LITTLE_MEMORY, *locations], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for line, place in zip(done.stdout.splitlines(), ("line 2", "line 1", "row 1"), strict=True):
+        assert f"the document after {place} does not fit into memory" in line
+        assert "an instance type with more memory" in line
 
 
 BROKEN = b"caf\xe9 au lait"
