@@ -19,7 +19,7 @@ class FinetuneClassification(Recipe):
     model: Model
     """Pretrained weights and tokenizer: hf://org/name, data://…, s3://… or a folder."""
     glue_task: GlueTask | None = None
-    """A GLUE task by name; brings its own data and columns."""
+    """A GLUE task by name; brings its own columns and metrics, and the hub's data where train_data names no other."""
     train_data: Tables | None = None
     """Labelled examples: a .jsonl, .csv, .tsv or .parquet file, or hf://org/name?config=…&split=…, or a list of such
     tables."""
@@ -46,10 +46,13 @@ class FinetuneClassification(Recipe):
 
     @model_validator(mode="after")
     def _one_data_set(self) -> Self:
-        if (self.glue_task is None) == (self.train_data is None):
-            raise ValueError("name exactly one of 'glue_task' and 'train_data'")
-        if self.glue_task is not None and self.eval_data is not None:
-            raise ValueError("'glue_task' brings its own held-out data; leave 'eval_data' out")
+        if self.train_data is None:
+            if self.glue_task is None:
+                raise ValueError("name 'train_data' or a 'glue_task'")
+            if self.eval_data is not None:
+                raise ValueError(
+                    "without 'train_data', 'glue_task' brings its own held-out data; leave 'eval_data' out"
+                )
         return self
 
 

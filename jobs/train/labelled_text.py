@@ -55,24 +55,29 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
 
 
 def inputs(arguments: FinetuneClassification) -> Inputs:
-    """What the arguments name; a GLUE task is read from the hub, its public validation split is the held-out data."""
-    if arguments.glue_task is None:
+    """What the arguments name; a GLUE task has its own columns.
+
+    Without other tables it is read from the hub, and its public validation split is the held-out data.
+    """
+    task = arguments.glue_task
+    text, text_pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
+    if task is not None:
+        (text, text_pair), label = _GLUE_COLUMNS[task], "label"
+    if task is None or arguments.train_data is not None:
         return Inputs(
             train=_listed(arguments.train_data),
             evaluation=_listed(arguments.eval_data),
-            text=arguments.text_column,
-            text_pair=arguments.text_pair_column,
-            label=arguments.label_column,
+            text=text,
+            text_pair=text_pair,
+            label=label,
         )
-    task = arguments.glue_task
-    text, text_pair = _GLUE_COLUMNS[task]
     validation = "validation_matched" if task == "mnli" else "validation"
     return Inputs(
         train=[f"{GLUE}?config={task}&split=train"],
         evaluation=[f"{GLUE}?config={task}&split={validation}"],
         text=text,
         text_pair=text_pair,
-        label="label",
+        label=label,
     )
 
 

@@ -130,7 +130,7 @@ def test_what_has_no_default_must_be_there(missing: str) -> None:
     ("arguments", "message"),
     [
         ({}, "arguments.model: missing; it has no default"),
-        ({"model": "m"}, "arguments: name exactly one of 'glue_task' and 'train_data'"),
+        ({"model": "m"}, "arguments: name 'train_data' or a 'glue_task'"),
         ({"model": "m", "train_data": "t.csv", "epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
         (
             {"model": "m", "train_data": "t.csv", "epochs": "two"},

@@ -244,6 +244,15 @@ def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_
             assert part == Examples(texts=[text], pairs=pair or None, labels=[1])
 
 
+def test_a_glue_task_takes_its_columns_from_other_tables_where_they_are_given(tmp_path: Path) -> None:
+    rows = [{"question1": f"{number}?", "question2": "why?", "label": number % 2} for number in range(4)]
+    location = str(write_jsonl(tmp_path / "t.jsonl", rows))
+    arguments = FinetuneClassification(model="unused", glue_task="qqp", train_data=location, eval_data=location)
+    names, train, held_out = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+    assert names == ["0", "1"]
+    assert train == held_out == Examples(texts=["0?", "1?", "2?", "3?"], pairs=["why?"] * 4, labels=[0, 1, 0, 1])
+
+
 @pytest.mark.usefixtures("datasets_cache")
 def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) -> None:
     """As GLUE's test splits are: their labels are all -1."""
