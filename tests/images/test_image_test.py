@@ -9,11 +9,14 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
+from jobs.images import hierarchy
+from jobs.images.lock import locked
 from jobs.releases import release
 from tests.jobs.images.source_tree import SourceTree
 
@@ -138,6 +141,17 @@ def test_the_cpu_image_and_its_descendants_pass(tested: Images) -> None:
     assert found["cpu", "two ranks"].startswith("2 ranks over gloo on cpu: loss ")
     assert "2 workers over gloo" in found["cpu-ray", "Ray Train"]
     assert "exit code 75" in found["cpu-notebook", "SIGTERM"]
+
+
+def test_its_document_lists_what_a_job_runs_on(tested: Images, tmp_path: Path) -> None:
+    done = tested.tree.images("sbom", "cpu", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(Path(done.stdout.strip()).read_text())
+    found = {package["name"]: package.get("versionInfo") for package in document["packages"]}
+    pins = locked(hierarchy.image("cpu"), release())
+    assert {name: found.get(name) for name in ("torch", "transformers")} == {
+        name: pins[name] for name in ("torch", "transformers")
+    }
 
 
 def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_engine: Any) -> None:
