@@ -75,8 +75,6 @@ def test_a_published_training_learns_from_other_data(
         "eval_data": _tables(prefix, "eval", data),
         "learning_rate": 0.003,  # of random weights
         "epochs": epochs,
-        # Without a card Ray would start one.
-        **({"num_workers": 2} if name == "finetune-yelp-ray" else {}),
     }
     settings = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
 
