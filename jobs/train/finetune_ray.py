@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,19 @@ def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers
         ),
     )
     try:
-        reason: str | None = trainer.fit().return_value
+        result = trainer.fit()
     except TrainingFailedError as error:
         raise failure(rank.scratch, error) from error
+    if result.checkpoint is not None:
+        log.info("ray: %s", reported(result.metrics, Path(result.checkpoint.path).name))
+    reason: str | None = result.return_value
     return reason
+
+
+def reported(metrics: Mapping[str, Any], checkpoint: str) -> str:
+    """The last report of the workers, as Ray's own result has it."""
+    values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return f"last report with {checkpoint}: {values}"
 
 
 def failure(scratch: Path, error: Any) -> TrainyardError:

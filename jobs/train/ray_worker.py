@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from jobs.errors import TrainyardError
 from jobs.kinds.finetune_ray import FinetuneRay
+from jobs.train.attempts import RankStatus
 from jobs.train.checkpoint import CheckpointUploads
 from jobs.train.finetune_classification import finetune
 from jobs.train.metrics import LOGGED
@@ -27,9 +28,14 @@ from jobs.train.ray_cluster import error_file
 CHECKPOINTS_FOLDER = "checkpoints"
 """In the scratch folder: where the Trainer writes, which is Ray's storage, so that nothing is copied."""
 
+_CHECKPOINT = "checkpoint-"
+"""Before the step, in the names of the Trainer's folders."""
+
 
 def train_loop(config: dict[str, Any]) -> str | None:
     """Ray has made the process group and set what torchrun would set, so a worker is a rank like any other.
+
+    The last report has the final metrics, those of the evaluation among them.
 
     Says why the training has stopped before its end, if it did.
     """
@@ -44,6 +50,7 @@ def train_loop(config: dict[str, Any]) -> str | None:
             finetune(rank, arguments, observers=lambda uploads: [Reports(rank, uploads)])
         except ResumeLaterError as ending:
             return str(ending)
+        _report_result(rank)
     return None
 
 
@@ -55,7 +62,7 @@ class Reports(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
         self._uploads = uploads
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        name = f"checkpoint-{state.global_step}"
+        name = f"{_CHECKPOINT}{state.global_step}"
         complete = self._uploads.under_way()
 
         def upload(checkpoint: Any, _name: str) -> Any:
@@ -77,6 +84,19 @@ class Reports(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
             checkpoint_upload_fn=upload,
             delete_local_checkpoint_after_upload=False,  # ours does
         )
+
+
+def _report_result(rank: Rank) -> None:
+    """What the run's receipt will have as its result, with the last checkpoint: Ray keeps no metrics without one."""
+    status = RankStatus.read(rank.scratch)  # which the first rank has written, before any rank came here
+    name = f"{_CHECKPOINT}{status.last_step}"
+    folder = rank.scratch / CHECKPOINTS_FOLDER / name
+    ray.train.report(
+        {"step": status.last_step, **status.result},
+        checkpoint=ray.train.Checkpoint.from_directory(str(folder)) if rank.is_first else None,
+        checkpoint_dir_name=name,
+        checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is on S3 already
+    )
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ import pytest
 from jobs.errors import UsageError
 from jobs.kinds.finetune_ray import FinetuneRay
 from jobs.train import finetune_ray
-from jobs.train.ray_cluster import error_file
+from jobs.train.accelerator import Accelerator, Name
+from jobs.train.ray_cluster import error_file, worker_resources
 from tests.jobs.train import launching
 from tests.jobs.train.launching import NewRun, Run
 
@@ -62,6 +63,12 @@ def test_it_goes_on_with_a_run_and_ends_with_the_weights_of_the_launchers_own_ra
     assert receipt.attempts[-1].resumed_from_step == INTERRUPTED_AT
     for name in ("eval_accuracy", "eval_loss"):
         assert receipt.result[name] == whole.receipt().result[name]
+    # Ray itself has the final metrics, with the last checkpoint.
+    [told] = [line for line in launched.output.splitlines() if "ray: last report with " in line]
+    place, _, values = told.partition(": last report with ")[2].partition(": ")
+    assert place == "checkpoint-48"
+    assert f"step 48, eval_accuracy {receipt.result['eval_accuracy']:.4g}, " in f"{values}, "
+    assert f"train_runtime_seconds {receipt.result['train_runtime_seconds']:.4g}" in values
     assert max(run.complete_checkpoints()) == 48
 
 
@@ -83,6 +90,16 @@ def _open_to_the_network(processes: list[psutil.Process]) -> list[str]:
         for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.endswith("127.0.0.1")
     ]
+
+
+def test_each_worker_has_a_card_of_its_own_over_the_cards_own_fabric() -> None:
+    names: tuple[Name, ...] = ("hpu", "cuda", "cpu")
+    of = {name: Accelerator(name=name, devices=8, reason="asked for") for name in names}
+    assert {name: (chosen.backend, worker_resources(chosen)) for name, chosen in of.items()} == {
+        "hpu": ("hccl", {"CPU": 1.0, "HPU": 1.0}),
+        "cuda": ("nccl", {"CPU": 1.0, "GPU": 1.0}),
+        "cpu": ("gloo", {"CPU": 1.0}),
+    }
 
 
 def test_the_global_batch_divides_over_rays_workers() -> None:
