@@ -34,8 +34,10 @@ NUMPY = "1.26.4"
 DEEPSPEED = "0.16.1"
 """A release of its own, in the place of Habana's fork, which no registry has."""
 
-UBUNTU = "http://archive.ubuntu.com/ubuntu"
-KEYRING_PACKAGE = f"{UBUNTU}/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
+UBUNTU_MIRROR_VARIABLE = "UBUNTU_MIRROR"
+"""Of the environment: the address of an archive of Ubuntu's packages, as apt's sources have it."""
+
+KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
 KEYRING_SHA256 = "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f"
 KEYRING = "usr/share/keyrings/ubuntu-archive-keyring.gpg"
 ANSWER_SECONDS = 20
@@ -72,13 +74,17 @@ def debian(python_base: str, torch_index: str) -> Base:
 
 
 def ubuntu(client: docker.DockerClient, folder: Path) -> Base | None:
-    """None, after a word on stderr, where no mirror of Ubuntu answers."""
+    """None, after a word on stderr, where no mirror of Ubuntu is named or it does not answer."""
+    mirror = os.environ.get(UBUNTU_MIRROR_VARIABLE, "").rstrip("/")
     try:
-        keyring = _keyring(folder)
+        keyring = _keyring(mirror, folder) if mirror else None
     except OSError as error:
-        print(f"{UBUNTU} does not answer ({error}): the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
+        print(f"{mirror} does not answer ({error}): the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
         return None
-    source = (f"deb [signed-by={keyring}] {UBUNTU} jammy main universe",)
+    if keyring is None:
+        print(f"no {UBUNTU_MIRROR_VARIABLE}: the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
+        return None
+    source = (f"deb [signed-by={keyring}] {mirror} jammy main universe",)
     name = stand_in(client, "python-3.10", UBUNTU_BOOTSTRAP, folder, source=source)
     return Base(name, "3.10", ROW.pytorch, "")
 
@@ -153,12 +159,12 @@ def _deepspeed_repository(folder: Path, repository: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", "--bare", str(source), str(repository)], check=True)
 
 
-def _keyring(folder: Path) -> Path:
+def _keyring(mirror: str, folder: Path) -> Path:
     """Ubuntu's keys: those that this machine has, else from Ubuntu's own package, known by its hash."""
     own = Path("/") / KEYRING
     if own.exists():
         return own
-    with urllib.request.urlopen(KEYRING_PACKAGE, timeout=ANSWER_SECONDS) as answer:
+    with urllib.request.urlopen(f"{mirror}/{KEYRING_PACKAGE}", timeout=ANSWER_SECONDS) as answer:
         content: bytes = answer.read()
     assert hashlib.sha256(content).hexdigest() == KEYRING_SHA256, f"{KEYRING_PACKAGE} is not what it was"
     package = folder / "keyring.deb"

@@ -3,7 +3,7 @@
 What the stand-in cannot show: Habana's packages, libraries and fork of DeepSpeed (DeepSpeed's own release takes its
 place), EFA's libraries, and an HPU. What it does show: every instruction runs as it stands, optimum-habana and the rest
 of the row install beside packages that want other versions, the base keeps its PyTorch and NumPy, and a job's trainer
-trains; on Ubuntu's Python 3.10 and the row's own PyTorch, where Ubuntu's packages can be had.
+trains; on Ubuntu's Python 3.10 and the row's own PyTorch, where UBUNTU_MIRROR names an archive of Ubuntu's packages.
 """
 
 import json
