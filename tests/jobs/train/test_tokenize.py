@@ -14,7 +14,7 @@ from jobs.train.artifacts import OpenArtifact
 from jobs.train.corpus_files import END, documents
 from jobs.train.corpus_packing import CorpusPacking, Ends
 from jobs.train.packed_tokens import Index, PackedTokens, Split
-from tests.jobs.train.corpora import Workshop, contents, paragraphs, texts_of
+from tests.jobs.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
 
 VOCABULARY = 1500
 
@@ -196,6 +196,21 @@ def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
     array = np.load(tmp_path / file.name)
     assert array.dtype == np.uint32
     assert array.flatten()[: file.tokens].tolist() == [2, *range(5, 70_005), 3]
+
+
+def test_ids_of_four_bytes_go_from_the_tokenizer_to_what_is_trained_on(workshop: Workshop, tmp_path: Path) -> None:
+    """Learnt from numbers of five digits, of which there are enough for that many tokens."""
+    words = [f"{number:05}" for number in range(70_000)]
+    texts = [" ".join(words[start : start + 500]) for start in range(0, len(words), 500)]
+    data = put_jsonl(tmp_path / "words.jsonl", [*texts, *(text + " again" for text in texts)])
+    corpus = workshop.corpus(data=[str(data)], held_out_fraction=0.01)
+    tokenizer = workshop.tokenizer(corpus, vocabulary_size=67_000, sample_fraction=1)
+    packed = workshop.packed(corpus, tokenizer, sequence_length=128)
+
+    expected = expected_ids(corpus, tokenizer, "train")
+    assert max(expected) >= 1 << 16
+    assert packed_ids(packed, "train") == expected
+    assert np.load(packed.download(["train-00000.npy"]) / "train-00000.npy").dtype == np.uint32
 
 
 @pytest.mark.parametrize("only_tokenizers", [False, True])
