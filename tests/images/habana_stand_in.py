@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -76,17 +77,19 @@ def debian(python_base: str, torch_index: str) -> Base:
 def ubuntu(client: docker.DockerClient, folder: Path) -> Base | None:
     """None, after a word on stderr, where no mirror of Ubuntu is named or it does not answer."""
     mirror = os.environ.get(UBUNTU_MIRROR_VARIABLE, "").rstrip("/")
-    try:
-        keyring = _keyring(mirror, folder) if mirror else None
-    except OSError as error:
-        print(f"{mirror} does not answer ({error}): the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
-        return None
-    if keyring is None:
+    if not mirror:
         print(f"no {UBUNTU_MIRROR_VARIABLE}: the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
         return None
-    source = (f"deb [signed-by={keyring}] {mirror} jammy main universe",)
-    name = stand_in(client, "python-3.10", UBUNTU_BOOTSTRAP, folder, source=source)
-    return Base(name, "3.10", ROW.pytorch, "")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # apt reads its keys as a user of its own
+        try:
+            keyring = _keyring(mirror, Path(name))
+        except OSError as error:
+            print(f"{mirror} does not answer ({error}): the image gets Python 3.11 in place of 3.10", file=sys.stderr)
+            return None
+        source = (f"deb [signed-by={keyring}] {mirror} jammy main universe",)
+        base = stand_in(client, "python-3.10", UBUNTU_BOOTSTRAP, folder, source=source)
+    return Base(base, "3.10", ROW.pytorch, "")
 
 
 @contextmanager
