@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.train import interrupts
@@ -39,43 +39,38 @@ def run_ranks(
 ) -> End:
     """How the attempt ended."""
     with interrupts.held_back():
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
         from torch.distributed.elastic.multiprocessing import api as processes
-        from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
+        from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What it has to say (a table of the failed ranks, a line for each signal) is said below in one line.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # PyTorch 2.2 gives each of its loggers a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
 
-    class Logs(DefaultLogsSpecs):
-        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
-            found = super().reify(envs)
-            if lines.pipe is not None:
-                found.stdouts[0] = found.stderrs[0] = str(lines.pipe)
-            return found
-
     os.environ.update(_rank_environment(launch, accelerator, scratch))
+    port = launch.node.port
+    if launch.node.nnodes == 1:
+        # Any free port, no race for it: torch's rendezvous is another tenant of this server (jobs.train.nodes).
+        server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        port = server.port
     config = LaunchConfig(
         min_nodes=launch.node.nnodes,
         max_nodes=launch.node.nnodes,
         nproc_per_node=launch.nproc_per_node,
         run_id=f"attempt-{launch.attempt}",
-        # One node: any free port, no race for it. Several: Batch has numbered them, so rank 0 is on the main node.
-        rdzv_backend="c10d" if launch.node.nnodes == 1 else "static",
-        rdzv_endpoint=f"{launch.node.main_address}:{launch.node.port}",
+        # Batch has numbered the nodes, so rank 0 is on the main node. Torch's other rendezvous keeps a store for the
+        # ranks in later releases only; PyTorch 2.2 leaves them a port where nobody answers.
+        rdzv_backend="static",
+        rdzv_endpoint=f"{launch.node.main_address}:{port}",
         rdzv_configs={"rank": launch.node.index, "timeout": RENDEZVOUS_SECONDS},
         local_addr="localhost" if launch.node.nnodes == 1 else None,
         max_restarts=0,  # Batch's retry is the restart, on a node that is known to live
         start_method="spawn",
-        log_line_prefix_template="[rank ${rank}] ",
-        logs_specs=Logs(
-            log_dir=str(scratch / "logs"),
-            tee={
-                rank: Std.NONE if rank == 0 and launch.node.is_main else Std.ALL
-                for rank in range(launch.nproc_per_node)
-            },
-        ),
+        **lines.launch_options(),
     )
     command = ["-m", launch.kind.entrypoint, *launch.arguments.to_flags()]
 

@@ -3,10 +3,12 @@
     make contract                        all rows of images/releases.toml
     make contract RELEASE=1.20.0         one
     python -m tests.jobs.train.contract [RELEASE …]
+    python -m tests.jobs.train.contract --row-pytorch [RELEASE …]   with each row's version of PyTorch too, 3 GB each
 
 For each: the tests marked `every_release`, those of the HPU branch with the gaudi image's packages, the others with the
 cpu image's. The real GaudiTrainer trains on a CPU; optimum_habana_on_cpu.py says what stands in for Habana's own
-packages. Two things are the laptop's in every row: Python and PyTorch, and column `torch` names the latter.
+packages. Python is the laptop's in every row, and so is PyTorch where the row's is not asked for; column `torch` names
+the latter.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from xml.etree import ElementTree
 from jobs.errors import TrainyardError
 from jobs.images.lock import ROOT
 from jobs.releases import Release, release, releases
-from tests.jobs.train.image_environment import RELEASE_VARIABLE, python_of
+from tests.jobs.train.image_environment import RELEASE_VARIABLE, ROW_PYTORCH_VARIABLE, python_of
 
 HPU_TESTS = "test_optimum_habana_contract"
 
@@ -84,7 +86,11 @@ def main() -> int:
     """0 where every row passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.jobs.train.contract", description="jobs/train, per release.")
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
-    rows = [release(name) for name in parser.parse_args().releases] or list(releases().values())
+    parser.add_argument("--row-pytorch", action="store_true", help="upstream's PyTorch of the row's version, with CUDA")
+    arguments = parser.parse_args()
+    if arguments.row_pytorch:
+        os.environ[ROW_PYTORCH_VARIABLE] = "1"
+    rows = [release(name) for name in arguments.releases] or list(releases().values())
     _print(HEADINGS)
     all_passed = True
     for row in rows:
@@ -101,7 +107,8 @@ def main() -> int:
 
 
 def _versions(row: Release) -> tuple[str, ...]:
-    return row.name, row.optimum_habana, row.transformers, row.accelerate or "", importlib.metadata.version("torch")
+    pytorch = row.pytorch if ROW_PYTORCH_VARIABLE in os.environ else importlib.metadata.version("torch")
+    return row.name, row.optimum_habana, row.transformers, row.accelerate or "", pytorch
 
 
 def _print(cells: tuple[str, ...]) -> None:
