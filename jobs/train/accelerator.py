@@ -146,7 +146,7 @@ class Accelerator:
             # GaudiTrainer's own throughput; ours (jobs.train.metrics) leaves the same steps out.
             "throughput_warmup_steps": self.warmup_steps,
             # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, written down because `fast_ddp`
-            # is the alternative, which reduces all gradients after the backward pass instead of during it.
+            # is the alternative, which reduces all gradients after the backward pass instead of during it, in bf16.
             "distribution_strategy": "ddp",
             "ddp_bucket_cap_mb": 230,
             # No parameter of an encoder with its head goes unused; looking for one costs a walk of the graph a step.

@@ -1,7 +1,6 @@
 """`trainyard submit jobs/specs/pretrain-bert.yaml` on small data: four runs, each on what those before it made."""
 
 import json
-import random
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from jobs.job import Job
 from jobs.runs import S3Location, run_prefix
 from jobs.stage import DeployedStage
 from jobs.storage import read_receipt
+from tests.jobs.train.corpora import paragraphs
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,7 +25,7 @@ NAMES = ("prepare-corpus", "train-tokenizer", "tokenize", "pretrain-bert")
 SMALL = {
     "prepare-corpus.arguments.data": f"[data://{DOCUMENTS}]",
     "prepare-corpus.arguments.held_out_fraction": 0.2,
-    "train-tokenizer.arguments.vocabulary_size": 200,
+    "train-tokenizer.arguments.vocabulary_size": 1000,
     "train-tokenizer.arguments.sample_fraction": 1,
     "tokenize.arguments.sequence_length": 32,
     "pretrain-bert.arguments.hidden_size": 32,
@@ -33,8 +33,11 @@ SMALL = {
     "pretrain-bert.arguments.heads": 2,
     "pretrain-bert.arguments.intermediate_size": 64,
     "pretrain-bert.arguments.global_batch_size": 16,
-    "pretrain-bert.arguments.eval_sequences": 16,
-    "pretrain-bert.arguments.max_steps": 4,
+    "pretrain-bert.arguments.eval_sequences": 64,
+    "pretrain-bert.arguments.max_steps": 120,
+    "pretrain-bert.arguments.learning_rate": 0.005,
+    "pretrain-bert.arguments.log_every_steps": 10,
+    "pretrain-bert.arguments.evaluate_every_steps": 20,
     "pretrain-bert.resources.nproc_per_node": 1,
 }
 
@@ -44,9 +47,7 @@ _SECONDS = 300
 
 @pytest.fixture
 def documents(embedded: Aws, stage: DeployedStage) -> None:
-    draw = random.Random(1)
-    words = ["the", "old", "river", "ran", "past", "a", "mill", "where", "corn", "was", "ground", "until", "winter"]
-    rows = [{"text": " ".join(draw.choices(words, k=draw.randrange(20, 60)))} for _ in range(200)]
+    rows = [{"text": paragraph} for paragraph in paragraphs(400)]
     content = "".join(f"{json.dumps(row)}\n" for row in rows)
     embedded.s3.put_object(Bucket=stage.data_bucket, Key=DOCUMENTS, Body=content.encode())
 
@@ -86,6 +87,12 @@ class Pipeline:
         record: dict[str, Any] = json.load(body)
         return record
 
+    def metrics(self, number: int, name: str) -> list[float]:
+        """One value's curve, step by step."""
+        place = self.run(number) / "metrics.jsonl"
+        lines = self._aws.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read().splitlines()
+        return [row[name] for row in map(json.loads, lines) if name in row]
+
     def artifact(self, number: int) -> S3Location:
         return S3Location.parse(self.record(self.run(number) / "artifact.json")["location"])
 
@@ -122,7 +129,7 @@ def test_four_runs_make_a_model_from_text_and_nothing_is_made_twice(
     assert tokens["inputs"] == {"corpus": corpus["fingerprint"], "tokenizer": tokenizer["fingerprint"]}
     model = first.run(3) / "model"
     vocabulary = first.record(model / "tokenizer.json")["model"]["vocab"]
-    assert {"river", "winter"} <= set(vocabulary)
+    assert {"the", "python"} <= set(vocabulary)
     assert first.record(model / "config.json")["vocab_size"] >= len(vocabulary)
     names = {
         item["Key"].rpartition("/")[2]
@@ -131,7 +138,14 @@ def test_four_runs_make_a_model_from_text_and_nothing_is_made_twice(
     assert "model.safetensors" in names
     receipt = read_receipt(embedded, first.run(3))
     assert receipt is not None
-    assert receipt.result["eval_perplexity"] > 1
+    # AND the run's curves in S3 show that the model has learned
+    losses = first.metrics(3, "loss")
+    perplexities = first.metrics(3, "eval_perplexity")
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] - 0.5
+    assert len(perplexities) == 6
+    assert perplexities[-1] < 0.85 * perplexities[0]
+    assert receipt.result["eval_perplexity"] == perplexities[-1]
 
     # WHEN its beginning is submitted again
     written = first.written(0)
