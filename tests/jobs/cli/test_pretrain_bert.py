@@ -41,7 +41,7 @@ SMALL = {
     "pretrain-bert.resources.nproc_per_node": 1,
 }
 
-_SECONDS = 300
+_SECONDS = 450
 """Four programs that load torch one after the other, where the machine does other things as well."""
 
 
