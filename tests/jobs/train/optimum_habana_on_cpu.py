@@ -1,6 +1,6 @@
 r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
 
-    python -m torch.distributed.run --standalone --nproc-per-node=2 --module \
+    python -m torch.distributed.run --nproc-per-node=2 --module \
         tests.jobs.train.optimum_habana_on_cpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.jobs.train.optimum_habana_on_cpu describe
 
