@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
@@ -56,6 +56,9 @@ def _table_locations(value: Any) -> Any:
 Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker("a table of examples")]
 """A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
 
+HubRepository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+"""org/name on the Hugging Face Hub, to push to."""
+
 Documents = Annotated[str, AfterValidator(documents_location), SourceMarker("documents")]
 """A table with a column of text, named as `Table` is, or a .txt file."""
 
@@ -86,6 +89,9 @@ class Arguments(Strict):
 
     FREE: ClassVar[frozenset[str]] = frozenset()
     """Fields that may be others when a run is resumed, since what it makes does not follow from them."""
+
+    HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "model"
+    """Of the Hugging Face Hub, which what it makes is pushed to."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
         """`(field, location, what it should be)` of each input that is set, in the order of the fields.
@@ -122,6 +128,11 @@ class Arguments(Strict):
     def decisive(self) -> dict[str, Any]:
         """What a run keeps when it is resumed: all but `FREE`."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
+
+    @property
+    def hub_repository(self) -> str | None:
+        """org/name on the Hugging Face Hub that what it makes goes to as well; None: nowhere."""
+        return None
 
     @property
     def resumes_on_other_ranks(self) -> bool:

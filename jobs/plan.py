@@ -16,7 +16,6 @@ from jobs.locations import DATA
 from jobs.moves import RESUMED_TAG
 from jobs.queue_choice import choose_queue
 from jobs.queues import MARKET, Capacity
-from jobs.recipe import Recipe
 from jobs.runs import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
@@ -356,7 +355,7 @@ def _check_run_budget(spec: JobSpec, row: InstanceType, capacity: Capacity, cont
 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
     """On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so."""
-    repository = arguments.push_to_hub if isinstance(arguments, Recipe) else None
+    repository = arguments.hub_repository
     if repository is not None and not stage.embedded and team not in stage.huggingface_teams:
         raise UsageError(
             f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.arguments import Arguments
+from jobs.arguments import Arguments, HubRepository
 from jobs.errors import UsageError
 
 
@@ -54,9 +54,13 @@ class Recipe(Arguments):
     """Ends the run, for good, where a line of metrics has a loss that is no number (NaN) or infinite."""
     seed: int = 42
     """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
-    push_to_hub: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+    push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
     HF_TOKEN."""
+
+    @property
+    def hub_repository(self) -> str | None:
+        return self.push_to_hub
 
     def check(self, *world_sizes: int) -> None:
         """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""

@@ -1,16 +1,19 @@
 """prepare-corpus: documents from tables and text files, as a corpus that is read fast."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Arguments, Documents
+from jobs.arguments import Arguments, Documents, HubRepository
 from jobs.job_kind import JobKind
 
 
 class PrepareCorpus(Arguments):
     """Gather documents into one corpus: shards of about equal size, with a part held out."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     data: list[Documents] = Field(min_length=1)
     """Where the documents are: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
@@ -30,6 +33,14 @@ class PrepareCorpus(Arguments):
     """Drop documents that equal an earlier one. Not for data whose rows are sentences, which would be torn apart."""
     max_remembered_documents: int = Field(default=100_000_000, ge=1)
     """Documents, at 8 bytes each, that later ones are compared with where drop_duplicates is set."""
+
+    push_to_hub: HubRepository | None = None
+    """org/name on the Hugging Face Hub that the corpus goes to as well, into a private data set repository, with the
+    team's HF_TOKEN."""
+
+    @property
+    def hub_repository(self) -> str | None:
+        return self.push_to_hub
 
     @model_validator(mode="after")
     def _columns_fit(self) -> Self:

@@ -1,15 +1,18 @@
 """tokenize: a corpus as packed token ids, which pre-training reads."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact, OfKind
+from jobs.arguments import Arguments, Artifact, HubRepository, OfKind
 from jobs.job_kind import JobKind
 
 
 class Tokenize(Arguments):
     """Turn a corpus into token ids, packed into sequences of one length."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
+    HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     corpus: Annotated[Artifact, OfKind("corpus")]
     """What prepare-corpus made: run://name, or the folder of it."""
@@ -19,6 +22,13 @@ class Tokenize(Arguments):
     """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
     encoder: Literal["auto", "tokenizers"] = "auto"
     """auto: nanotoken where its ids are those of Hugging Face's tokenizers, else tokenizers itself."""
+    push_to_hub: HubRepository | None = None
+    """org/name on the Hugging Face Hub that the packed tokens go to as well, into a private data set repository, with
+    the team's HF_TOKEN."""
+
+    @property
+    def hub_repository(self) -> str | None:
+        return self.push_to_hub
 
 
 KIND = JobKind(

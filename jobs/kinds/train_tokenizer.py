@@ -1,15 +1,17 @@
 """train-tokenizer: a WordPiece vocabulary, as BERT has it, learnt from a corpus."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact, OfKind
+from jobs.arguments import Arguments, Artifact, HubRepository, OfKind
 from jobs.job_kind import JobKind
 
 
 class TrainTokenizer(Arguments):
     """Learn a WordPiece vocabulary from a sample of a corpus."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
 
     corpus: Annotated[Artifact, OfKind("corpus")]
     """What prepare-corpus made: run://name, or the folder of it."""
@@ -25,6 +27,13 @@ class TrainTokenizer(Arguments):
     """Tokens that the model to come can take, which the tokenizer tells whoever uses it."""
     seed: int = 42
     """Draws the sample."""
+    push_to_hub: HubRepository | None = None
+    """org/name on the Hugging Face Hub that the tokenizer goes to as well, into a private model repository, with the
+    team's HF_TOKEN."""
+
+    @property
+    def hub_repository(self) -> str | None:
+        return self.push_to_hub
 
 
 KIND = JobKind(

@@ -23,6 +23,7 @@ from jobs.train.artifacts import Builder
 from jobs.train.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
 from jobs.train.document_pieces import At, Broken, Read, split
 from jobs.train.documents import Input
+from jobs.train.hub_push import push_artifact
 from jobs.train.job_metrics import JobMetrics
 from jobs.train.rank import Rank, run
 from jobs.train.seen_documents import SeenDocuments
@@ -59,7 +60,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
         )
         for number, location in enumerate(arguments.data)
     ]
-    options = arguments.model_dump(exclude={"data"})
+    options = arguments.model_dump(exclude={"data", *arguments.FREE})
     builder = Builder(
         s3,
         rank.run,
@@ -69,9 +70,11 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
         # A list, as the order of the inputs is that of the documents.
         inputs={"data": [source.identity() for source in inputs]},
     )
-    if builder.existing():
-        return
-    _Preparation(rank, arguments, inputs, builder, s3).make()
+    if not builder.existing():
+        _Preparation(rank, arguments, inputs, builder, s3).make()
+    push_artifact(
+        builder.location, kind=corpus_files.KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch
+    )
 
 
 class _Preparation:

@@ -23,6 +23,7 @@ from jobs.train.artifact_files import each_file
 from jobs.train.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.corpus_packing import CorpusPacking
 from jobs.train.encoders import load
+from jobs.train.hub_push import push_artifact
 from jobs.train.job_metrics import JobMetrics
 from jobs.train.packed_tokens import Index, PackedFile
 from jobs.train.rank import Rank, run
@@ -57,9 +58,11 @@ def tokenize(rank: Rank, arguments: Tokenize) -> None:
         options={"sequence_length": arguments.sequence_length},
         inputs={"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.manifest.fingerprint},
     )
-    if builder.existing():
-        return
-    _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
+    if not builder.existing():
+        _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
+    push_artifact(
+        builder.location, kind=packed_tokens.KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch
+    )
 
 
 class _Tokenization:

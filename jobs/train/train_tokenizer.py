@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import UsageError
 from jobs.kinds.train_tokenizer import TrainTokenizer
@@ -20,9 +20,13 @@ from jobs.train import s3 as object_store
 from jobs.train.artifact_files import each_file
 from jobs.train.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.encoders import HuggingFace
+from jobs.train.hub_push import push_artifact
 from jobs.train.job_metrics import JobMetrics
 from jobs.train.rank import Rank, run
 from jobs.train.vocabulary import SPECIAL, learn
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 log = logging.getLogger("trainyard")
 
@@ -51,11 +55,15 @@ def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
         rank.run,
         kind=KIND,
         version=VERSION,
-        options=arguments.model_dump(exclude={"corpus"}),
+        options=arguments.model_dump(exclude={"corpus", *arguments.FREE}),
         inputs={"corpus": corpus.manifest.fingerprint},
     )
-    if builder.existing():
-        return
+    if not builder.existing():
+        _make(rank, arguments, corpus, builder, s3)
+    push_artifact(builder.location, kind=KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch)
+
+
+def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: Builder, s3: "S3Client") -> None:
     metrics = JobMetrics(rank, s3)
     started = time.monotonic()
     sample = _drawn(rank, arguments, corpus, metrics)

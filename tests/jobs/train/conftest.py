@@ -18,6 +18,7 @@ from jobs.train.odd_texts import ODD_TEXTS
 from tests.conftest import EmbeddedAws
 from tests.jobs.train import image_environment, s3_server
 from tests.jobs.train.corpora import Workshop, paragraphs, put_jsonl
+from tests.jobs.train.hub_server import Hub, running_hub
 from tests.jobs.train.launching import NewRun, Run, environment_of
 from tests.jobs.train.places import BUCKET, Place
 from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
@@ -147,6 +148,12 @@ def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) 
         for process in run.processes():
             process.kill()
         run.wait_until_gone()
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub() as hub:
+        yield hub
 
 
 @pytest.fixture

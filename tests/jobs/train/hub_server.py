@@ -1,7 +1,13 @@
-"""A Hugging Face Hub that takes models: the few endpoints that huggingface_hub pushes to, over real HTTP."""
+"""A Hugging Face Hub that takes models and data sets: the few endpoints that huggingface_hub pushes to, over real HTTP.
+
+Large and binary files go the way that they go on the hub: asked for by the LFS batch API, put by themselves, verified,
+and named in the commit by their hash.
+"""
 
 import base64
+import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,15 +17,25 @@ from typing import Any
 
 TOKEN = "hf_ofTheTeam"
 
+LARGE_BYTES = 20_000
+"""Of text, from which on it goes by LFS; the hub's own limit is 10 MB."""
+
+_PATH = re.compile(r"(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)/(?P<action>preupload|commit)/main")
+_LFS = re.compile(r"/(?P<data_sets>datasets/)?(?P<name>[^/]+/[^/]+)\.git/info/lfs/objects/(?P<action>batch|verify)")
+
 
 @dataclass
 class Hub:
-    """What was pushed, and how it answers."""
+    """What was pushed, and how it answers. Data sets are called `datasets/org/name`, as in their addresses."""
 
     url: str = ""
     private: dict[str, bool] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    by_lfs: dict[str, set[str]] = field(default_factory=dict)
+    """Of a repository's files, those that went by LFS."""
     commits: list[str] = field(default_factory=list)
+    _objects: dict[str, bytes] = field(default_factory=dict)
+    """Put, and named by no commit perhaps: content by its sha256."""
     refuses_commits: bool = False
 
 
@@ -39,24 +55,64 @@ def running_hub() -> Iterator[Hub]:
                 return 401, {"error": "Invalid username or password."}
             if path == "/api/repos/create":
                 asked = json.loads(body)
-                name = f"{asked['organization']}/{asked['name']}"
+                name = _address(asked.get("type") or "model", f"{asked['organization']}/{asked['name']}")
                 if name in hub.private:
-                    return 409, {"error": "You already created this model repo", "url": f"{hub.url}/{name}"}
+                    return 409, {"error": "You already created this repo", "url": f"{hub.url}/{name}"}
                 hub.private[name] = asked["private"]
                 return 200, {"url": f"{hub.url}/{name}"}
-            organization, name, action = path.removeprefix("/api/models/").split("/")[:3]
-            if action == "preupload":
-                paths = [file["path"] for file in json.loads(body)["files"]]
-                modes = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+            if lfs := _LFS.fullmatch(path):
+                if f"{lfs['data_sets'] or ''}{lfs['name']}" not in hub.private:
+                    return 404, {"error": "Repository not found"}
+                return self._lfs(lfs["action"], json.loads(body))
+            asked_for = _PATH.fullmatch(path.removeprefix("/api/"))
+            assert asked_for, path
+            name = _address(asked_for["type"], asked_for["name"])
+            if name not in hub.private:
+                return 404, {"error": "Repository not found"}
+            if asked_for["action"] == "preupload":
+                modes = [
+                    {"path": file["path"], "uploadMode": _upload_mode(file), "shouldIgnore": False}
+                    for file in json.loads(body)["files"]
+                ]
                 return 200, {"files": modes}
             if hub.refuses_commits:
                 return 500, {"error": "out of order"}
-            header, *operations = [json.loads(line) for line in body.splitlines()]
+            self._commit(name, [json.loads(line) for line in body.splitlines()])
+            return 200, {"commitUrl": f"{hub.url}/{name}/commit/0", "commitOid": "0"}
+
+        def _lfs(self, action: str, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+            if action == "verify":
+                there = len(hub._objects.get(asked["oid"], b"")) == asked["size"]
+                return (200, {}) if there else (422, {"error": "not what was put"})
+            place = self.path.removesuffix("/batch")
+            objects: list[dict[str, Any]] = []
+            for item in asked["objects"]:
+                actions = {
+                    "upload": {"href": f"{hub.url}/lfs/{item['oid']}"},
+                    "verify": {"href": f"{hub.url}{place}/verify"},
+                }
+                objects.append(item if item["oid"] in hub._objects else {**item, "actions": actions})
+            return 200, {"transfer": "basic", "objects": objects}
+
+        def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:
+            header, *operations = lines
+            files: dict[str, bytes] = {}
+            hub.by_lfs[name] = {line["value"]["path"] for line in operations if line["key"] == "lfsFile"}
+            for line in operations:
+                value = line["value"]
+                by_lfs = line["key"] == "lfsFile"
+                files[value["path"]] = hub._objects[value["oid"]] if by_lfs else base64.b64decode(value["content"])
             hub.commits.append(header["value"]["summary"])
-            hub.files[f"{organization}/{name}"] = {
-                operation["value"]["path"]: base64.b64decode(operation["value"]["content"]) for operation in operations
-            }
-            return 200, {"commitUrl": f"{hub.url}/{organization}/{name}/commit/0", "commitOid": "0"}
+            hub.files[name] = files
+
+        def do_PUT(self) -> None:
+            """Where the LFS batch API sent it to: signed addresses, which take no token."""
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            oid = self.path.removeprefix("/lfs/")
+            assert self.headers.get("Authorization") is None, "the token went to the storage"
+            assert hashlib.sha256(content).hexdigest() == oid
+            hub._objects[oid] = content
+            self._answer(200, {})
 
         def do_GET(self) -> None:
             self._answer(404, {"error": "Repository not found"})
@@ -81,3 +137,12 @@ def running_hub() -> Iterator[Hub]:
         yield hub
         server.shutdown()
         thread.join()
+
+
+def _address(repository_type: str, name: str) -> str:
+    return name if repository_type == "model" else f"{repository_type}s/{name}"
+
+
+def _upload_mode(file: dict[str, Any]) -> str:
+    """As the hub decides it: by size, and by what the first bytes are."""
+    return "lfs" if file["size"] >= LARGE_BYTES or b"\0" in base64.b64decode(file["sample"]) else "regular"

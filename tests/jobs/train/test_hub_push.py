@@ -1,7 +1,6 @@
 """A finished model on its way to the Hugging Face Hub: refused before training, or pushed once safe on S3."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,14 @@ import psutil
 import pytest
 
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train import hub_push
-from tests.jobs.train.hub_server import TOKEN, Hub, running_hub
+from jobs.runs import S3Location
+from jobs.train import hub_card
+from tests.jobs.train.hub_server import TOKEN, Hub
 from tests.jobs.train.launching import Run
 
 REPOSITORY = "acme/reviews"
-
-
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    with running_hub() as hub:
-        yield hub
+COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
+IMAGE = "trainyard/cpu:1.21.0-0123456789ab"
 
 
 @pytest.mark.every_release
@@ -27,7 +23,13 @@ def test_the_model_is_pushed_with_a_card_and_without_the_token_in_sight(
     run: Run, recipe: tuple[str, ...], hub: Hub
 ) -> None:
     launched = run.start(
-        *recipe, "--epochs=2", f"--push-to-hub={REPOSITORY}", HF_TOKEN=TOKEN, HF_ENDPOINT=hub.url, nproc=2
+        *recipe,
+        "--epochs=2",
+        f"--push-to-hub={REPOSITORY}",
+        HF_TOKEN=TOKEN,
+        HF_ENDPOINT=hub.url,
+        nproc=2,
+        TRAINYARD_IMAGE=IMAGE,
     )
     launched.wait_for_line("[progress] 0/24")
     assert hub.private == {REPOSITORY: True}, "made before anything is trained"
@@ -39,6 +41,8 @@ def test_the_model_is_pushed_with_a_card_and_without_the_token_in_sight(
     assert hub.commits == [f"Run {run.receipt().run_id}"]
     on_s3 = {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
     assert hub.files[REPOSITORY] == on_s3
+    assert "model.safetensors" in hub.by_lfs[REPOSITORY]
+    assert not {"README.md", "config.json"} & hub.by_lfs[REPOSITORY]
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= on_s3.keys()
     card = on_s3["README.md"].decode()
     assert card.startswith('---\nlibrary_name: "transformers"\ntags: ["trainyard"]\n---\n')
@@ -48,6 +52,8 @@ def test_the_model_is_pushed_with_a_card_and_without_the_token_in_sight(
         "| learning_rate | 0.003 |",
         "| ranks | 2 |",
         "| accelerator | cpu |",
+        f"| image | {IMAGE} |",
+        f"| run | {run.location} |",
     ):
         assert row in card
     assert f"`{run.receipt().run_id}`" in card
@@ -94,13 +100,23 @@ def test_what_cannot_be_pushed_is_refused_before_it_is_trained(
     assert not run.keys()
 
 
-def test_the_card_names_what_the_hub_has() -> None:
+def test_the_card_names_what_the_hub_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = FinetuneClassification(
         model="hf://google-bert/bert-base-uncased",
         train_data=["hf://acme/films?config=en", "hf://acme/films?config=de"],
         push_to_hub=REPOSITORY,
     )
-    card = hub_push.card("films-1", recipe, {"eval_accuracy": 0.91234567}, {"ranks": 8})
+    # The cache as a download of the model leaves it.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cached = tmp_path / "models--google-bert--bert-base-uncased"
+    snapshot = cached / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    card = hub_card.model_card(
+        S3Location.parse("s3://runs/research/films-1/"), recipe, {"eval_accuracy": 0.91234567}, {"ranks": 8}
+    )
     _, metadata, text = card.split("---\n", 2)
     values = {line.partition(": ")[0]: json.loads(line.partition(": ")[2]) for line in metadata.splitlines()}
     assert values == {
@@ -111,6 +127,9 @@ def test_the_card_names_what_the_hub_has() -> None:
     }
     assert text.startswith(f"\n# {REPOSITORY}\n\nFine-tune a pretrained encoder")
     assert "| eval_accuracy | 0.912346 |" in text
+    assert f"| model's commit | {COMMIT} |" in text
+    assert "| run | s3://runs/research/films-1/ |" in text
+    assert "| image |" not in text, "there is none on a laptop"
     assert "| train_data.1 | hf://acme/films?config=de |" in text
 
 
