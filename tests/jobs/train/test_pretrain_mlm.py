@@ -15,6 +15,7 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
 from jobs.train.packed_tokens import PackedTokens
 from jobs.train.pretrain_mlm import fetch_inputs, new_model
+from tests.jobs.train.hub_server import TOKEN, Hub
 from tests.jobs.train.launching import Run
 from tests.jobs.train.packing import publish
 
@@ -31,7 +32,7 @@ CPU = Accelerator(name="cpu", devices=0, reason="a test")
 @pytest.mark.every_release
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
-    nproc: int, run: Run, pretraining: tuple[str, ...], packed: Path, tmp_path: Path
+    nproc: int, run: Run, pretraining: tuple[str, ...], packed: Path, *, hub: Hub, tmp_path: Path
 ) -> None:
     launched = run.attempt(*pretraining, kind=KIND, nproc=nproc)
 
@@ -52,12 +53,16 @@ def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
     # A second attempt, after one that was cut off in its last upload.
     weights = run.read(MODEL)
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    second = run.attempt(*pretraining, kind=KIND, nproc=nproc, attempt=2)
+    push = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    second = run.attempt(*pretraining, "--push-to-hub=acme/bert", kind=KIND, nproc=nproc, attempt=2, **push)
 
     assert "start: resumed from checkpoint step-32\n" in second.lines
     assert run.read(MODEL) == weights, "the resumed run went another way"
     for name in ("step", "loss", "eval_loss"):
         assert [line.get(name) for line in run.metrics()] == [line.get(name) for line in lines]
+    assert hub.files["acme/bert"] == {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
+    assert "model.safetensors" in hub.by_lfs["acme/bert"]
+    assert f"| data | {pretraining[0].removeprefix('--data=')} |" in hub.files["acme/bert"]["README.md"].decode()
 
 
 def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:

@@ -68,6 +68,7 @@ def test_receipts_metrics_logs_and_the_hub_tell_what_was_made(
         artifact.download()  # which verifies each file
         assert pushed.keys() == {*artifact.manifest.files, "manifest.json", "README.md"}
         assert hub.by_lfs[name] <= artifact.manifest.files.keys()
+        assert "push_to_hub" not in artifact.manifest.options, "it would be another artifact"
         card = pushed["README.md"].decode()
         for row in (
             f"| fingerprint | {pointer.fingerprint} |",
@@ -103,7 +104,7 @@ def test_an_artifact_whose_push_fails_is_kept_and_pushed_by_a_run_that_finds_it(
     assert second.receipt().state == "succeeded"
 
     hub.refuses_commits = False
-    again = third.attempt(*flags, "--push-to-hub=acme/texts", kind="prepare-corpus", **push)
+    again = third.attempt(*flags, "--push-to-hub=acme/copy", kind="prepare-corpus", **push)
     assert f"corpus exists: {pointer.location}\n" in again.lines, "where it is pushed to is no part of what it is"
     assert hub.commits == [f"Run {third.receipt().run_id}"]
-    assert f"| run | {second.location} |" in hub.files["datasets/acme/texts"]["README.md"].decode(), "which made it"
+    assert f"| run | {second.location} |" in hub.files["datasets/acme/copy"]["README.md"].decode(), "which made it"
