@@ -109,7 +109,7 @@ def push_artifact(
     if repository is None:
         return
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     try:
         disable_progress_bars()  # the log is read by lines

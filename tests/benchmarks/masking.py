@@ -102,7 +102,7 @@ def _memory_map(folder: Path, ids: "np.typing.NDArray[np.int64]", *, batches: in
 
 def _arrow(folder: Path, ids: "np.typing.NDArray[np.int64]") -> Callable[[list[int]], Any]:
     """What makes a batch of the sequences of some rows."""
-    columns = {
+    columns: dict[str, np.ndarray[Any, Any]] = {
         "input_ids": ids.astype(np.int32),
         "attention_mask": np.ones_like(ids, dtype=np.int8),
         "special_tokens_mask": (ids < len(SPECIAL)).astype(np.int8),

@@ -66,7 +66,7 @@ class SourceTree:
         return {**kept, "PYTHONPATH": str(self.root), "AWS_EC2_METADATA_DISABLED": "true", **(more or {})}
 
     def images(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 800
+        self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 1500
     ) -> subprocess.CompletedProcess[str]:
         """Runs `trainyard images ARGUMENTS…` of this tree to its end."""
         return subprocess.run(

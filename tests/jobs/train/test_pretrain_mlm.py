@@ -53,7 +53,7 @@ def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
     # A second attempt, after one that was cut off in its last upload.
     weights = run.read(MODEL)
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    push = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
     second = run.attempt(*pretraining, "--push-to-hub=acme/bert", kind=KIND, nproc=nproc, attempt=2, **push)
 
     assert "start: resumed from checkpoint step-32\n" in second.lines

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.artifact import Pointer
 from jobs.runs import Progress
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def test_receipts_metrics_logs_and_the_hub_tell_what_was_made(
     new_run: NewRun, hub: Hub, s3: "S3Client", tmp_path: Path
 ) -> None:
-    to_hub = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    to_hub: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
     data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(200))
     prepare, train, tokenize = new_run(), new_run(), new_run()
     prepare.attempt(
@@ -87,7 +87,7 @@ def test_an_artifact_whose_push_fails_is_kept_and_pushed_by_a_run_that_finds_it(
 ) -> None:
     data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(50))
     flags = (f"--data={json.dumps([str(data)])}", "--held-out-fraction=0.2")
-    push = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
     first, second, third = new_run(), new_run(), new_run()
 
     launched = first.start(*flags, "--push-to-hub=acme/texts", kind="prepare-corpus", HF_ENDPOINT=hub.url)
