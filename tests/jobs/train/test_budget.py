@@ -62,7 +62,8 @@ def test_two_nodes_save_and_stop_before_they_pass_a_budget_and_do_not_start_agai
     assert receipt.state == "failed"
     [attempt] = receipt.attempts
     assert (attempt.reason, attempt.capacity, attempt.nnodes) == (said, "on-demand", 2)
-    assert run.complete_checkpoints() == [attempt.last_step]
+    # A checkpoint of its rhythm may have come before the ranks were held.
+    assert max(run.complete_checkpoints()) == attempt.last_step
     assert f"{stopped}: saving step {attempt.last_step}\n" in nodes[0].lines
     assert receipt.instance_hours * 3600 == pytest.approx(
         2 * receipt.duration_seconds + attempt.waited_instance_seconds, abs=0.1
