@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-SAMPLE_BYTES = 1 << 20
+SAMPLE_BYTES = 1 << 19
 """Of the corpus, on which a fast encoder is held against `tokenizers` before anything that it made is used."""
 
 CHECKED_BYTES = 1 << 16

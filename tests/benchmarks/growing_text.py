@@ -19,8 +19,8 @@ from jobs.train import corpus_files
 from jobs.train.corpus_files import END
 
 PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
-SHARD_BYTES = 16 << 20
-"""Smaller than the job's own default, so that a corpus of this size has several."""
+SHARD_BYTES = 64 << 20
+"""Half the job's own default, so that a corpus of this size has several."""
 
 
 def texts_of(path: Path) -> Iterator[str]:
