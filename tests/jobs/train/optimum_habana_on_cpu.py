@@ -6,7 +6,8 @@ r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optim
 
 The first is the entrypoint itself with an accelerator that changes what a CPU forces it to; the second prints, as JSON,
 what the HPU branch passes and what optimum-habana makes of it. Two things of Habana's are stood in for, because no
-registry has them: the version of habana-torch-plugin, and the memory of a card.
+registry has them: the version of habana-torch-plugin, and the memory of a card. To describe what is passed for
+DeepSpeed, an empty module takes its place: where arguments are made, nothing is asked of it but that it is found.
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import types
+from pathlib import Path
 from typing import Any
 
 from jobs.kinds.finetune_classification import FinetuneClassification
@@ -27,6 +30,9 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.rank import run
 
 PACKAGES = ("optimum-habana", "transformers", "accelerate")
+
+BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+"""Given beside the configuration of DeepSpeed, which leaves it to them."""
 
 
 class HpuOnCpu(Accelerator):
@@ -67,6 +73,15 @@ def stand_in_for_habana() -> None:
     import optimum.habana.transformers.trainer as gaudi
 
     gaudi.get_hpu_memory_stats = lambda _device=None: {}
+
+
+def stand_in_for_deepspeed(folder: Path) -> None:
+    """Has it found in `folder`, by whoever asks before transformers is imported."""
+    (folder / "deepspeed.py").touch()
+    described = folder / "deepspeed-0.16.1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.16.1\n")
+    sys.path.append(str(folder))
 
 
 def synchronise_ranks() -> None:
@@ -125,10 +140,18 @@ def describe() -> dict[str, Any]:
         _setup_devices = torch.device("cpu")
         distributed_state = None
 
+    class OnHpu(OnAnyDevice):
+        """DeepSpeed is refused elsewhere."""
+
+        _setup_devices = torch.device("hpu")
+
     hpu = Accelerator(name="hpu", devices=8, reason="described")
     known = {field.name: field.default for field in dataclasses.fields(habana.GaudiTrainingArguments) if field.init}
     arguments = hpu.training_arguments()
     checked = OnAnyDevice(output_dir="unused", **{name: arguments[name] for name in arguments if name in known})
+    zero = hpu.zero_arguments(1)
+    sharded = OnHpu(output_dir="unused", **arguments, **BATCH, **zero)
+    sharded.hf_deepspeed_config.trainer_config_finalize(sharded, model=None, num_training_steps=1000)
     real_config, habana.GaudiConfig = habana.GaudiConfig, RecordingConfig
     trainer_arguments = hpu.trainer_arguments()
     config = vars(trainer_arguments["gaudi_config"])
@@ -141,6 +164,13 @@ def describe() -> dict[str, Any]:
         "arguments_known": sorted(known),
         "arguments_default": {name: known[name] for name in arguments if name in known},
         "arguments_kept": {name: getattr(checked, name) for name in arguments if name in known},
+        "zero_arguments": sorted(zero),
+        "zero_config": sharded.hf_deepspeed_config.config,
+        "zero_kept": {
+            "stage": sharded.deepspeed_plugin.zero_stage,
+            "dtype": str(sharded.hf_deepspeed_config.dtype()),
+            "max_grad_norm": sharded.max_grad_norm,
+        },
         "model_arguments": hpu.model_arguments(),
         "attention_default": known.get("attn_implementation"),
         "trainer_arguments": sorted(trainer_arguments),
@@ -152,10 +182,13 @@ def describe() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    stand_in_for_habana()
     if sys.argv[1:] == ["describe"]:
-        print(json.dumps(describe()))
+        with tempfile.TemporaryDirectory() as name:
+            stand_in_for_deepspeed(Path(name))
+            stand_in_for_habana()
+            print(json.dumps(describe()))
     else:
+        stand_in_for_habana()
         synchronise_ranks()
         hpu = HpuOnCpu(name="hpu", devices=0, reason="a test")
         kind = sys.argv.pop(1)
