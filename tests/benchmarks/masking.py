@@ -26,7 +26,7 @@ from datasets import Dataset, load_from_disk
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
 from jobs.train.masked_tokens import Masking, TrainingOrder
-from jobs.train.packed_tokens import INDEX, Index, PackedTokens, pack
+from jobs.train.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, PackedTokens, pack
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 """Their ids are their places."""
@@ -45,12 +45,12 @@ def main() -> None:
     ids = np.random.default_rng(0).integers(len(SPECIAL), VOCABULARY, (options.sequences, options.length))
     ids[:, 0], ids[:, -1] = SPECIAL.index("cls"), SPECIAL.index("sep")
     with tempfile.TemporaryDirectory() as name:
-        mapped = _memory_map(Path(name) / "packed", ids, batches=ROUND * (options.repeat + 1), batch=options.batch)
-        arrow = _arrow(Path(name) / "arrow", ids)
+        mapped = _masked(memory_map(Path(name) / "packed", ids), length=ROUND * (options.repeat + 1) * options.batch)
+        table, collate = arrow_table(Path(name) / "arrow", ids)
         rows = np.random.default_rng(1).permutation(options.sequences)
 
         def arrow_batch(numbers: Sequence[int]) -> Any:
-            return arrow(rows[np.asarray(numbers) % len(rows)].tolist())
+            return collate(table.__getitems__(rows[np.asarray(numbers) % len(rows)].tolist()))
 
         sides: dict[str, Callable[[Sequence[int]], Any]] = {"Arrow": arrow_batch, "memory map": mapped.__getitems__}
         seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
@@ -71,49 +71,65 @@ def main() -> None:
     print(f"{'speed-up':<10} x{clock:.1f}  CPU x{cpu:.1f}")
 
 
-def _memory_map(folder: Path, ids: "np.typing.NDArray[np.int64]", *, batches: int, batch: int) -> TrainingOrder:
+def memory_map(
+    folder: Path, ids: "np.typing.NDArray[np.int64]", *, held_out: "np.typing.NDArray[np.int64] | None" = None
+) -> Path:
+    """Packed tokens of those sequences; their tokenizer has a word for each id."""
     folder.mkdir()
-    special_ids = {name: number for number, name in enumerate(SPECIAL)}
-    length = ids.shape[1]
-    packed = pack(
-        [ids.reshape(-1).astype(np.uint32)],
-        folder / "train-00000.npy",
-        sequence_length=length,
-        vocabulary_size=VOCABULARY,
-        pad_id=special_ids["pad"],
-    )
+
+    def packed(name: str, rows: "np.typing.NDArray[np.int64]") -> PackedFile:
+        return pack(
+            [rows.reshape(-1).astype(np.uint32)],
+            folder / name,
+            sequence_length=rows.shape[1],
+            vocabulary_size=VOCABULARY,
+            pad_id=SPECIAL.index("pad"),
+        )
+
     index = Index(
-        sequence_length=length,
+        sequence_length=ids.shape[1],
         vocabulary_size=VOCABULARY,
-        special_ids=special_ids,
-        files={"train": [packed], "held-out": []},
+        special_ids={name: number for number, name in enumerate(SPECIAL)},
+        files={
+            "train": [packed("train-00000.npy", ids)],
+            "held-out": [] if held_out is None else [packed("held-out-00000.npy", held_out)],
+        },
     )
     (folder / INDEX).write_text(index.model_dump_json())
-    masking = Masking(
-        fraction=0.15,
-        vocabulary_size=VOCABULARY,
-        mask_id=special_ids["mask"],
-        pad_id=special_ids["pad"],
-        special_ids=sorted(special_ids.values()),
-        seed=0,
-    )
-    return TrainingOrder(PackedTokens(folder, "train"), masking, length=batches * batch)
+    _tokenizer(folder / TOKENIZER).save_pretrained(folder / TOKENIZER)
+    return folder
 
 
-def _arrow(folder: Path, ids: "np.typing.NDArray[np.int64]") -> Callable[[list[int]], Any]:
-    """What makes a batch of the sequences of some rows."""
-    columns: dict[str, np.ndarray[Any, Any]] = {
-        "input_ids": ids.astype(np.int32),
-        "attention_mask": np.ones_like(ids, dtype=np.int8),
-        "special_tokens_mask": (ids < len(SPECIAL)).astype(np.int8),
-    }
-    Dataset.from_dict({name: list(values) for name, values in columns.items()}).save_to_disk(folder)
-    table = load_from_disk(folder)
+def arrow_table(folder: Path, ids: "np.typing.NDArray[np.int64] | None" = None) -> tuple[Any, Any]:
+    """A table as the tutorials make it, of `ids` or as it was saved, and the collator that they give it to."""
+    if ids is not None:
+        columns: dict[str, np.ndarray[Any, Any]] = {
+            "input_ids": ids.astype(np.int32),
+            "attention_mask": np.ones_like(ids, dtype=np.int8),
+            "special_tokens_mask": (ids < len(SPECIAL)).astype(np.int8),
+        }
+        Dataset.from_dict({name: list(values) for name, values in columns.items()}).save_to_disk(folder)
+    return load_from_disk(folder), DataCollatorForLanguageModeling(_tokenizer(folder), mlm_probability=0.15)
+
+
+def _tokenizer(folder: Path) -> BertTokenizerFast:
+    folder.mkdir(exist_ok=True)
     vocabulary = folder / "vocab.txt"
     words = [f"[{name.upper()}]" for name in SPECIAL]
     vocabulary.write_text("\n".join([*words, *(f"word{number}" for number in range(VOCABULARY - len(words)))]))
-    collate = DataCollatorForLanguageModeling(BertTokenizerFast(vocab_file=str(vocabulary)), mlm_probability=0.15)
-    return lambda rows: collate(table.__getitems__(rows))
+    return BertTokenizerFast(vocab_file=str(vocabulary))
+
+
+def _masked(folder: Path, *, length: int) -> TrainingOrder:
+    masking = Masking(
+        fraction=0.15,
+        vocabulary_size=VOCABULARY,
+        mask_id=SPECIAL.index("mask"),
+        pad_id=SPECIAL.index("pad"),
+        special_ids=range(len(SPECIAL)),
+        seed=0,
+    )
+    return TrainingOrder(PackedTokens(folder, "train"), masking, length=length)
 
 
 if __name__ == "__main__":

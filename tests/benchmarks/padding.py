@@ -11,6 +11,7 @@ padding out, so it is the same model, in a fraction of the time; by how much log
 """
 
 import argparse
+import sys
 import tempfile
 import time
 import zipfile
@@ -144,6 +145,7 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
             batches = list(_batches(train, seed=seed))
             _train(learner, optimizer, batches, steps=len(batches))
             accuracies[way].append(_accuracy(learner, data))
+            print(f"  seed {seed}, {way}: {accuracies[way][-1]:.3f}", file=sys.stderr, flush=True)
     majority = max(np.bincount(parts["eval"].labels)) / len(parts["eval"])
     for way, values in accuracies.items():
         each = ", ".join(f"{value:.3f}" for value in values)
