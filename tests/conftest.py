@@ -109,6 +109,7 @@ def run_embedded_aws(
             env={
                 **os.environ,
                 "TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS),
+                "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": "1",
                 **{name: str(value) for name, value in environment.items()},
             },
         )

@@ -101,7 +101,7 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     run = storage.find_run(aws, stage, text)
     job = job_of(aws, stage, run.run_id)
     found = findings(aws, stage, job) if is_waiting(job) else []
-    ended_by = _ended_by(job, storage.read_receipt(aws, run.location))
+    ended_by = _ended_by(job, storage.read_receipt(aws, run.location)) or (job.reason if job.state == "FAILED" else "")
     if output == "json":
         answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
         tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
@@ -109,6 +109,8 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     console = tables.stderr()
     if ended_by:
         console.print(f"{job.run_id} has ended: {ended_by}")
+        if job.timed_out:
+            console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS")
         return
     if not found:
         console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
@@ -120,10 +122,14 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
 
 def _ended_by(job: Job, receipt: Receipt | None) -> str:
-    """What the job's last attempt itself said of its end, of which Batch knows only the exit code."""
+    """What the job's last attempt itself said of its end, of which Batch knows only the exit code.
+
+    Of a timeout it is Batch that knows: the attempt got no more than a SIGTERM.
+    """
     last = receipt.attempts[-1] if receipt else None
     ours = job.state == "FAILED" and last is not None and last.job_id == job.id
-    return (last.reason or "") if ours and last is not None else ""
+    said = (last.reason or "") if ours and last is not None else ""
+    return "; ".join(filter(None, ("its timeout_hours were over" if job.timed_out else "", said)))
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:
@@ -201,7 +207,10 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:
-        tables.show(tables.receipt_table(found, location=str(run.location)), on=tables.stdout())
+        jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
+        ended_by = _ended_by(jobs[-1], found) if jobs else found.attempts[-1].reason
+        table = tables.receipt_table(found, location=str(run.location), ended_by=ended_by or "")
+        tables.show(table, on=tables.stdout())
 
 
 def parse_since(text: str) -> datetime:

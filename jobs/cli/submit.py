@@ -220,9 +220,10 @@ def raise_failure(job: Job, *, cause: Job | None = None) -> None:
     reason = (last.reason if last else "") or job.reason
     # What another start alone may finish; whose own fault it was should read the log.
     interrupted = job.timed_out or is_reclaim(reason, last.exit_code if last else None)
+    longer = " --timeout-hours HOURS" if job.timed_out else ""
     raise kind(
         f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {reason}{exit_code}",
-        next_step=f"trainyard {'resume' if interrupted else 'logs'} {job.run_id}",
+        next_step=f"trainyard {'resume' if interrupted else 'logs'} {job.run_id}{longer}",
     )
 
 

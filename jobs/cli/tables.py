@@ -237,7 +237,7 @@ def findings_table(findings: "Iterable[Finding]") -> Table:
     return table
 
 
-def receipt_table(receipt: Receipt, *, location: str) -> Table:
+def receipt_table(receipt: Receipt, *, location: str, ended_by: str = "") -> Table:
     """What a run took and brought; its cost is an estimate and says so."""
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
@@ -247,6 +247,7 @@ def receipt_table(receipt: Receipt, *, location: str) -> Table:
         [
             ("run", receipt.run_id),
             ("state", receipt.state),
+            ("ended by", ended_by),
             *result_rows(receipt.result),
             ("attempts", str(len(receipt.attempts))),
             ("duration", duration(receipt.duration_seconds)),

@@ -16,10 +16,9 @@ from jobs.logs import LogReader
 from jobs.plan import Plan
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
-from tests.conftest import EmbeddedAws
 from tests.infra.functions.waiting import wait_until
 from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import RunCommand, create_plain_queue, environment_of, planned_to_run, wait_for
+from tests.jobs.submitting import RunCommand, create_plain_queue, planned_to_run, wait_for
 
 DELAYS_SECONDS = (0.05, 0.05, 0.05)
 
@@ -277,33 +276,26 @@ def test_runs_are_listed_newest_first_by_time_and_team(
     assert batch.list_jobs(embedded, stage, since=datetime.now(timezone.utc) + timedelta(minutes=1)) == []
 
 
-def test_a_job_that_ran_out_of_its_time_is_told_from_one_that_failed(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stage: DeployedStage
-) -> None:
-    # Batch takes no timeout under a minute; a server of the test's own is told to.
-    monkeypatch.setenv("TRAINYARD_MINIMUM_TIMEOUT_SECONDS", "1")
-    own: EmbeddedAws = request.getfixturevalue("fresh_aws")
-    for name, value in environment_of(own.endpoint).items():
-        monkeypatch.setenv(name, value)
-    aws = Aws()
+def test_a_job_that_ran_out_of_its_time_is_told_from_one_that_failed(embedded: Aws, stage: DeployedStage) -> None:
     container: Any = {
         "image": "any",
         "command": ["sleep", "60"],
         "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
     }
-    submitted = aws.batch.submit_job(
+    submitted = embedded.batch.submit_job(
         jobName="slow-20260131-120000-beef",
-        jobQueue=create_plain_queue(aws),
-        jobDefinition=aws.batch.register_job_definition(
+        jobQueue=create_plain_queue(embedded),
+        jobDefinition=embedded.batch.register_job_definition(
             jobDefinitionName="slow", type="container", containerProperties=container
         )["jobDefinitionArn"],
         timeout={"attemptDurationSeconds": 1},
     )
-    job = wait_for(aws, stage, submitted["jobId"])
+    job = wait_for(embedded, stage, submitted["jobId"])
     assert job.timed_out
     with pytest.raises(TimedOutError, match="exceeded timeout") as error:
         raise_failure(job)
     assert error.value.exit_code == 124
+    assert error.value.next_step == "trainyard resume slow-20260131-120000-beef --timeout-hours HOURS"
 
 
 def jobs_of(aws: Aws, plan: Plan) -> list[str]:

@@ -176,3 +176,20 @@ def test_a_job_that_runs_does_not_wait(
     shown = trainyard("why", job.run_id, environment=environment_of(deployed_aws.endpoint))
     assert (shown.returncode, shown.stdout) == (0, "")
     assert "does not wait: it is RUNNING" in shown.stderr
+
+
+def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
+    trainyard: Callable[..., subprocess.CompletedProcess[str]],
+    deployed_aws: EmbeddedAws,
+    embedded: Aws,
+    stage: DeployedStage,
+) -> None:
+    plan = planned_to_run(embedded, stage, ["sleep", "300"], name="slow")
+    plan.request["timeout"] = {"attemptDurationSeconds": 1}
+    job = wait_for(embedded, stage, send(embedded, plan))
+    assert (job.state, len(job.attempts)) == ("FAILED", 1), "Batch starts nothing again after a timeout"
+    shown = trainyard("why", job.run_id, environment=environment_of(deployed_aws.endpoint))
+    assert shown.stderr.splitlines() == [
+        f"{job.run_id} has ended: its timeout_hours were over",
+        f"next: trainyard resume {job.run_id} --timeout-hours HOURS",
+    ]
