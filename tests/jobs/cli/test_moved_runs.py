@@ -1,4 +1,4 @@
-"""A run that Spot takes away, from submission to receipt: the deployed stage moves it, or it is resumed by hand."""
+"""A run whose instance is taken away, from submission to receipt: it is moved, resumed by hand, or started again."""
 
 import json
 import subprocess
@@ -13,6 +13,7 @@ import yaml
 
 from jobs import batch, storage
 from jobs.aws import Aws
+from jobs.cli.spec_file import READY_SPECS
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
 from tests.conftest import DEPLOY_SECONDS, EmbeddedAws
@@ -23,7 +24,7 @@ from tests.jobs.submitting import environment_of
 from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 STAGE = "prod"
-"""Of infra/settings.py: it has On-Demand capacity, and moves a job after three reclaims."""
+"""Of infra/settings.py: it has On-Demand capacity, a queue for several nodes, and moves a job after three reclaims."""
 
 CHECKPOINT_EVERY_STEPS = 20
 
@@ -191,6 +192,8 @@ def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
         _, said = submitted.communicate(timeout=120)
     assert submitted.returncode == 1
     assert f"next: trainyard resume {run_id}" in said
+    receipt = trainyard("receipt", run_id, "--stage", STAGE, environment=environment).stdout
+    assert "\nended by        SIGTERM; saved step " in receipt
 
     resumed = trainyard(
         *("resume", run_id, "--stage", STAGE, "--capacity", "on-demand", "-o", "json"),
@@ -222,6 +225,83 @@ def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
     again = trainyard("resume", run_id, "--stage", STAGE, environment=environment)
     assert again.returncode == 2
     assert "has succeeded: there is nothing to go on with" in again.stderr
+
+
+@pytest.mark.timeout(600)
+def test_two_nodes_that_start_together_start_again_together_when_the_main_one_is_lost(
+    *,
+    stage: tuple[Aws, DeployedStage],
+    embedded_aws: EmbeddedAws,
+    spec: Path,
+    trainyard: Trainyard,
+    clean_environment: Mapping[str, str],
+    tmp_path: Path,
+) -> None:
+    aws, deployed = stage
+    environment = environment_of(embedded_aws.endpoint)
+    settings = ("resources.nnodes=2", "arguments.epochs=3")
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen(
+            [TRAINYARD, "submit", spec, "--stage", STAGE, "--follow", "-y", *sets(settings)],
+            cwd=tmp_path,
+            env={**clean_environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as following,
+    ):
+        assert following.stdout is not None
+        run_id = following.stdout.readline().strip()
+        log: list[str] = []
+        for line in following.stdout:
+            log.append(line)
+            if "checkpoint: step" in line and not any("checkpoint: step" in earlier for earlier in log[:-1]):
+                [job] = batch.find_jobs(aws, deployed, run_id)
+                reclaim(embedded_aws, job.id)  # of several nodes: the main one's
+        assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
+
+    [job] = batch.find_jobs(aws, deployed, run_id)
+    assert (job.state, job.queue) == ("SUCCEEDED", "gaudi-multinode")
+    assert job.attempts[0].reason.startswith("Host EC2")
+    assert [(stream.attempt, stream.node) for stream in job.log_streams] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    shown = trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout
+    receipt = json.loads(shown)
+    assert receipt["state"] == "succeeded"
+    first, second = receipt["attempts"]
+    assert [(item["job_id"], item["nnodes"], item["world_size"]) for item in (first, second)] == [(job.id, 2, 2)] * 2
+    assert first["last_step"] >= second["resumed_from_step"] >= CHECKPOINT_EVERY_STEPS
+    assert second["last_step"] == 96
+    metrics = storage.read_metrics(aws, S3Location(deployed.run_bucket, f"research/{run_id}/"))
+    assert [line["step"] for line in metrics] == [20, 40, 60, 80, 96], "one curve"
+
+
+@pytest.mark.timeout(300)
+def test_the_ready_spec_for_several_nodes_checks_what_is_between_them(
+    stage: tuple[Aws, DeployedStage], embedded_aws: EmbeddedAws, trainyard: Trainyard
+) -> None:
+    settings = (
+        "resources.nproc_per_node=1",
+        "arguments.largest_message_bytes=4096",
+        "arguments.seconds_per_measurement=0.02",
+    )
+    environment = environment_of(embedded_aws.endpoint)
+    finished = trainyard(
+        *("submit", READY_SPECS / "fabric-check-multinode.yaml", "--stage", STAGE, "--follow", "-y", *sets(settings)),
+        environment=environment,
+    )
+    assert finished.returncode == 0, finished.stderr + finished.stdout
+    run_id = finished.stdout.splitlines()[0]
+    receipt = json.loads(trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout)
+    [attempt] = receipt["attempts"]
+    assert (receipt["state"], attempt["nnodes"], attempt["world_size"]) == ("succeeded", 2, 2)
+    assert receipt["result"]["wrong_results"] == 0
+    assert receipt["result"]["across_nodes_bus_gigabytes_per_second"] > 0
+
+
+def sets(settings: tuple[str, ...]) -> list[str]:
+    """As options of `trainyard submit`."""
+    return [part for setting in settings for part in ("--set", setting)]
 
 
 def reclaim(aws: EmbeddedAws, job_id: str) -> None:

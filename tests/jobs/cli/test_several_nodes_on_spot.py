@@ -11,6 +11,7 @@ import yaml
 
 from jobs import batch, storage
 from jobs.aws import Aws
+from jobs.errors import INTERRUPTED_EXIT_CODE
 from jobs.runs import S3Location
 from jobs.stage import DeployedStage
 from tests.conftest import EmbeddedAws
@@ -18,10 +19,14 @@ from tests.jobs.cli.terminal import TRAINYARD
 from tests.jobs.submitting import planned_to_run, wait_for
 from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
 
+EPOCHS = 15
+"""Of 8 steps each: enough to train on while a node is taken away."""
+CHECKPOINT_EVERY_STEPS = LOG_EVERY_STEPS = 20
+
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A short training on two nodes of one rank each."""
+    """A training on two nodes of one rank each, with a checkpoint every few steps."""
     save_tiny_bert(tmp_path / "model")
     write_jsonl(tmp_path / "train.jsonl", reviews(128, seed=1))
     write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))
@@ -37,8 +42,10 @@ def spec(tmp_path: Path) -> Path:
                     "train_data": "train.jsonl",
                     "eval_data": "eval.jsonl",
                     "max_length": 16,
-                    "epochs": 1,
+                    "epochs": EPOCHS,
                     "global_batch_size": 16,
+                    "checkpoint_every_steps": CHECKPOINT_EVERY_STEPS,
+                    "log_every_steps": LOG_EVERY_STEPS,
                 },
             }
         )
@@ -47,7 +54,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_two_nodes_come_one_after_the_other_one_again_after_a_reclaim_and_train_as_one_run(
+def test_two_nodes_come_one_after_the_other_and_both_again_when_one_is_taken_away_while_they_train(
     *,
     embedded: Aws,
     stage: DeployedStage,
@@ -75,35 +82,44 @@ def test_two_nodes_come_one_after_the_other_one_again_after_a_reclaim_and_train_
         run_id = following.stdout.readline().strip()
         seen: list[str] = []
 
-        def read_until(start: str) -> None:
-            while not (seen and seen[-1].startswith(start)):
+        def read_until(words: str) -> None:
+            while not (seen and words in seen[-1]):
                 assert following.stdout is not None
                 seen.append(following.stdout.readline())
                 assert seen[-1], "".join(seen) + (tmp_path / "stderr").read_text()
 
-        # WHEN the node that waits for the other one is taken away, and then there is room for both
+        # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
         read_until("[node 0] gang: this is node 0 of 2")
         [job] = batch.find_jobs(embedded, stage, run_id)
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "gaudi-spot", {"RUNNABLE": 1, "RUNNING": 1})
-        url = f"{deployed_aws.endpoint}/trainyard/jobs/{job.id}:0/reclaim"
+        batch.terminate_id(embedded, other, reason="the test goes on")
+        read_until("checkpoint: step ")
+        url = f"{deployed_aws.endpoint}/trainyard/jobs/{job.id}:1/reclaim"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
             assert json.load(answer)["reclaimed"]
-        batch.terminate_id(embedded, other, reason="the test goes on")
-        read_until("[node 0] attempt ")
         seen += following.stdout
         assert following.wait() == 0, "".join(seen) + (tmp_path / "stderr").read_text()
 
-    # THEN the one came again, and both trained to the end
+    # THEN the other one left with it, both came again, and trained to the end
     [job] = batch.find_jobs(embedded, stage, run_id)
     assert (job.state, job.nodes) == ("SUCCEEDED", {"SUCCEEDED": 2})
-    assert job.attempts[0].reason.startswith("Host EC2")
-    assert {stream.node for stream in job.log_streams if stream.attempt == 1} == {0, 1}
-    assert "[node 1] gang: meeting 1, of the nodes 0, 1 of 2\n" in seen
+    assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    main, child = (embedded.batch.describe_jobs(jobs=[f"{job.id}:{node}"])["jobs"][0]["attempts"] for node in (0, 1))
+    assert main[0]["taskProperties"][0]["containers"][0]["exitCode"] == INTERRUPTED_EXIT_CODE
+    assert child[0]["statusReason"].startswith("Host EC2")
+    assert sum(line == "[node 1] gang: meeting 1, of the nodes 0, 1 of 2\n" for line in seen) == 1
+    assert sum(line == "[node 1] gang: meeting 2, of the nodes 0, 1 of 2\n" for line in seen) == 1
     assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in (tmp_path / "stderr").read_text()
-    # AND there is one receipt, of both
-    receipt = storage.read_receipt(embedded, S3Location(stage.run_bucket, f"research/{run_id}/"))
+    # AND there is one receipt of both attempts, and one curve
+    run = S3Location(stage.run_bucket, f"research/{run_id}/")
+    receipt = storage.read_receipt(embedded, run)
     assert receipt is not None
     assert receipt.state == "succeeded"
-    [attempt] = receipt.attempts
-    assert (attempt.job_id, attempt.nnodes, attempt.world_size, attempt.last_step) == (job.id, 2, 2, 8)
-    assert attempt.capacity == "spot"
+    first, second = receipt.attempts
+    assert [(item.job_id, item.nnodes, item.world_size, item.capacity) for item in (first, second)] == [
+        (job.id, 2, 2, "spot")
+    ] * 2
+    assert first.last_step >= second.resumed_from_step >= CHECKPOINT_EVERY_STEPS
+    assert second.last_step == 8 * EPOCHS
+    steps = [line["step"] for line in storage.read_metrics(embedded, run)]
+    assert steps == [*range(LOG_EVERY_STEPS, 8 * EPOCHS + 1, LOG_EVERY_STEPS), 8 * EPOCHS], "the last is the evaluation"

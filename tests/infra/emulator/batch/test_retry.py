@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from infra.emulator.batch.retry import Outcome, check_strategy, should_retry
+from jobs.plan import RETRY_RULES
 
 FAILED = Outcome(exit_code=1, reason=None, status_reason="Essential container in task exited")
 RECLAIMED = Outcome(exit_code=None, reason=None, status_reason="Host EC2 (instance i-0123) terminated.")
@@ -47,11 +48,7 @@ def test_an_asterisk_at_the_end_stands_for_anything(pattern: str, matches: bool)
 
 
 def test_the_rules_of_every_trainyard_job() -> None:
-    rules = (
-        {"onStatusReason": "Host EC2*", "action": "RETRY"},
-        {"onExitCode": "75", "action": "RETRY"},
-        {"onReason": "*", "action": "EXIT"},
-    )
+    rules = [dict(rule) for rule in RETRY_RULES]
     interrupted = Outcome(exit_code=75, reason=None, status_reason="Essential container in task exited")
     assert [retries(outcome, *rules) for outcome in (RECLAIMED, interrupted, FAILED, NOT_PULLED)] == [
         True,
