@@ -19,6 +19,7 @@ from jobs.train.instance_metadata import InstanceMetadata
 from jobs.train.interrupts import Interrupted
 from jobs.train.latecomers import Latecomers
 from jobs.train.launch_request import Launch
+from jobs.train.memory_kills import memory_kills
 from jobs.train.nodes import Nodes
 from jobs.train.outcome import End, Failure, outcome, retried
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
@@ -96,6 +97,7 @@ def run_ranks(
         end_ranks=endings.end_now,
     )
     latecomers = Latecomers(gang, endings.ask_to_stop) if gang is not None and launch.node.is_main else None
+    kills_before = memory_kills()
     end = End(code=0, reason=None, cause="done")
     try:
         with lines, endings, watchdog, latecomers or contextlib.nullcontext():
@@ -106,7 +108,8 @@ def run_ranks(
         end = retried(f"{reason}{late}", "ended")
     except ChildFailedError as error:
         failures = {rank: _failure(failure) for rank, failure in error.failures.items()}
-        end = outcome(failures, node=launch.node.index, last_lines=lines.last)
+        lacked_memory = None if kills_before is None else memory_kills() != kills_before
+        end = outcome(failures, node=launch.node.index, last_lines=lines.last, lacked_memory=lacked_memory)
         if endings.reason is not None and end.code != INTERRUPTED_EXIT_CODE:
             # Whether that was its own fault, the next attempt shows: what ends an instance may well break a rank first.
             end = retried(f"{endings.reason}; {end.reason}", "ended")

@@ -50,8 +50,17 @@ def retried(reason: str, cause: Cause) -> End:
     return End(code=INTERRUPTED_EXIT_CODE, reason=f"{reason}; {RESUMES}", cause=cause)
 
 
-def outcome(failures: Mapping[int, Failure], *, node: int, last_lines: Callable[[list[int]], tuple[str, ...]]) -> End:
+def outcome(
+    failures: Mapping[int, Failure],
+    *,
+    node: int,
+    last_lines: Callable[[list[int]], tuple[str, ...]],
+    lacked_memory: bool | None,
+) -> End:
     """From the failed ranks of a node; `last_lines` of ranks, for the log.
+
+    `lacked_memory`: whether the kernel killed something for want of it meanwhile; None: not known. A rank that was
+    killed though memory sufficed has done nothing wrong.
 
     The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One
     that a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
@@ -66,8 +75,11 @@ def outcome(failures: Mapping[int, Failure], *, node: int, last_lines: Callable[
     if is_explained:
         return End(code=1, reason=message, cause="peers" if _PEERS_GONE.search(message) else "own")
     cause: Cause = "killed"
+    if code == -signal.SIGKILL and lacked_memory is False:
+        killed = retried(f"rank {rank} of node {node} was killed (SIGKILL), not for want of memory", cause)
+        return replace(killed, lines=last_lines([rank]))
     if code == -signal.SIGKILL:
-        reason = " was killed (SIGKILL), most often for want of memory. Next: lower max_batch_size_per_rank"
+        reason = " was killed (SIGKILL), as it seems for want of memory. Next: lower max_batch_size_per_rank"
     elif code < 0:
         reason = f" was ended by {signal.Signals(-code).name}"
     else:

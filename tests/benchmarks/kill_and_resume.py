@@ -2,20 +2,22 @@
 
 python -m tests.benchmarks.kill_and_resume                          20 moments, in about ten minutes
 python -m tests.benchmarks.kill_and_resume --moments 100 --seed 2   more, and others
-python -m tests.benchmarks.kill_and_resume --faults 0.1             on an S3 that fails, is slow, is cut off
+python -m tests.benchmarks.kill_and_resume --faults 0.1             on an S3 that fails, is slow, is cut off, denies
 
 A moment has a phase of an attempt: its start-up (and which part of it), a step, a save, an upload, an evaluation; which
 one of them, and when in it, is random. What happens then is one of six: SIGTERM, a Spot notice, a rebalance
 recommendation, SIGKILL of a rank, of the launcher, of all at once. Each phase and each way comes as often as the
-others, in every combination over 30 moments. What was hit is looked at after the blow (tests/benchmarks/phases.py);
-where it is not what was to be hit, the moment is drawn again, and the interruption is shown but not counted. A run is
-started again with the next number of an attempt, as Batch and `trainyard resume` do, interrupted again or not, until it
-ends. Trained are two-layer BERTs, fine-tuned and pre-trained, on one rank and on two. S3 is that of the tests, 30 ms
-away, so that uploads take a while; where there is to be a notice a launcher looks for it twenty times a second, since
-these trainings take seconds.
+others, in every combination over 30 moments. With --faults a seventh is S3 that denies all access for a while, and that
+share of its requests fails, is slow or is cut off. What was hit is looked at after the blow
+(tests/benchmarks/phases.py); where it is not what was to be hit, the moment is drawn again, and the interruption is
+shown but not counted. A run is started again with the next number of an attempt, as Batch and `trainyard resume` do,
+interrupted again or not, until it ends. Trained are two-layer BERTs, fine-tuned and pre-trained, on one rank and on
+two. S3 is that of the tests, 30 ms away, so that uploads take a while; where there is to be a notice a launcher looks
+for it twenty times a second, since these trainings take seconds.
 
 Equal means: the weights are those of the uninterrupted run, bit by bit, and metrics.jsonl has its lines, each once, but
-for what the clock says. Exit status 1 where one is not, or where an announced ending was not answered with 0 or 75.
+for what the clock says. Exit status 1 where one is not, or where an announced ending was not answered with 0 or 75, or
+not within 30 s of SIGTERM and two minutes of a notice.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tests.benchmarks.launched import differences, finished, launcher
-from tests.benchmarks.moments import NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
+from tests.benchmarks.moments import DENIED, NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
 from tests.benchmarks.phases import FETCH, PHASES, STEP, Phases, Rhythm
 from tests.jobs.train.faulty_s3 import FaultyS3
 from tests.jobs.train.launching import Launched, Run
@@ -138,7 +140,8 @@ def main() -> int:
             for kind, flags in _flags(direct_run(), Path(name)).items()
             for ranks in RANKS
         ]
-        moments = drawn(options.moments, options.seed, len(trainings))
+        ways = (*WAYS, DENIED) if options.faults else WAYS
+        moments = drawn(options.moments, options.seed, len(trainings), ways)
         for number, (training, left) in enumerate(zip(trainings, moments, strict=True)):
             progress.update(bar, description=f"{training.kind}, {training.ranks} rank(s)")
             chance = random.Random(f"{options.seed} {number}")
@@ -149,7 +152,7 @@ def main() -> int:
                 ended.append(done)
                 progress.update(bar, advance=sum(moment.counts for moment in done.moments))
     print(f"faults: {dict(far_s3.counts)}" if options.faults else "no faults")
-    return _print(ended, options.moments)
+    return _print(ended, options.moments, ways)
 
 
 def _flags(run: Run, folder: Path) -> dict[str, Flags]:
@@ -181,13 +184,15 @@ def _interrupted(training: Training, run: Run, left: list[Moment], chance: rando
             poll_seconds = 0.05 if wanted is not None and wanted.way in NOTICES else 5.0
             launched, started = training.start(run, attempt, metadata, poll_seconds=poll_seconds), time.monotonic()
             if wanted is not None:
-                interruption = Interruption(wanted, run, launched, Phases(launched, run.scratch, training.s3, RHYTHM))
+                phases = Phases(launched, run.scratch, training.s3, RHYTHM)
+                interruption = Interruption(wanted, run, launched, phases, training.s3)
                 if interruption.reach(training.lengths, RHYTHM.steps, chance):
-                    seconds = time.monotonic() - started
-                    struck = replace(
-                        wanted, attempt=attempt, seconds=seconds, hit=interruption.strike(metadata, chance)
-                    )
+                    at = time.monotonic()
+                    hit = interruption.strike(metadata, chance)
+                    struck = replace(wanted, attempt=attempt, seconds=at - started, hit=hit)
             code = _exit_code(run, launched)
+            if struck is not None:
+                struck = replace(struck, exit_code=code, ended_after_seconds=time.monotonic() - at)
         if wanted in left:
             left.remove(wanted)
             if struck is None or not struck.counts:
@@ -199,7 +204,7 @@ def _interrupted(training: Training, run: Run, left: list[Moment], chance: rando
         if done and (resumed := re.search(r"start: resumed from checkpoint step-(\d+)", launched.output)):
             done[-1] = replace(done[-1], next_from=int(resumed[1]))
         if struck is not None:
-            done.append(replace(struck, exit_code=code))
+            done.append(struck)
         elif code:
             reason = f"attempt {attempt}, which nobody interrupted, ended with {code}: {launched.lines[-1].strip()}"
             return Ended(training=training, moments=done, difference=reason)
@@ -234,12 +239,12 @@ def _exit_code(run: Run, launched: Launched) -> int | None:
     return code
 
 
-def _print(ended: Sequence[Ended], moments: int) -> int:
+def _print(ended: Sequence[Ended], moments: int, ways: Sequence[str]) -> int:
     """The tables; the exit code."""
     table = Table(box=None, pad_edge=False)
-    for title in ("training", "ranks", "run", "attempt", "at s", "what it hit", "interrupted by", "exit code"):
+    where = ("training", "ranks", "run", "attempt", "at s")
+    for title in (*where, "what it hit", "interrupted by", "ended after s", "exit code", "next from"):
         table.add_column(title, no_wrap=True)
-    table.add_column("next from", no_wrap=True)
     table.add_column("equal")
     for number, run, moment in _flat(ended):
         assert moment.hit is not None
@@ -254,6 +259,7 @@ def _print(ended: Sequence[Ended], moments: int) -> int:
             f"{moment.seconds:.1f}",
             f"{moment.hit.what}{aimed}",
             moment.way,
+            f"{moment.ended_after_seconds:.1f}",
             str(moment.exit_code),
             f"step {moment.next_from}" if moment.next_from else "-",
             "yes" if run.is_equal(moment) else f"no: {run.difference or 'not to be started again'}",
@@ -263,10 +269,10 @@ def _print(ended: Sequence[Ended], moments: int) -> int:
     print()
     hits = Counter((moment.phase, moment.way) for _, _, moment in _flat(ended) if moment.counts)
     summary = Table(box=None, pad_edge=False)
-    for title in ("phase", *WAYS, "in all"):
+    for title in ("phase", *ways, "in all"):
         summary.add_column(title, justify="left" if title == "phase" else "right")
     for phase in PHASES:
-        counts = [hits[phase, way] for way in WAYS]
+        counts = [hits[phase, way] for way in ways]
         summary.add_row(phase, *(str(count or "-") for count in counts), str(sum(counts)))
     console.print(summary)
     print()

@@ -3,8 +3,9 @@
 import contextlib
 import random
 import signal
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
@@ -12,6 +13,7 @@ import psutil
 
 from jobs.errors import INTERRUPTED_EXIT_CODE
 from tests.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
+from tests.jobs.train.faulty_s3 import FaultyS3
 from tests.jobs.train.launching import Launched, Run
 from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
 
@@ -20,8 +22,13 @@ NOTICES = (SPOT, REBALANCED)
 """Those that a launcher has to ask for."""
 KILL_RANK, KILL_LAUNCHER, KILL_ALL = ("SIGKILL of a rank", "SIGKILL of the launcher", "SIGKILL of all")
 WAYS = (*ANNOUNCED, KILL_RANK, KILL_LAUNCHER, KILL_ALL)
+DENIED = "access denied"
+"""By S3, to every request for a while: a way for those who have faults of S3 drawn too."""
+DENIED_SECONDS = 3.0
 BEFORE_PYTHON_LISTENS = -signal.SIGTERM
 """Of a launcher whose SIGTERM came before its first line ran; as process 1 of a container it would not take it."""
+LIMIT_SECONDS = {SIGTERM: 30.0, SPOT: 120.0, REBALANCED: 120.0}
+"""For an announced ending: what Batch leaves between SIGTERM and SIGKILL, and EC2 between its notice and the end."""
 SEEN_SECONDS = 5.0
 """For an attempt to see a notice; it takes some hundredths."""
 AGAIN_SECONDS = 0.1
@@ -46,6 +53,8 @@ class Moment:
     hit: State | None = None
     exit_code: int | None = None
     """None: it did not end."""
+    ended_after_seconds: float = 0.0
+    """From the blow to the end of the launcher."""
     next_from: int = 0
     """The step that the next attempt resumed from; 0: there was no checkpoint yet, or no next attempt."""
 
@@ -60,19 +69,22 @@ class Moment:
 
     @property
     def is_answered(self) -> bool:
-        """An announced ending must leave a code with which Batch starts the job again, or 0."""
+        """An announced ending must leave in time, with a code with which Batch starts the job again, or 0."""
         answers = (0, INTERRUPTED_EXIT_CODE, BEFORE_PYTHON_LISTENS)
-        return self.exit_code is not None and (self.way not in ANNOUNCED or self.exit_code in answers)
+        return self.exit_code is not None and (
+            self.way not in ANNOUNCED
+            or (self.exit_code in answers and self.ended_after_seconds <= LIMIT_SECONDS[self.way])
+        )
 
     def again(self, chance: random.Random) -> "Moment":
         return replace(self, after=chance.random(), within=chance.random())
 
 
-def drawn(count: int, seed: int, trainings: int) -> list[list[Moment]]:
+def drawn(count: int, seed: int, trainings: int, ways: Sequence[str] = WAYS) -> list[list[Moment]]:
     """For each training. Each way, each phase, and each part of a start-up as often as the others; of 30 moments none
     has the way and the phase of another."""
     chance = random.Random(seed)
-    phases, ways, parts = list(PHASES), list(WAYS), list(PARTS)
+    phases, ways, parts = list(PHASES), list(ways), list(PARTS)
     while True:
         for names in (phases, ways, parts):
             chance.shuffle(names)
@@ -93,8 +105,9 @@ def drawn(count: int, seed: int, trainings: int) -> list[list[Moment]]:
 class Interruption:
     """Of one attempt, at one moment."""
 
-    def __init__(self, moment: Moment, run: Run, launched: Launched, phases: Phases) -> None:
+    def __init__(self, moment: Moment, run: Run, launched: Launched, phases: Phases, s3: FaultyS3) -> None:
         self._moment = moment
+        self._s3 = s3
         self._run = run
         self._launched = launched
         self._phases = phases
@@ -129,6 +142,8 @@ class Interruption:
             metadata.news[NOTICE] = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
         elif way == REBALANCED:
             metadata.news[REBALANCE] = {"noticeTime": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+        elif way == DENIED:
+            self._s3.denies = lambda _method, _path: True
         else:
             self._kill(chance)
         after, until = self._phases.look(), time.monotonic() + SEEN_SECONDS
@@ -136,6 +151,10 @@ class Interruption:
         asks = way in NOTICES and self._moment.phase != START_UP
         while asks and not metadata.told.wait(LOOK_SECONDS) and time.monotonic() < until:
             after = self._phases.look()  # once it is told, an evaluation is left within milliseconds
+        if way == DENIED:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launched.process.wait(DENIED_SECONDS)
+            self._s3.denies = lambda _method, _path: False
         if before is not None and after is not None and before.part == after.part:
             return after
         return State(phase="", what=", ".join(state.what if state else "something else" for state in (before, after)))

@@ -17,6 +17,7 @@ import pytest
 
 from jobs.train.hang import START_SECONDS, HangWatch
 from jobs.train.launch_request import Node
+from jobs.train.memory_kills import memory_kills
 from jobs.train.nodes import Nodes
 from jobs.train.outcome import End, Failure, outcome, retried
 from jobs.train.sign import Sign, SignFile, process_states, read_signs
@@ -182,22 +183,38 @@ KILLED = End(code=1, reason="rank 1 of node 1 was killed (SIGKILL)", cause="kill
 
 
 @pytest.mark.parametrize(
-    ("second", "expected"),
+    ("second", "lacked_memory", "code", "expected"),
     [
-        (Failure(-9, 2, "", False), "rank 2 of node 1 was killed (SIGKILL), most often for want of memory. Next: "),
-        (Failure(-11, 2, "", False), "rank 2 of node 1 was ended by SIGSEGV"),
-        (Failure(1, 0, "KeyError: 'x'", False), "rank 2 of node 1: KeyError: 'x'"),
+        (Failure(-9, 2, "", False), True, 1, "rank 2 of node 1 was killed (SIGKILL), as it seems for want of memory. "),
+        (Failure(-9, 2, "", False), None, 1, "rank 2 of node 1 was killed (SIGKILL), as it seems for want of memory. "),
+        (Failure(-9, 2, "", False), False, 75, "rank 2 of node 1 was killed (SIGKILL), not for want of memory; "),
+        (Failure(-11, 2, "", False), False, 1, "rank 2 of node 1 was ended by SIGSEGV"),
+        (Failure(1, 0, "KeyError: 'x'", False), False, 1, "rank 2 of node 1: KeyError: 'x'"),
     ],
 )
-def test_a_rank_that_dies_is_named_with_its_node_and_its_last_lines(second: Failure, expected: str) -> None:
+def test_a_rank_that_dies_is_named_with_its_node_and_its_last_lines(
+    second: Failure, lacked_memory: bool | None, code: int, expected: str
+) -> None:
     failures = {1: Failure(1, 1, "RuntimeError: Connection closed by peer", False), 2: second}
-    end = outcome(failures, node=1, last_lines=lambda ranks: tuple(f"lines of {rank}" for rank in ranks))
-    assert (end.code, (end.reason or "")[: len(expected)], end.lines) == (1, expected, ("lines of 2",))
+    end = outcome(
+        failures,
+        node=1,
+        last_lines=lambda ranks: tuple(f"lines of {rank}" for rank in ranks),
+        lacked_memory=lacked_memory,
+    )
+    assert (end.code, (end.reason or "")[: len(expected)], end.lines) == (code, expected, ("lines of 2",))
+
+
+def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    assert memory_kills(vmstat) is None
+    vmstat.write_text("nr_free_pages 4021\noom_kill 7\ndrop_pagecache 0\n")
+    assert memory_kills(vmstat) == 7
 
 
 def test_a_mistake_that_any_rank_would_meet_is_told_without_one() -> None:
     mistake = Failure(1, 1, "no such label. Next: name another", True)
-    end = outcome({0: mistake, 1: mistake}, node=0, last_lines=lambda _: ("lines",))
+    end = outcome({0: mistake, 1: mistake}, node=0, last_lines=lambda _: ("lines",), lacked_memory=False)
     assert end == End(code=1, reason=mistake.message, cause="own")
 
 

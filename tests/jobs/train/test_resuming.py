@@ -107,15 +107,15 @@ def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: t
 
     launched.ranks()[0].kill()
 
-    assert launched.wait() == 1
-    assert launched.lines[-1].startswith("error: rank 0 of node 0 was killed (SIGKILL)")
+    assert launched.wait() == 75, "for want of memory, which is not tried again, it was not"
+    assert launched.lines[-1].startswith("interrupted: rank 0 of node 0 was killed (SIGKILL), not for want of memory")
     # What it wrote last is said again, beside the end
     said = "rank 0 of node 0 wrote last: "
     assert f"{said}{progress}" in launched.lines[-11:-1]
     assert all(line.removeprefix(said) in launched.lines for line in launched.lines[-11:-1] if line.startswith(said))
     run.wait_until_gone()
-    assert run.recorded_attempt(1).exit_code == 1
-    assert run.receipt().state == "failed"
+    assert run.recorded_attempt(1).exit_code == 75
+    assert run.receipt().state == "interrupted"
 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning_and_the_one_before_is_used(
