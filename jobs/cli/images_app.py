@@ -32,7 +32,8 @@ def _release_name(ctx: typer.Context, given: str | None) -> str | None:
     try:
         return StageImages.release_of(ctx.obj.aws(), ctx.obj.stage)
     except TrainyardError as error:
-        error.next_step = f"{error.next_step}; or say --release, which asks no stage"
+        own = "say --release, which asks no stage"
+        error.next_step = f"{error.next_step}; or {own}" if error.next_step else own
         raise
 
 

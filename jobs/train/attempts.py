@@ -99,6 +99,7 @@ class AttemptRecord:
         self._on_instance = on_instance
         self._scratch = scratch
         self._result: dict[str, Any] = {}
+        self._earlier: list[Attempt] | None = None
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="attempt-record", daemon=True)
 
@@ -110,8 +111,9 @@ class AttemptRecord:
     def spent(self) -> Spent:
         """What the run has taken up to now, over all its attempts."""
         now = self._attempt.model_copy(update={"last_seen_at": datetime.now(timezone.utc)})
-        earlier = [item for item in _recorded(self._s3, self._run) if item.number != now.number]
-        return spent([*earlier, now])
+        if self._earlier is None:  # they do not change any more; S3 may fail when it is asked again
+            self._earlier = [item for item in _recorded(self._s3, self._run) if item.number != now.number]
+        return spent([*self._earlier, now])
 
     def finish(self, exit_code: int, reason: str | None) -> None:
         """Raises TrainyardError where the run cannot be written to."""

@@ -131,7 +131,7 @@ def _hub_rows(source: Input, start: At) -> Iterator[Read]:
 def _commit(location: str, name: str, revision: str | None) -> str:
     """Of a data set on the hub: what it holds today may be something else tomorrow."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.utils import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
         return str(HfApi().dataset_info(name, revision=revision).sha)

@@ -132,10 +132,11 @@ class GangMember:
         return self._folder.look(self._member)
 
     def latecomers(self) -> list[int]:
-        """Of those that wait, the ones with which more could train than do now."""
-        train = {member.index for member in self.meeting.members} if self.meeting is not None else set()
-        wait = sorted(self.look().waiting.keys() - train)
-        return wait if self.gang.most(len(train) + len(wait)) > len(train) else []
+        """Of those that wait, the ones with which more could train than do now: of these, whom Batch starts again."""
+        train = self.meeting.members if self.meeting is not None else []
+        wait = sorted(self.look().waiting.keys() - {member.index for member in train})
+        again = sum(not member.is_last for member in train)
+        return wait if self.gang.most(again + len(wait)) > len(train) else []
 
     def is_over(self) -> bool:
         """Whether somebody has ended the run since the meeting."""
@@ -143,12 +144,16 @@ class GangMember:
             self._ended = self.look().ended
         return self._ended is not None
 
+    def over(self) -> End | None:
+        """How the attempt ends where `is_over` has found that the run has."""
+        return _over(self._ended) if self._ended is not None else None
+
     def followed(self, end: End) -> End:
         """How the attempt ends on a node that is not the main one: with that one's word, so that all are started again
         or none is. `end` is how its own ranks ended.
         """
         if end.cause == "lost":  # the main node is, or this one, which then reaches nobody
-            return _over(self._ended) if self._ended is not None else end
+            return self.over() or end
         word = self._word()
         if isinstance(word, Ended):
             return end if end.code == word.code else _over(word)

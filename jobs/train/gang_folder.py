@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 FRESH_SECONDS = 30.0
 """Without a sign of life, after which somebody no longer waits."""
 
+LOST_SECONDS = 180.0
+"""Without a sign of life, after which one that waited is gone for good: one slow request to S3 takes less."""
+
 LEASE_SECONDS = object_store.PATIENCE_SECONDS + 300.0
 """Without a sign of life from its main node, after which a meeting is over: until then that may only wait for S3."""
 
@@ -115,10 +118,17 @@ class GangFolder:
     """As one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries."""
 
     def __init__(
-        self, s3: "S3Client", run: S3Location, job_id: str | None, *, fresh_seconds: float = FRESH_SECONDS
+        self,
+        s3: "S3Client",
+        run: S3Location,
+        job_id: str | None,
+        *,
+        fresh_seconds: float = FRESH_SECONDS,
+        lost_seconds: float = LOST_SECONDS,
     ) -> None:
         """`job_id`: of the array job; a run that goes on as another job begins with an empty folder."""
         self._fresh_seconds = fresh_seconds
+        self._lost_seconds = lost_seconds
         self._s3 = s3
         self._folder = run / GANG.rstrip("/") / (job_id or "local")
         self._seen: dict[str, tuple[str, bytes]] = {}
@@ -147,7 +157,7 @@ class GangFolder:
         main_silent_seconds = next(
             (age for member, age in alive if meeting and member.nonce == meeting.members[0].nonce), None
         )
-        left = [member for member, age in outside if age >= self._fresh_seconds]
+        left = [member for member, age in outside if age >= self._lost_seconds]
         left += [member for member, _ in members if member.has_left]
         if meeting is not None and (main_silent_seconds is None or main_silent_seconds >= LEASE_SECONDS):
             left += meeting.members

@@ -28,11 +28,12 @@ log = logging.getLogger("trainyard")
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
 
 
-def check(arguments: Arguments) -> None:
+def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
     """Called by the launcher of each node before any rank starts; makes the repository, if there is none.
 
     Raises ConfigurationError or UsageError where the push could not succeed; where the hub does not answer now, it only
-    warns, since it may later.
+    warns, since it may later. So it does in a later attempt: a token that has expired meanwhile must not end what has
+    been trained.
     """
     repository = arguments.hub_repository
     if repository is None:
@@ -44,7 +45,7 @@ def check(arguments: Arguments) -> None:
             "leave push_to_hub out",
         )
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         _create(HfApi(), repository, arguments.HUB_REPOSITORY_TYPE)
@@ -55,7 +56,7 @@ def check(arguments: Arguments) -> None:
         ) from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        if status in (400, 401, 403, 404):
+        if is_first_attempt and status in (400, 401, 403, 404):
             raise UsageError(
                 f"push_to_hub: the token may not write to {repository}: {_first_line(error)}",
                 next_step="check the name, and that the token is valid and has the right to write there",

@@ -55,14 +55,18 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
 
 
 def inputs(arguments: FinetuneClassification) -> Inputs:
-    """What the arguments name; a GLUE task has its own columns.
+    """What the arguments name; a GLUE task has its own columns, but for those that the arguments name too.
 
     Without other tables it is read from the hub, and its public validation split is the held-out data.
     """
     task = arguments.glue_task
     text, text_pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
     if task is not None:
-        (text, text_pair), label = _GLUE_COLUMNS[task], "label"
+        glue_text, glue_pair = _GLUE_COLUMNS[task]
+        defaults = FinetuneClassification.model_fields
+        text = glue_text if text == defaults["text_column"].default else text
+        text_pair = text_pair or glue_pair
+        label = "label" if label == defaults["label_column"].default else label
     if task is None or arguments.train_data is not None:
         return Inputs(
             train=_listed(arguments.train_data),

@@ -221,7 +221,8 @@ def _over_nodes(
             raise
         if absent:
             missing = ", ".join(f"node {index}" for index in absent)
-            end = retried(f"{missing} did not come within {patience_seconds:g} s", "lost")
+            over = gang.over() if gang is not None else None
+            end = over or retried(f"{missing} did not come within {patience_seconds:g} s", "lost")
             nodes.tell(end)
         else:
             end = run_ranks(launch, accelerator, scratch, nodes, gang)

@@ -216,7 +216,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
                 next_step=f"set min_nnodes to {gang.size}, or deepspeed_zero_stage to 0",
             )
         launch = replace(launch, gang=gang)
-    hub_push.check(arguments)
+    hub_push.check(arguments, is_first_attempt=launch.attempt == 1)
     return launch
 
 

@@ -73,7 +73,7 @@ def outcome(
     if code == INTERRUPTED_EXIT_CODE:
         return End(code=code, reason=message, cause="done")
     if is_explained:
-        return End(code=1, reason=message, cause="peers" if _PEERS_GONE.search(message) else "own")
+        return End(code=1, reason=message, cause="own")
     cause: Cause = "killed"
     if code == -signal.SIGKILL and lacked_memory is False:
         killed = retried(f"rank {rank} of node {node} was killed (SIGKILL), not for want of memory", cause)

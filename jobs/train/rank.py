@@ -8,6 +8,7 @@ An entrypoint's module is `python -m` of every rank; it hands its function to `r
 A user's mistake ends a rank with one line and exit code 1, everything unexpected with its traceback and exit code 1.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -152,10 +153,12 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
         code = 1
         traceback.print_exc()
         _tell_the_launcher(f"{type(error).__name__}: {error}")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: a rank whose peers are gone would wait for them in the clean-up of its process group.
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        # Not sys.exit: a rank whose peers are gone would wait for them in the clean-up of its process group.
+        os._exit(code)
 
 
 def one_line(error: Exception) -> str:
@@ -208,4 +211,9 @@ def _tell_the_launcher(message: str, *, explained: bool = False) -> None:
         print(f"error: {message}", flush=True)
     else:
         content = {"message": message, "timestamp": int(time.time()), "explained": explained}
-        Path(path).write_text(json.dumps(content))
+        try:
+            Path(path).write_text(json.dumps(content))
+        except OSError:  # the disk is full; torchrun cannot read what is there by half
+            Path(path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                print(f"error: {message}", flush=True)

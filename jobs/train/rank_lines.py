@@ -6,6 +6,7 @@ pipe: rank 0 then writes to the launcher's own output, and its last lines are no
 """
 
 import collections
+import contextlib
 import dataclasses
 import os
 import select
@@ -107,7 +108,8 @@ class RankLines:
         for line in lines:
             text = line.decode(errors="replace")
             self._newest.append(text)
-            sys.stdout.write(f"{text}\n")
+            with contextlib.suppress(OSError, ValueError):  # rank 0 must not wait for a pipe that nobody empties
+                sys.stdout.write(f"{text}\n")
 
     def _from_file(self, local_rank: int) -> list[str]:
         """Of standard output, which a rank makes of both; one that did not come so far has written to the other."""

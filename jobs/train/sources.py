@@ -261,7 +261,7 @@ def _no_column(place: str, column: str, present: Iterable[str]) -> TrainyardErro
 
 def _model_from_hub(location: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import HfHubHTTPError, HFValidationError
 
     name, options = hub_parts(location)
     revision = options.get("revision")

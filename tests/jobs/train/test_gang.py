@@ -214,6 +214,16 @@ def test_those_that_lack_are_named_and_fewer_begin_where_they_may(new_nodes: New
     assert [attempt.node.index for attempt in whole] == [0, 1, 2, 3]
 
 
+def test_a_late_one_does_not_end_those_that_could_not_begin_again(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2, 3)
+    pair = [nodes.start(index, wait_seconds=0.5, is_last=True) for index in range(2)]
+    assert [attempt.nodes for attempt in pair] == [(0, 1)] * 2
+    late = nodes.start(2)
+    nodes.wait_until_waiting(2)
+    assert pair[0].member.latecomers() == []
+    assert not late.found.done()
+
+
 def test_one_that_may_train_alone_does(new_nodes: NewNodes) -> None:
     [alone] = new_nodes(1, 2).meet(1, wait_seconds=0)
     assert alone.node == Node(index=0, nnodes=1, main_address="localhost", port=0)
@@ -248,7 +258,10 @@ def test_nor_is_one_waited_for_that_was_lost_while_it_waited(new_nodes: NewNodes
     one, lost = (Member(index=i, nonce=f"{i}", address="127.0.0.1", port=1, is_last=i == 1) for i in range(2))
     assert not nodes.folder().look(lost).without_return
     assert not nodes.folder().look(one).without_return
-    assert GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0).look(one).without_return == {1}
+    silent = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0).look(one)
+    assert (set(silent.waiting), silent.without_return) == (set(), set()), "it may only wait for S3"
+    gone = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0, lost_seconds=0).look(one)
+    assert gone.without_return == {1}
 
 
 PEERS = End(code=1, reason="RuntimeError: Connection closed by peer", cause="peers")

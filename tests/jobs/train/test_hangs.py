@@ -213,7 +213,7 @@ def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path
 
 
 def test_a_mistake_that_any_rank_would_meet_is_told_without_one() -> None:
-    mistake = Failure(1, 1, "no such label. Next: name another", True)
+    mistake = Failure(1, 1, "the hub cannot be reached: connection refused. Next: try again", True)
     end = outcome({0: mistake, 1: mistake}, node=0, last_lines=lambda _: ("lines",), lacked_memory=False)
     assert end == End(code=1, reason=mistake.message, cause="own")
 

@@ -43,6 +43,17 @@ def labelled(*labels: Any) -> Rows:
     return [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
 
 
+def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> None:
+    rows = [
+        {"first": f"text {number}", "sentence1": "no", "sentence2": f"other {number}", "label": 7, "same": number}
+        for number in range(2)
+    ]
+    names, train, _ = load(rows, rows, glue_task="mrpc", text_column="first", label_column="same")
+    assert names == ["0", "1"]
+    assert train.texts == ["text 0", "text 1"]
+    assert train.pairs == ["other 0", "other 1"]
+
+
 @pytest.mark.parametrize(
     ("labels", "names", "numbers"),
     [
