@@ -131,7 +131,9 @@ def _hub_rows(source: Input, start: At) -> Iterator[Read]:
 def _commit(location: str, name: str, revision: str | None) -> str:
     """Of a data set on the hub: what it holds today may be something else tomorrow."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    # Not from `errors`: the release of the oldest rows has none.
+    from huggingface_hub.utils import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     try:
         return str(HfApi().dataset_info(name, revision=revision).sha)

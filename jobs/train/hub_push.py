@@ -45,7 +45,9 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
             "leave push_to_hub out",
         )
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled
+
+    # Not from `errors`: the release of the oldest rows has none.
+    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
     try:
         _create(HfApi(), repository, arguments.HUB_REPOSITORY_TYPE)
