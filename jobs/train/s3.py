@@ -42,6 +42,10 @@ PATIENCE_SECONDS = 600.0
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
+DENIED_TRIES = 3
+"""Of what is denied, within some seconds: while credentials or policies change, S3 denies what it allows before and
+after. What is denied each time is not to be had."""
+
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
 _DENIED = frozenset({"403", "AccessDenied"})
 
@@ -85,21 +89,27 @@ def explained(what: str) -> Iterator[None]:
 
 
 def patiently(what: str, work: Callable[[], Result]) -> Result:
-    """`work`, which may be begun again: where S3 or the line to it fails, it is, for PATIENCE_SECONDS.
+    """`work`, which may be begun again: where S3 or the line to it fails, it is, for PATIENCE_SECONDS; where S3 denies
+    it, DENIED_TRIES times in all.
 
     What fails in the end is `explained`.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     pause = 1.0
+    denials = 0
     while True:
         try:
             with explained(what):
                 return work()
         except TrainyardError as error:
             left = until - time.monotonic()
-            if not _may_pass(error.__cause__) or left < pause:
+            denied = _is_denied(error.__cause__)
+            denials += denied
+            may_pass = denials < DENIED_TRIES if denied else _may_pass(error.__cause__)
+            if not may_pass or left < pause:
                 raise
-            log.warning("warning: %s; trying again for %.0f s", str(error.args[0]).splitlines()[0], left)
+            again = "trying once more" if denied else f"trying again for {left:.0f} s"
+            log.warning("warning: %s; %s", str(error.args[0]).splitlines()[0], again)
         time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - that threads do not all come back at once
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -253,6 +263,14 @@ def _may_pass(error: BaseException | None) -> bool:
     if is_refused_connection(error) and is_loopback(str(getattr(error, "kwargs", {}).get("endpoint_url"))):
         return False  # nobody has started it, which no network mends
     return is_transient(error) or isinstance(error, RetriesExceededError)
+
+
+def _is_denied(error: BaseException | None) -> bool:
+    from boto3.exceptions import S3UploadFailedError
+
+    if isinstance(error, S3UploadFailedError):
+        error = error.__context__
+    return isinstance(error, Exception) and error_code(error) in _DENIED
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:

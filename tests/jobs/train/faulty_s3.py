@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
-Fault = Literal["InternalError", "SlowDown", "slow", "cut on the way", "cut before the answer", "cut in the answer"]
-"""An error of S3 or one that asks for patience; an answer after a second or two; a connection that ends in the midst of
-the request, after S3 has taken it, or in the midst of the answer."""
+Fault = Literal[
+    "InternalError", "SlowDown", "AccessDenied", "slow", "cut on the way", "cut before the answer", "cut in the answer"
+]
+"""An error of S3, one that asks for patience, or a permission that is missing this one time; an answer after a second
+or two; a connection that ends in the midst of the request, after S3 has taken it, or in the midst of the answer."""
 
 _STATUS = {"InternalError": 500, "SlowDown": 503, "AccessDenied": 403}
 
@@ -81,7 +83,7 @@ class FaultyS3:
             time.sleep(chance.uniform(1, 2))
         if self.denies(request.command, request.path):
             self._answer(request, _error("AccessDenied"))
-        elif fault in ("InternalError", "SlowDown"):
+        elif fault in _STATUS:
             self._answer(request, _error(fault))
         else:
             answer = self._pass_on(request, body)

@@ -71,7 +71,7 @@ def test_what_failed_all_its_tries_is_begun_anew(
     broken: set[str] = set()
 
     def breaks(method: str, path: str) -> Fault | None:
-        """One time each: the end of the parts, a part, an upload, a list, an answer of each kind."""
+        """One time each: the end of the parts, a part, an upload, a list, an answer of each kind, a permission."""
         for part, wanted, fault in (
             ("uploadId=", "POST", "cut before the answer"),
             ("partNumber=2", "PUT", "cut on the way"),
@@ -80,6 +80,8 @@ def test_what_failed_all_its_tries_is_begun_anew(
             ("/small", "GET", "cut in the answer"),
             ("/large", "GET", "cut in the answer"),
             ("/small", "DELETE", "cut before the answer"),
+            ("/large", "HEAD", "AccessDenied"),
+            ("uploads", "POST", "AccessDenied"),
         ):
             if method == wanted and part in path and f"{method} {part}" not in broken:
                 broken.add(f"{method} {part}")
@@ -95,7 +97,7 @@ def test_what_failed_all_its_tries_is_begun_anew(
     assert (tmp_path / "back").read_bytes() == large
     object_store.delete_all(connected, folder, ["small"])
     assert object_store.read(connected, folder / "small") is None
-    assert len(broken) == 7
+    assert len(broken) == 9
     assert any(f"cannot write {folder}/small: AWS kept failing with SlowDown" in line for line in caplog.messages)
 
 
@@ -106,7 +108,8 @@ def test_patience_ends_and_there_is_none_for_what_no_time_mends(
     faulty.denies = lambda _method, _path: True
     with pytest.raises(TrainyardError, match="cannot write s3://runs/research/nothing: AWS denied PutObject"):
         object_store.write(connected, place, b"")
-    assert not [line for line in caplog.messages if "denied" in line]
+    tries = "warning: cannot write s3://runs/research/nothing: AWS denied PutObject: injected; trying once more"
+    assert [line for line in caplog.messages if "denied" in line] == [tries, tries]
     faulty.denies = lambda _method, _path: False
     monkeypatch.setattr(object_store, "PATIENCE_SECONDS", 0.5)
     faulty.breaks = lambda _method, _path: "InternalError"
