@@ -75,7 +75,7 @@ cuda-image: install
 	.ci/docker-engine pytest -m cuda_image tests/images
 
 contract: install
-	@python -m tests.jobs.train.contract $(RELEASE)
+	@python -m tests.support.train.contract $(RELEASE)
 
 synth: install
 	cdk synth --quiet '**'

@@ -26,7 +26,7 @@ from infra.rules.plugin import TrainyardRules
 from infra.settings import Stage
 from infra.settings_checks import selected_stages
 from infra.storage_stack import StorageStack
-from jobs.errors import TrainyardError
+from jobs.contract.errors import TrainyardError
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:

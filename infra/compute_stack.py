@@ -22,9 +22,9 @@ from infra.machine_image_stack import machine_image_parameter
 from infra.network_stack import NetworkStack
 from infra.settings import Pool, Stage
 from infra.storage_stack import FSX_DNS_NAME, FSX_MOUNT_NAME, StorageStack
-from jobs.instance_types import InstanceType
-from jobs.queues import QUEUES, Capacity, Queue
-from jobs.stage import (
+from jobs.contract.instance_types import InstanceType
+from jobs.contract.queues import QUEUES, Capacity, Queue
+from jobs.contract.stage import (
     CPU_INSTANCE_TYPE,
     INSTANCE_TYPE,
     parameter_path,

@@ -24,7 +24,7 @@ from infra.app import build
 from infra.rules.stage_templates import Template
 from infra.settings_checks import selected_stages
 from infra.stdout import end_with_reader
-from jobs.errors import TrainyardError
+from jobs.contract.errors import TrainyardError
 
 HOURS_A_MONTH = 730
 """AWS's own convention for a month."""

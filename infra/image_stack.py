@@ -19,11 +19,11 @@ from infra.constructs.image_build import ImageBuild
 from infra.constructs.stage_stack import StageStack
 from infra.settings import Pool, Stage
 from infra.storage_stack import StorageStack
-from jobs.catalog import CATALOG
-from jobs.images.hierarchy import child_name, image, with_descendants
-from jobs.instance_types import InstanceType
-from jobs.job_kind import JobKind
-from jobs.stage import (
+from jobs.contract.catalog import CATALOG
+from jobs.contract.image_hierarchy import child_name, image, with_descendants
+from jobs.contract.instance_types import InstanceType
+from jobs.contract.job_kind import JobKind
+from jobs.contract.stage import (
     IMAGE_BUILD_PROJECT,
     IMAGES,
     NOT_BUILT_TAG,

@@ -15,9 +15,9 @@ from infra.constructs.team_role import TeamRole
 from infra.image_stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
 from infra.settings import Stage, Team
 from infra.storage_stack import StorageStack
-from jobs.catalog import CATALOG
-from jobs.job_kind import JobKind
-from jobs.stage import (
+from jobs.contract.catalog import CATALOG
+from jobs.contract.job_kind import JobKind
+from jobs.contract.stage import (
     IMAGE_TAG,
     LOG_GROUP,
     job_definition_parameter,

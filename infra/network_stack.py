@@ -20,7 +20,7 @@ from infra.network_plan import (
     zone_ids,
 )
 from infra.settings import ExistingVpc, Stage
-from jobs.instance_types import InstanceType
+from jobs.contract.instance_types import InstanceType
 
 ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
 """Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where

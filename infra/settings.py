@@ -5,8 +5,8 @@ cdk deploy 'dev/*'        deploys what the row `dev` says
 
 from dataclasses import dataclass
 
-from jobs.instance_types import InstanceType, instance_type
-from jobs.releases import Release, release_for
+from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.releases import Release, release_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Pool:
     """Accelerator instances that go together: a type, and the software release that their driver and images have."""
 
     instance_type: str
-    """A row of jobs/instance_types.py."""
+    """A row of jobs/contract/instance_types.py."""
     release: str | None = None
     """A row of images/releases.toml. None: the default one there."""
     machine_image: str | None = None
@@ -120,9 +120,9 @@ class Stage:
 
     # What jobs run on
     instance_type: str = "dl1.24xlarge"
-    """What accelerated jobs run on: a row of jobs/instance_types.py."""
+    """What accelerated jobs run on: a row of jobs/contract/instance_types.py."""
     cpu_instance_type: str = "m6i.4xlarge"
-    """What corpus and tokenizer jobs run on: a row of jobs/instance_types.py without an accelerator."""
+    """What corpus and tokenizer jobs run on: a row of jobs/contract/instance_types.py without an accelerator."""
     release: str | None = None
     """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
     there."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from infra.network_plan import has_interface_endpoints, uses_default_security_group
 from infra.settings import STAGES, Alerts, GitHub, Pool, Stage
 from infra.settings_types import type_mistakes
-from jobs.errors import ConfigurationError, UsageError, did_you_mean
-from jobs.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
+from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.contract.stage import SHARED_PREFIX, TEAM_PATTERN, share_identifier
 
 LOG_RETENTION_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3653)
 """What CloudWatch Logs accepts (API reference of PutRetentionPolicy)."""

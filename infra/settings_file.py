@@ -12,7 +12,7 @@ from dataclasses import __file__ as dataclasses_file
 from dataclasses import fields
 from types import FrameType
 
-from jobs.errors import ConfigurationError, did_you_mean
+from jobs.contract.errors import ConfigurationError, did_you_mean
 
 _NAME = "infra/settings.py"
 _UNKNOWN_FIELD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")

@@ -17,8 +17,8 @@ from infra.constructs.shared_file_system import CONTAINER_PATH, SharedFileSystem
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network_stack import NetworkStack
 from infra.settings import Stage
-from jobs.runs import CHECKPOINT_TAG
-from jobs.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
+from jobs.contract.runs import CHECKPOINT_TAG
+from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
 
 KMS_KEY = "kms-key"
 """Parameter that holds the ARN of the stage's own key; there only while the stage has one."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.releases import release
+from jobs.contract.releases import release
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -19,7 +19,7 @@ from infra.architecture.reading import read
 from infra.settings import Alerts, GitHub, Stage, Team
 from infra.settings_checks import selected_stages
 from infra.stdout import end_with_reader
-from jobs.errors import TrainyardError
+from jobs.contract.errors import TrainyardError
 
 SVG = Path(__file__).parents[1] / "architecture.svg"
 

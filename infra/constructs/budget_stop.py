@@ -19,7 +19,7 @@ from infra.constructs.member_role import MEMBER_TAG
 from infra.constructs.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import StageStack
 from infra.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
-from jobs.stage import parameter_path
+from jobs.contract.stage import parameter_path
 
 
 class BudgetStop(Construct):

@@ -11,8 +11,8 @@ from constructs import Construct
 
 from infra.constructs.launch_template import EfaInterfaces, LaunchTemplate
 from infra.constructs.user_data import FileSystem, user_data
-from jobs.instance_types import ImageType, InstanceType
-from jobs.queues import Capacity
+from jobs.contract.instance_types import ImageType, InstanceType
+from jobs.contract.queues import Capacity
 
 _TYPES: dict[Capacity, tuple[str, str]] = {
     "spot": ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED"),

@@ -16,7 +16,7 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.permissions_boundary import BUILD_ACTIONS, DEPLOYER_TAG, bootstrap_roles, build_projects
 from infra.constructs.stage_stack import StageStack
 from infra.settings import GitHub
-from jobs.stage import IMAGE_BUILD_PROJECT, parameter_path
+from jobs.contract.stage import IMAGE_BUILD_PROJECT, parameter_path
 
 ISSUER = "token.actions.githubusercontent.com"
 _AUDIENCE = "sts.amazonaws.com"

@@ -12,7 +12,7 @@ from aws_cdk import aws_ssm as ssm
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.settings import Team
-from jobs.stage import huggingface_secret_parameter, parameter_path
+from jobs.contract.stage import huggingface_secret_parameter, parameter_path
 
 
 class HuggingFaceSecret(secretsmanager.CfnSecret):

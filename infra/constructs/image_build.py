@@ -26,15 +26,15 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.settings import Stage
-from jobs.errors import ConfigurationError
-from jobs.images.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
-from jobs.stage import (
+from jobs.contract.errors import ConfigurationError
+from jobs.contract.stage import (
     IMAGES,
     RELEASE,
     image_parameter,
     image_repository_parameter,
     parameter_path,
 )
+from jobs.images.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
 
 PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
 """What `pip install` needs besides the sources, to make `trainyard` of them."""
@@ -43,7 +43,7 @@ _BUILD_SPEC = {
     "version": 0.2,
     "env": {"shell": "bash"},
     "phases": {
-        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.releases reads TOML, which came with 3.11
+        "install": {"runtime-versions": {"python": "3.12"}},  # jobs.contract.releases reads TOML, which came with 3.11
         "build": {"on-failure": "ABORT", "commands": [Path(__file__).with_suffix(".sh").read_text()]},
     },
 }

@@ -14,10 +14,10 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
-from jobs.instance_types import SCRATCH, InstanceType
-from jobs.job_kind import JobKind
-from jobs.plan import CONTAINER_NAME, RETRY_RULES
-from jobs.spec import JobSpec
+from jobs.contract.instance_types import SCRATCH, InstanceType
+from jobs.contract.job_kind import JobKind
+from jobs.contract.plan import CONTAINER_NAME, RETRY_RULES
+from jobs.contract.spec import JobSpec
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job that is submitted without a number; a plan always gives one."""

@@ -4,7 +4,7 @@ from aws_cdk import Fn
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
-from jobs.instance_types import InstanceType
+from jobs.contract.instance_types import InstanceType
 
 
 class LaunchTemplate(ec2.CfnLaunchTemplate):

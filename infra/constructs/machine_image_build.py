@@ -22,7 +22,7 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
 from infra.settings import Pool, Stage
-from jobs.stage import parameter_path
+from jobs.contract.stage import parameter_path
 
 DOCUMENTS = Path(__file__).parent.parent / "machine_image"
 

@@ -17,15 +17,15 @@ from infra.constructs.team_files import TeamFiles
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Team
 from infra.storage_stack import StorageStack
-from jobs.moves import CLAIMS
-from jobs.runs import SPEC
-from jobs.stage import parameter_path, share_identifier
+from jobs.contract.moves import CLAIMS
+from jobs.contract.runs import SPEC
+from jobs.contract.stage import parameter_path, share_identifier
 
 MEMBER_TAG = ("trainyard:role", "member")
 """Tag of these roles, by which the function that stops a team at its budget's end finds them."""
 
 PORT_DOCUMENT = "AWS-StartPortForwardingSession"
-"""AWS's session document that forwards a port of the instance itself: what `jobs.port_forwarding` names."""
+"""AWS's session document that forwards a port of the instance itself: what `jobs.client.port_forwarding` names."""
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"

@@ -13,7 +13,7 @@ from aws_cdk import aws_iam as iam
 
 from infra.constructs.stage_stack import StageStack, acknowledge, finding
 from infra.functions.stop_at_budget import STOP_TAG
-from jobs.stage import parameter_path
+from jobs.contract.stage import parameter_path
 
 DEPLOYER_TAG = ("trainyard:role", "deployer")
 """Tag of the only role that may assume those of CDK's bootstrap: whoever has them can change everything."""

@@ -8,7 +8,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from infra.network_stack import NetworkStack
-from jobs.stage import SHARED_PREFIX
+from jobs.contract.stage import SHARED_PREFIX
 
 CONTAINER_PATH = "/fsx"
 """Where containers see it, read-only."""

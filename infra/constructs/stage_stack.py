@@ -7,7 +7,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.settings import Stage
-from jobs.stage import parameter_path
+from jobs.contract.stage import parameter_path
 
 
 class StageStack(cdk.Stack):
@@ -29,7 +29,7 @@ class StageStack(cdk.Stack):
             cdk.Tags.of(self).add(key, value)
 
     def publish(self, name: str, value: str) -> None:
-        """Writes `value` where `jobs.stage.DeployedStage` looks for `name`."""
+        """Writes `value` where `jobs.contract.stage.DeployedStage` looks for `name`."""
         ssm.StringParameter(
             self,
             f"Parameter-{name.replace('/', '-')}",

@@ -7,7 +7,7 @@ import aws_cdk as cdk
 from infra.constructs.inline_role import InlineRole
 from infra.settings import Team
 from infra.storage_stack import StorageStack
-from jobs.stage import SHARED_PREFIX
+from jobs.contract.stage import SHARED_PREFIX
 
 _WRITE = (
     "s3:PutObject",

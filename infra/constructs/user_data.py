@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aws_cdk import aws_ec2 as ec2
 
-from jobs.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
+from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
 
 _AGENT_CONFIGURATION = {
     "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s

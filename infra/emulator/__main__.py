@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from infra import settings_file
-from jobs.errors import TrainyardError
-from jobs.stage import DEFAULT_STAGE
+from jobs.contract.errors import TrainyardError
+from jobs.contract.stage import DEFAULT_STAGE
 
 
 def main(arguments: list[str] | None = None) -> int:

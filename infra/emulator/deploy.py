@@ -19,7 +19,7 @@ from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
 from infra.settings import STAGES
 from infra.settings_checks import check
-from jobs.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 
 BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
 """Where the CDK's bootstrap stack writes its version."""

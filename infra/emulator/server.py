@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from infra.emulator import HOST
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 

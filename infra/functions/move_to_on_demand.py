@@ -15,7 +15,7 @@ ended. `dependsOn` could not do it: what depends on a job that failed, and a ter
 
 SubmitJob has no idempotency token. Before it is called the move is claimed by an object that S3 writes only where there
 is none; it lies with the run's files, and names the successor afterwards. A claim whose holder died is taken over.
-`trainyard resume` claims in the same place (jobs/claims.py), so a run goes on once.
+`trainyard resume` claims in the same place (jobs/client/claims.py), so a run goes on once.
 
 Whoever submits a job chooses its command and environment, but only its own team's tag: where the claim lies follows
 from that tag and the job's name, never from what the job says of itself.
@@ -149,7 +149,8 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 
 def is_reclaim(attempt: dict[str, Any], rules: Rules) -> bool:
-    """Whether a finished attempt in a Spot queue ended by a reclaim: `jobs.moves.is_reclaim`, on Batch's own shape.
+    """Whether a finished attempt in a Spot queue ended by a reclaim: `jobs.contract.moves.is_reclaim`, on Batch's own
+    shape.
 
     Either the instance was gone before the container, or the container used the notice to exit. What a Spot queue runs
     On-Demand while Spot has no capacity is not told apart: Batch's attempts do not say.

@@ -119,7 +119,7 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 
 def is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
-    """Whether a finished attempt ended by a Spot reclaim: `jobs.moves.is_reclaim`, on Batch's own shape.
+    """Whether a finished attempt ended by a Spot reclaim: `jobs.contract.moves.is_reclaim`, on Batch's own shape.
 
     Either the instance was gone before the container, or the container used the notice to exit. Elsewhere than in a
     Spot queue neither means that.

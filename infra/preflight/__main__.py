@@ -24,8 +24,8 @@ from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
 from infra.settings import Stage
 from infra.settings_checks import selected_stages
-from jobs.errors import ConfigurationError, TrainyardError
-from jobs.stage import DEFAULT_STAGE
+from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.stage import DEFAULT_STAGE
 
 _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] = (
     (capacity.OFFER, capacity.offers),

@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.finding import Finding, unknown
 from infra.settings import Stage
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")
 

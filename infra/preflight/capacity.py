@@ -9,7 +9,7 @@ from infra.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem, unknown
 from infra.settings import Stage
-from jobs.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 
 OFFER = "instance types"
 QUOTA = "vCPU quotas"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, StageTemplates
-from jobs.instance_types import INSTANCE_TYPES
+from jobs.contract.instance_types import INSTANCE_TYPES
 
 _GUIDE = "AWS Batch User Guide"
 _STRATEGIES = {
@@ -76,7 +76,7 @@ def nothing_idle(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-ComputeEnvironment-ExplicitInstanceTypes",
-    next_step="name instance types that have a row in jobs/instance_types.py",
+    next_step="name instance types that have a row in jobs/contract/instance_types.py",
     source=f"{_GUIDE}, compute environment parameters: 'optimal' and families let Batch choose",
 )
 def explicit_instance_types(stage: StageTemplates) -> Iterable[Finding]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, JOB_DEFINITION, Resource, StageTemplates
-from jobs.catalog import CATALOG
-from jobs.instance_types import INSTANCE_TYPES
-from jobs.queues import GAUDI_MULTINODE
-from jobs.stage import job_definition_parameter, queue_parameter
+from jobs.contract.catalog import CATALOG
+from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.queues import GAUDI_MULTINODE
+from jobs.contract.stage import job_definition_parameter, queue_parameter
 
 _GUIDE = "AWS Batch User Guide"
 _DEFINITION_BYTES = 24 * 1024
@@ -256,7 +256,7 @@ def _efa_interfaces_of_multinode(stage: StageTemplates) -> int | None:
 
 @rule(
     "TY-JobDefinition-Fits",
-    next_step="ask for no more than job_memory_mib and the vCPUs of the row in jobs/instance_types.py",
+    next_step="ask for no more than job_memory_mib and the vCPUs of the row in jobs/contract/instance_types.py",
     source=f"{_GUIDE}, Jobs stuck in RUNNABLE: MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
 )
 def fits(stage: StageTemplates) -> Iterable[Finding]:
@@ -330,7 +330,7 @@ def role_of_its_team(stage: StageTemplates) -> Iterable[Finding]:
 @rule(
     "TY-JobDefinition-BothWays",
     next_step="publish a definition of several nodes for each accelerated kind and team, or no multi-node queue",
-    source="jobs/plan.py: a submission of several nodes takes the definition published for them",
+    source="jobs/contract/plan.py: a submission of several nodes takes the definition published for them",
 )
 def both_ways(stage: StageTemplates) -> Iterable[Finding]:
     """A definition is of one node or of several, never both: where the stage has a multi-node queue but a kind lacks

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import JOB_QUEUE, SCHEDULING_POLICY, Resource, StageTemplates
-from jobs.queues import QUEUES
+from jobs.contract.queues import QUEUES
 
 _GUIDE = "AWS Batch User Guide"
 _REMEDIED_REASONS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, LAUNCH_TEMPLATE, Resource, StageTemplates, text
-from jobs.instance_types import INSTANCE_TYPES
+from jobs.contract.instance_types import INSTANCE_TYPES
 
 _GUIDE = "AWS Batch User Guide, Use Amazon EC2 launch templates"
 _IGNORED = (

@@ -11,12 +11,12 @@ import typer
 from typer.core import TyperGroup
 
 from jobs.cli.completion import complete_run
-from jobs.cli.images_app import images
+from jobs.cli.images.app import images
 from jobs.cli.options import BuildArguments, Detach, DryRun, Follow, Network, Output, Wait, Yes
-from jobs.stage import DEFAULT_STAGE
+from jobs.contract.stage import DEFAULT_STAGE
 
 if TYPE_CHECKING:
-    from jobs.aws import Aws
+    from jobs.aws.connection import Aws
     from jobs.cli.submit import How
 
 GLOBAL_OPTIONS = ("--profile", "--region", "--stage")
@@ -61,7 +61,7 @@ class Target:
     stage: str
 
     def aws(self) -> "Aws":
-        from jobs.aws import Aws
+        from jobs.aws.connection import Aws
 
         return Aws(self.profile, self.region)
 
@@ -298,7 +298,7 @@ def schema() -> None:
     """Print the JSON Schema of a spec, for editors."""
     import json
 
-    from jobs.spec import spec_json_schema
+    from jobs.contract.spec import spec_json_schema
 
     print(json.dumps(spec_json_schema(), indent=2))
 

@@ -7,9 +7,9 @@ import typer
 
 def complete_run(ctx: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     """Run ids of the stage, the newest first; none where AWS does not answer: Tab is no place for an error."""
-    from jobs.aws import Aws
-    from jobs.batch import read_stage
-    from jobs.storage import LATEST, stored_runs
+    from jobs.aws.connection import Aws
+    from jobs.client.batch import read_stage
+    from jobs.client.storage import LATEST, stored_runs
 
     options = ctx.parent.params if ctx.parent else {}
     try:

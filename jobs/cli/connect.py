@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from jobs import batch, port_forwarding, storage
-from jobs.aws import Aws
-from jobs.catalog import CATALOG
+from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.runs import job_of
-from jobs.errors import Detached, TrainyardError, UsageError
-from jobs.follow import may_go_on
-from jobs.job import Job
-from jobs.runs import NOTEBOOK, NotebookServer
-from jobs.stage import DeployedStage
-from jobs.storage import StoredRun
-from jobs.waiting import findings, is_waiting
+from jobs.client import batch, port_forwarding, storage
+from jobs.client.follow import may_go_on
+from jobs.client.job import Job
+from jobs.client.storage import StoredRun
+from jobs.client.why import findings, is_waiting
+from jobs.contract.catalog import CATALOG
+from jobs.contract.errors import Detached, TrainyardError, UsageError
+from jobs.contract.runs import NOTEBOOK, NotebookServer
+from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 2.0
 _KIND = CATALOG["notebook"].name

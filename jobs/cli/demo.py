@@ -14,17 +14,17 @@ from pathlib import Path
 
 from rich.text import Text
 
-from jobs import storage
-from jobs.aws import Aws
-from jobs.batch import read_stage
+from jobs.aws.connection import Aws
 from jobs.cli import demo_data, embedded, tables
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send, watch
-from jobs.errors import Detached, JobFailedError
-from jobs.locations import DATA
-from jobs.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
-from jobs.spec import JobSpec
-from jobs.stage import DEFAULT_STAGE, DeployedStage
+from jobs.client import storage
+from jobs.client.batch import read_stage
+from jobs.contract.errors import Detached, JobFailedError
+from jobs.contract.locations import DATA
+from jobs.contract.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
@@ -61,7 +61,7 @@ def _deploy(steps: "Steps", server: embedded.Server) -> None:
 
 
 def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[str], network: str | None) -> None:
-    from jobs.cli.images_push import push_images
+    from jobs.cli.images.push import push_images
     from jobs.images.stage_images import StageImages
 
     aws = Aws()

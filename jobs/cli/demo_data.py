@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.aws import Aws
-from jobs.errors import ConfigurationError
-from jobs.runs import S3Location
+from jobs.aws.connection import Aws
+from jobs.contract.errors import ConfigurationError
+from jobs.contract.runs import S3Location
 
 HELD_OUT_SENTENCES = 1_000
 TRAINING_SENTENCES = 1_600

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 from urllib.error import URLError
 
-from jobs.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 
 START_TIMEOUT_SECONDS = 60.0
 ANSWER_TIMEOUT_SECONDS = 10.0

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.errors import Detached, TrainyardError
+from jobs.contract.errors import Detached, TrainyardError
 
 ABORTED_EXIT_CODE = 1
 
@@ -60,7 +60,7 @@ def _usage_error(error: Any) -> TrainyardError:
 
 def _explain(error: Exception) -> TrainyardError | None:
     if "botocore" in sys.modules:
-        from jobs.aws import explain
+        from jobs.aws.errors import explain
 
         if explained := explain(error):
             return explained

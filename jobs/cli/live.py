@@ -13,16 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from jobs.cli.tables import duration, stderr
-from jobs.errors import Detached
-from jobs.job import Job
-from jobs.logs import LogLine
-from jobs.runs import Progress as ProgressLine
+from jobs.client.job import Job
+from jobs.client.logs import LogLine
+from jobs.contract.errors import Detached
+from jobs.contract.runs import Progress as ProgressLine
 
 _TAIL_LINES = 15
 
 
 class LiveView:
-    """Shows what `jobs.follow.follow` yields, until it is closed.
+    """Shows what `jobs.client.follow.follow` yields, until it is closed.
 
     On a terminal, lines of progress feed a bar and the other lines pass above it. Elsewhere every line is printed.
     """

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from jobs.cli import embedded, tables
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 
 def up(

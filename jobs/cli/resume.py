@@ -11,22 +11,22 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from jobs import batch, storage
-from jobs.arguments import changed
-from jobs.aws import Aws
-from jobs.budget import NOTHING_SPENT, spent
-from jobs.claims import Claim
+from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.spec_file import read_spec_text
 from jobs.cli.submit import How, confirm, finish, send
-from jobs.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
-from jobs.follow import may_go_on
-from jobs.job import Job
-from jobs.plan import Continued, Plan, plan
-from jobs.runs import SPEC, Receipt
-from jobs.spec import JobSpec
-from jobs.stage import DeployedStage
-from jobs.storage import StoredRun
+from jobs.client import batch, storage
+from jobs.client.claims import Claim
+from jobs.client.follow import may_go_on
+from jobs.client.job import Job
+from jobs.client.storage import StoredRun
+from jobs.contract.arguments import changed
+from jobs.contract.budget import NOTHING_SPENT, spent
+from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
+from jobs.contract.plan import Continued, Plan, plan
+from jobs.contract.runs import SPEC, Receipt
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
 
 _FIXED = ("name", "job", "team")
 """Keys of a spec that say which run it is."""

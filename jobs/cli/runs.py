@@ -6,13 +6,13 @@ from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path
 
-from jobs import batch, storage
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.errors import NotFoundError, TrainyardError, UsageError
-from jobs.job import Job
-from jobs.runs import Receipt
-from jobs.stage import DeployedStage
+from jobs.client import batch, storage
+from jobs.client.job import Job
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.runs import Receipt
+from jobs.contract.stage import DeployedStage
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -95,7 +95,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
 def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     """`trainyard why`."""
-    from jobs.waiting import findings, is_waiting
+    from jobs.client.why import findings, is_waiting
 
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
@@ -135,9 +135,9 @@ def _ended_by(job: Job, receipt: Receipt | None) -> str:
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:
     """`trainyard logs`."""
     from jobs.cli.live import LiveView, detaching, print_heading, print_line
-    from jobs.follow import follow as follow_job
-    from jobs.follow import may_go_on
-    from jobs.logs import LogReader
+    from jobs.client.follow import follow as follow_job
+    from jobs.client.follow import may_go_on
+    from jobs.client.logs import LogReader
 
     after = parse_since(since) if since else None
     stage = batch.read_stage(aws, stage_name)
@@ -164,7 +164,7 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
 
 def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
     """`trainyard cancel`."""
-    from jobs.follow import may_go_on
+    from jobs.client.follow import may_go_on
 
     stage = batch.read_stage(aws, stage_name)
     job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)

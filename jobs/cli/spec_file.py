@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from jobs.errors import NotFoundError, UsageError, did_you_mean
-from jobs.spec import JobSpec, parse_spec
+from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
+from jobs.contract.spec import JobSpec, parse_spec
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
 

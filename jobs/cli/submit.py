@@ -11,23 +11,30 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TextIO
 
-from jobs.aws import Aws
-from jobs.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
-from jobs.batch import submit as submit_job
+from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.live import LiveView, detaching
 from jobs.cli.spec_file import read_specs
-from jobs.errors import Detached, JobFailedError, MaybeSubmittedError, TimedOutError, TrainyardError, UsageError
-from jobs.follow import follow
-from jobs.job import Job
-from jobs.logs import LogReader
-from jobs.moves import is_reclaim
-from jobs.plan import Plan, plan
-from jobs.references import resolve
-from jobs.runs import Receipt, S3Location, new_run_id
-from jobs.spec import JobSpec
-from jobs.stage import DeployedStage
-from jobs.storage import check_inputs, delete_spec, put_spec, read_receipt
+from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
+from jobs.client.batch import submit as submit_job
+from jobs.client.follow import follow
+from jobs.client.job import Job
+from jobs.client.logs import LogReader
+from jobs.client.references import resolve
+from jobs.client.storage import check_inputs, delete_spec, put_spec, read_receipt
+from jobs.contract.errors import (
+    Detached,
+    JobFailedError,
+    MaybeSubmittedError,
+    TimedOutError,
+    TrainyardError,
+    UsageError,
+)
+from jobs.contract.moves import is_reclaim
+from jobs.contract.plan import Plan, plan
+from jobs.contract.runs import Receipt, S3Location, new_run_id
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
 
 
 class How(Enum):

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.budget import NOTHING_SPENT
-from jobs.job import Job, JobAttempt
-from jobs.plan import Plan
-from jobs.runs import Receipt
+from jobs.client.job import Job, JobAttempt
+from jobs.contract.budget import NOTHING_SPENT
+from jobs.contract.plan import Plan
+from jobs.contract.runs import Receipt
 
 if TYPE_CHECKING:
-    from jobs.waiting import Finding
+    from jobs.client.why import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
 _RESULT_LABELS = {

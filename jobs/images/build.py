@@ -19,13 +19,13 @@ import docker
 from docker.errors import ImageNotFound
 from docker.models.images import Image as DockerImage
 
-from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
+from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
+from jobs.contract.image_hierarchy import Image, image, with_descendants
+from jobs.contract.releases import Release
 from jobs.images import engine
 from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
-from jobs.images.hierarchy import Image, image, with_descendants
 from jobs.images.lock import lock_file
 from jobs.images.revision import ROOT, image_tag, is_dirty, local_name, source_commit, source_revision
-from jobs.releases import Release
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
 """Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""

@@ -19,10 +19,10 @@ from docker.context import ContextAPI
 from docker.errors import APIError, DockerException
 from docker.models.images import Image as DockerImage
 
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.contract.errors import ConfigurationError, TrainyardError
 
 PLATFORM = "linux/amd64"
-"""Of every image: the instances of jobs/instance_types.py are all x86-64, and so are the packages that are locked."""
+"""Of every image: all instance types here are x86-64, and so are the packages that are locked."""
 
 ANSWER_SECONDS = 120
 """How long the engine may take for one answer; it counts the layers of all images for some."""

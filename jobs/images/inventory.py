@@ -8,11 +8,11 @@ from datetime import datetime, timezone
 import docker
 from docker.errors import ImageNotFound
 
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
+from jobs.contract.stage import NOT_BUILT_TAG
 from jobs.images import engine
 from jobs.images.revision import image_tag, local_name
 from jobs.images.stage_images import StageImages
-from jobs.stage import NOT_BUILT_TAG
 
 
 @dataclass(frozen=True, kw_only=True)

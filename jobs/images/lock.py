@@ -8,7 +8,7 @@ images/<child>/requirements/<parent>/<release>.txt, which leaves all that its pa
 
 Needs the development environment (uv) and a package index. A package has the version that the laptop has
 (requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
-is hashed: Gaudi and the other rows of jobs/instance_types.py are all of that architecture.
+is hashed: Gaudi and the other rows of jobs/contract/instance_types.py are all of that architecture.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from pathlib import Path
 
 import tomllib
 
-from jobs.errors import ConfigurationError, TrainyardError
-from jobs.images.hierarchy import Image, image, images
-from jobs.releases import Release, release, releases
+from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.image_hierarchy import Image, image, images
+from jobs.contract.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,16 +24,16 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.images import Image as DockerImage
 
-from jobs.aws import Aws
-from jobs.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
+from jobs.aws.connection import Aws
+from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError
+from jobs.contract.image_hierarchy import Image
+from jobs.contract.image_hierarchy import image as image_called
+from jobs.contract.releases import release
+from jobs.contract.stage import image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.build import BASE_LABEL, default_base
-from jobs.images.hierarchy import Image
-from jobs.images.hierarchy import image as image_called
 from jobs.images.revision import REVISION_VARIABLE, is_dirty, local_name
 from jobs.images.stage_images import StageImages
-from jobs.releases import release
-from jobs.stage import image_parameter, parameter_path
 
 _NO_NETWORK = re.compile(
     r"connection refused|no such host|no route to host|network is unreachable|timeout|timed out|connection reset|EOF",

@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.contract.errors import ConfigurationError, TrainyardError
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.images import engine
 
 SUFFIX = ".spdx.json"

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.aws import Aws
-from jobs.errors import ConfigurationError, did_you_mean
-from jobs.images.hierarchy import Image, child_name, image, images
-from jobs.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter, parameter_path
+from jobs.aws.connection import Aws
+from jobs.contract.errors import ConfigurationError, did_you_mean
+from jobs.contract.image_hierarchy import Image, child_name, image, images
+from jobs.contract.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter, parameter_path
 
 _PARAMETERS_OF_A_CALL = 10
 """GetParameters' own limit."""

@@ -3,8 +3,8 @@
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Arguments
-from jobs.job_kind import JobKind
+from jobs.contract.arguments import Arguments
+from jobs.contract.job_kind import JobKind
 
 
 class FabricCheck(Arguments):
@@ -35,7 +35,7 @@ class FabricCheck(Arguments):
 KIND = JobKind(
     name="fabric-check",
     summary="check and measure what connects the ranks",
-    entrypoint="jobs.train.fabric_check",
+    entrypoint="jobs.train.kinds.fabric_check.entrypoint",
     arguments=FabricCheck,
     accelerated=True,
     timeout_hours=1,

@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Model, Tables
-from jobs.job_kind import JobKind
-from jobs.recipe import Recipe
+from jobs.contract.arguments import Model, Tables
+from jobs.contract.job_kind import JobKind
+from jobs.contract.recipe import Recipe
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli"]
 """GLUE's classification tasks (all but STS-B, which is a regression)."""
@@ -59,7 +59,7 @@ class FinetuneClassification(Recipe):
 KIND = JobKind(
     name="finetune-classification",
     summary="fine-tune an encoder on labelled sentences or pairs",
-    entrypoint="jobs.train.finetune_classification",
+    entrypoint="jobs.train.kinds.finetune_classification",
     arguments=FinetuneClassification,
     accelerated=True,
     timeout_hours=12,

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from jobs.job_kind import JobKind
+from jobs.contract.job_kind import JobKind
 from jobs.kinds.finetune_classification import FinetuneClassification
 
 
@@ -25,7 +25,7 @@ class FinetuneRay(FinetuneClassification):
 KIND = JobKind(
     name="finetune-ray",
     summary="the same, on workers of Ray Train",
-    entrypoint="jobs.train.finetune_ray",
+    entrypoint="jobs.train.kinds.finetune_ray.entrypoint",
     arguments=FinetuneRay,
     accelerated=True,
     timeout_hours=12,

@@ -4,8 +4,8 @@ import re
 
 from pydantic import Field, field_validator
 
-from jobs.arguments import Arguments, Folder
-from jobs.job_kind import JobKind
+from jobs.contract.arguments import Arguments, Folder
+from jobs.contract.job_kind import JobKind
 
 
 class Notebook(Arguments):
@@ -30,7 +30,7 @@ class Notebook(Arguments):
 KIND = JobKind(
     name="notebook",
     summary="JupyterLab and TensorBoard on the instance",
-    entrypoint="jobs.train.notebook",
+    entrypoint="jobs.train.kinds.notebook.entrypoint",
     arguments=Notebook,
     accelerated=True,
     timeout_hours=12,

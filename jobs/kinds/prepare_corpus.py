@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Arguments, Documents, HubRepository
-from jobs.job_kind import JobKind
+from jobs.contract.arguments import Arguments, Documents, HubRepository
+from jobs.contract.job_kind import JobKind
 
 
 class PrepareCorpus(Arguments):
@@ -62,7 +62,7 @@ class PrepareCorpus(Arguments):
 KIND = JobKind(
     name="prepare-corpus",
     summary="gather documents into a corpus, with a part held out",
-    entrypoint="jobs.train.prepare_corpus",
+    entrypoint="jobs.train.kinds.prepare_corpus",
     arguments=PrepareCorpus,
     accelerated=False,
     one_process=True,

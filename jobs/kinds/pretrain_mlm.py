@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.arguments import Artifact, Folder, OfKind
-from jobs.job_kind import JobKind
-from jobs.recipe import Recipe
+from jobs.contract.arguments import Artifact, Folder, OfKind
+from jobs.contract.job_kind import JobKind
+from jobs.contract.recipe import Recipe
 
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 
@@ -69,7 +69,7 @@ class PretrainMlm(Recipe):
 KIND = JobKind(
     name="pretrain-mlm",
     summary="pre-train a BERT by masked language modelling",
-    entrypoint="jobs.train.pretrain_mlm",
+    entrypoint="jobs.train.kinds.pretrain_mlm",
     arguments=PretrainMlm,
     accelerated=True,
     timeout_hours=24,

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact, HubRepository, OfKind
-from jobs.job_kind import JobKind
+from jobs.contract.arguments import Arguments, Artifact, HubRepository, OfKind
+from jobs.contract.job_kind import JobKind
 
 
 class Tokenize(Arguments):
@@ -34,7 +34,7 @@ class Tokenize(Arguments):
 KIND = JobKind(
     name="tokenize",
     summary="turn a corpus into packed token ids",
-    entrypoint="jobs.train.tokenize",
+    entrypoint="jobs.train.kinds.tokenize",
     arguments=Tokenize,
     accelerated=False,
     one_process=True,

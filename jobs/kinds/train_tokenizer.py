@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from jobs.arguments import Arguments, Artifact, HubRepository, OfKind
-from jobs.job_kind import JobKind
+from jobs.contract.arguments import Arguments, Artifact, HubRepository, OfKind
+from jobs.contract.job_kind import JobKind
 
 
 class TrainTokenizer(Arguments):
@@ -39,7 +39,7 @@ class TrainTokenizer(Arguments):
 KIND = JobKind(
     name="train-tokenizer",
     summary="learn a WordPiece vocabulary from a corpus",
-    entrypoint="jobs.train.train_tokenizer",
+    entrypoint="jobs.train.kinds.train_tokenizer",
     arguments=TrainTokenizer,
     accelerated=False,
     one_process=True,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from jobs.errors import ConfigurationError, UsageError, did_you_mean
-from jobs.runs import ACCELERATOR_VARIABLE
+from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.contract.runs import ACCELERATOR_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ class Accelerator:
             # tests/configs/examples). GaudiTrainer does so once the training has ended, not in its midst: recording
             # detaches gradients. Training in graphs (`use_hpu_graphs_for_training`) is in none of those runs.
             "use_hpu_graphs_for_inference": True,
-            # GaudiTrainer's own throughput; ours (jobs.train.metrics) leaves the same steps out.
+            # GaudiTrainer's own throughput; ours (jobs.train.trainer.metrics) leaves the same steps out.
             "throughput_warmup_steps": self.warmup_steps,
             # DistributedDataParallel with buckets of 230 MB: optimum-habana's defaults, written down because `fast_ddp`
             # is the alternative, which reduces all gradients after the backward pass instead of during it, in bf16.

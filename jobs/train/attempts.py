@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from jobs.budget import Budget, Spent, duration_seconds, spent
-from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
-from jobs.instance_types import InstanceType, instance_type
-from jobs.queues import Capacity
-from jobs.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
-from jobs.train import s3 as object_store
+from jobs.aws import s3 as object_store
+from jobs.contract.budget import Budget, Spent, duration_seconds, spent
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.queues import Capacity
+from jobs.contract.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

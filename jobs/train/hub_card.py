@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.artifact import Manifest
-from jobs.locations import HUB, hub_parts
-from jobs.recipe import Recipe
-from jobs.runs import S3Location
+from jobs.contract.artifact import Manifest
+from jobs.contract.locations import HUB, hub_parts
+from jobs.contract.recipe import Recipe
+from jobs.contract.runs import S3Location
 
 CARD = "README.md"
 
@@ -118,7 +118,7 @@ def _origin() -> dict[str, str]:
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:
-    """Summed over the files, without those that are places (jobs.train.prepare_corpus)."""
+    """Summed over the files, without those that are places (jobs.train.kinds.prepare_corpus)."""
     names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
     return {name: manifest.count(name) for name in names}
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.arguments import Arguments
-from jobs.errors import ConfigurationError, UsageError
-from jobs.recipe import Recipe
-from jobs.runs import MANIFEST, MODEL, S3Location
-from jobs.train.artifacts import OpenArtifact, open_artifact
+from jobs.contract.arguments import Arguments
+from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.recipe import Recipe
+from jobs.contract.runs import MANIFEST, MODEL, S3Location
+from jobs.train.data.artifacts import OpenArtifact, open_artifact
 from jobs.train.hub_card import CARD, artifact_card, model_card, run_id
 
 if TYPE_CHECKING:

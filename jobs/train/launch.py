@@ -20,27 +20,27 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from jobs.errors import INTERRUPTED_EXIT_CODE, TrainyardError
-from jobs.instance_types import SCRATCH
-from jobs.queues import Capacity
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
+from jobs.contract.instance_types import SCRATCH
+from jobs.contract.queues import Capacity
 from jobs.train import accelerator as accelerators
-from jobs.train import interrupts
-from jobs.train import s3 as object_store
 from jobs.train.accelerator import Accelerator
 from jobs.train.attempts import AttemptRecord, job_id, number_in_run
-from jobs.train.budget_watch import BudgetWatch
-from jobs.train.gang import BEAT_SECONDS, GangMember
-from jobs.train.gang_address import own_address
-from jobs.train.gang_folder import GangFolder
-from jobs.train.instance_metadata import InstanceMetadata
-from jobs.train.interrupts import Interrupted
-from jobs.train.launch_request import Gang, Launch, parse
-from jobs.train.node_ranks import run_ranks
-from jobs.train.nodes import Nodes
-from jobs.train.outcome import RESUMES, End, retried
+from jobs.train.channel import read_heartbeats
+from jobs.train.launcher import interrupts
+from jobs.train.launcher.budget_watch import BudgetWatch
+from jobs.train.launcher.gang import BEAT_SECONDS, GangMember
+from jobs.train.launcher.gang_address import own_address
+from jobs.train.launcher.gang_folder import GangFolder
+from jobs.train.launcher.instance_metadata import InstanceMetadata
+from jobs.train.launcher.interrupts import Interrupted
+from jobs.train.launcher.node_ranks import run_ranks
+from jobs.train.launcher.nodes import Nodes
+from jobs.train.launcher.outcome import RESUMES, End, retried
+from jobs.train.launcher.request import Gang, Launch, parse
+from jobs.train.launcher.utilization import UtilizationLog
 from jobs.train.rank import one_line
-from jobs.train.sign import read_signs
-from jobs.train.utilization import UtilizationLog
 
 log = logging.getLogger("trainyard")
 
@@ -213,7 +213,7 @@ def _over_nodes(
     with interrupts.held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
     patience_seconds = launch.start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
-    with Nodes(launch.node, lambda: read_signs(scratch)) as nodes:
+    with Nodes(launch.node, lambda: read_heartbeats(scratch)) as nodes:
         try:
             absent = _absent(nodes, patience_seconds, gang)
         except Interrupted as interruption:

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from jobs.arguments import ArgumentsT, parse_flags
-from jobs.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
-from jobs.runs import RUN_URI_VARIABLE, S3Location
-from jobs.train.sign import Sign, SignFile
+from jobs.contract.arguments import ArgumentsT, parse_flags
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
+from jobs.contract.runs import RUN_URI_VARIABLE, S3Location
+from jobs.train.channel import Heartbeat, HeartbeatFile
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
@@ -172,14 +172,15 @@ def one_line(error: Exception) -> str:
 
 
 def _give_first_sign(rank: Rank) -> None:
-    """From now on the launcher sees it if this process is stopped; a training gives further ones (jobs.train.signs).
+    """From now on the launcher sees it if this process is stopped; a training gives further ones
+    (jobs.train.trainer.signs).
 
     No thread gives any: a process that forks should have none.
     """
-    sign = Sign(
+    sign = Heartbeat(
         rank=rank.rank, node=rank.node, pid=os.getpid(), number=0, place=0, step=0, doing="working", paced=False
     )
-    SignFile(rank.scratch, rank.local_rank).write(sign)
+    HeartbeatFile(rank.scratch, rank.local_rank).write(sign)
 
 
 def _die_with_the_launcher() -> None:

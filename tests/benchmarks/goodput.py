@@ -33,12 +33,12 @@ from xml.sax.saxutils import escape
 from rich.console import Console
 from rich.table import Table
 
-from jobs.recipe import Recipe
-from jobs.train.checkpoint_interval import interval
+from jobs.contract.recipe import Recipe
+from jobs.train.trainer.checkpoint_interval import interval
 from tests.benchmarks.launched import launcher
 from tests.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.benchmarks.trainer_overhead import packed_tokens
-from tests.jobs.train.packing import publish
+from tests.support.train.packing import publish
 
 MEAN_HOURS = (1.0, 6.0, 24.0)
 STOPPED_AT = 60

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jobs.train import corpus_files
-from jobs.train.corpus_files import END
+from jobs.train.data import corpus_files
+from jobs.train.data.corpus_files import END
 
 PACKAGES = ("python3.11-doc", "postgresql-doc-15", "debian-handbook", "linux-doc-6.1")
 SHARD_BYTES = 64 << 20

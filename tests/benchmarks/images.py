@@ -29,10 +29,10 @@ from typing import Any
 
 import docker
 
-from jobs.images.hierarchy import Image, images, with_descendants
-from tests.docker_engine import index_of_torch, python_base
-from tests.images import habana_stand_in
-from tests.jobs.images.source_tree import SourceTree
+from jobs.contract.image_hierarchy import Image, images, with_descendants
+from tests.support.images import habana_stand_in
+from tests.support.images.docker_engine import index_of_torch, python_base
+from tests.support.images.source_tree import SourceTree
 
 EDIT_TARGET_SECONDS = 5.0
 SIZE_TARGET = 1.3

@@ -40,13 +40,13 @@ from rich.table import Table
 from tests.benchmarks.launched import differences, finished, launcher
 from tests.benchmarks.moments import DENIED, NOTICES, SIGTERM, WAYS, Interruption, Moment, drawn
 from tests.benchmarks.phases import FETCH, PHASES, STEP, Phases, Rhythm
-from tests.jobs.train.faulty_s3 import FaultyS3
-from tests.jobs.train.launching import Launched, Run
-from tests.jobs.train.metadata_service import MetadataService
-from tests.jobs.train.packing import save_packed, sentences
-from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, pretraining
-from tests.jobs.train.reviews import save_tiny_bert
-from tests.jobs.train.s3_server import put
+from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.launching import Launched, Run
+from tests.support.train.metadata_service import MetadataService
+from tests.support.train.packing import save_packed, sentences
+from tests.support.train.recipes import Flags, finetuning, longer_finetuning, pretraining
+from tests.support.train.reviews import save_tiny_bert
+from tests.support.train.s3_server import put
 
 KINDS = ("finetune-classification", "pretrain-mlm")
 RANKS = (1, 2)

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.runs import MODEL, S3Location
-from tests.jobs.train.launching import Launched, NewRun, Run, environment_of
-from tests.jobs.train.s3_server import RUNS, s3_client, s3_server
+from jobs.contract.runs import MODEL, S3Location
+from tests.support.train.launching import Launched, NewRun, Run, environment_of
+from tests.support.train.s3_server import RUNS, s3_client, s3_server
 
 
 def finished(launched: Launched) -> None:

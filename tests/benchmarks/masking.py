@@ -25,8 +25,8 @@ import numpy as np
 from datasets import Dataset, load_from_disk
 from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
-from jobs.train.masked_tokens import Masking, TrainingOrder
-from jobs.train.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, PackedTokens, pack
+from jobs.train.data.masked_tokens import Masking, TrainingOrder
+from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, PackedTokens, pack
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 """Their ids are their places."""

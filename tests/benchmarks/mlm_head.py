@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import transformers
 
-from jobs.train.masked_bert import BertForMaskedLM
-from jobs.train.masked_tokens import IGNORED, Masking
+from jobs.train.data.masked_tokens import IGNORED, Masking
+from jobs.train.models.masked_bert import BertForMaskedLM
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 """Of BERT's own vocabulary."""

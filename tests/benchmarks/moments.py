@@ -11,11 +11,11 @@ from datetime import datetime, timedelta, timezone
 
 import psutil
 
-from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
-from tests.jobs.train.faulty_s3 import FaultyS3
-from tests.jobs.train.launching import Launched, Run
-from tests.jobs.train.metadata_service import NOTICE, REBALANCE, MetadataService
+from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.launching import Launched, Run
+from tests.support.train.metadata_service import NOTICE, REBALANCE, MetadataService
 
 SIGTERM, SPOT, REBALANCED = ANNOUNCED = ("SIGTERM", "Spot notice", "rebalance")
 NOTICES = (SPOT, REBALANCED)

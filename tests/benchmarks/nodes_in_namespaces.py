@@ -32,14 +32,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from jobs.errors import INTERRUPTED_EXIT_CODE
-from jobs.train.outcome import RESUMES
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.train.launcher.outcome import RESUMES
 from tests.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
 from tests.benchmarks.launched import differences, finished, launcher
 from tests.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
-from tests.jobs.train.launching import Launched, Run
-from tests.jobs.train.recipes import finetuning
-from tests.jobs.train.reviews import save_tiny_bert
+from tests.support.train.launching import Launched, Run
+from tests.support.train.recipes import finetuning
+from tests.support.train.reviews import save_tiny_bert
 
 LACKING_EXIT_CODE = 3
 FLAGS = ("--epochs=20", "--checkpoint-every-steps=20")

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.jobs.train.faulty_s3 import FaultyS3
-from tests.jobs.train.launching import Launched
+from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.launching import Launched
 
 START_UP, STEP, SAVE, UPLOAD, EVALUATION = PHASES = ("start-up", "step", "save", "upload", "evaluation")
 

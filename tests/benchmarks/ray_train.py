@@ -15,8 +15,8 @@ from pathlib import Path
 
 from jobs.cli import demo_data
 from tests.benchmarks.launched import launcher
-from tests.jobs.train.launching import Run
-from tests.jobs.train.reviews import write_jsonl
+from tests.support.train.launching import Run
+from tests.support.train.reviews import write_jsonl
 
 WORKERS = 2
 WAYS = {

@@ -8,7 +8,7 @@ One process trains on tiny batches and saves every few steps, in four ways:
     Trainer     the plain one of transformers, which writes to local disk
     uploaded    the same, and a thread uploads what was written, with checksums, to an S3 on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   what the entrypoints do (jobs/train/saving.py): the thread writes it, too
+    meanwhile   what the entrypoints do (jobs/train/trainer/saving.py): the thread writes it, too
 
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
 than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The training
@@ -35,15 +35,15 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from transformers import BertConfig, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from jobs.aws import s3 as object_store
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train import s3 as object_store
-from jobs.train.checkpoint import CheckpointUploads, Retention
-from jobs.train.masked_bert import BertForMaskedLM
-from jobs.train.metrics import RunMetrics, Throughput
+from jobs.train.models.masked_bert import BertForMaskedLM
 from jobs.train.rank import Rank
-from jobs.train.saving import saving_meanwhile
+from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
+from jobs.train.trainer.metrics import RunMetrics, Throughput
+from jobs.train.trainer.saving import saving_meanwhile
 from tests.benchmarks.launched import launcher
-from tests.jobs.train.launching import Run
+from tests.support.train.launching import Run
 
 LENGTH = 16
 TITLES = ("Trainer", "uploaded", "async_save", "meanwhile")
@@ -223,7 +223,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 def _uploads(run: Run, folder: Path) -> CheckpointUploads:
-    """As jobs.train.training makes them, in a job of one rank."""
+    """As jobs.train.trainer.training makes them, in a job of one rank."""
     store = TCPStore("localhost", 0, is_master=True)
     os.environ |= {**run.environment, "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     rank = Rank(

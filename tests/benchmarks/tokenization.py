@@ -24,12 +24,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jobs.train import corpus_files, vocabulary
-from jobs.train.corpus_files import END
-from jobs.train.corpus_packing import CorpusPacking
-from jobs.train.document_pieces import At
-from jobs.train.documents import Input
-from jobs.train.encoders import HuggingFace, load
+from jobs.train.data import corpus_files, vocabulary
+from jobs.train.data.corpus_files import END
+from jobs.train.data.corpus_packing import CorpusPacking
+from jobs.train.data.document_pieces import At
+from jobs.train.data.documents import Input
+from jobs.train.data.encoders import HuggingFace, load
 from tests.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
 
 LENGTH = 512

@@ -30,12 +30,12 @@ import numpy as np
 
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
-from jobs.train.packed_tokens import INDEX, TOKENIZER, Index, pack
-from jobs.train.pretrain_mlm import Inputs, masked_data, new_model
+from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, pack
+from jobs.train.kinds.pretrain_mlm import Inputs, masked_data, new_model
 from tests.benchmarks.launched import launcher
-from tests.jobs.train.launching import NewRun
-from tests.jobs.train.packing import publish
-from tests.jobs.train.reviews import save_tiny_bert
+from tests.support.train.launching import NewRun
+from tests.support.train.packing import publish
+from tests.support.train.reviews import save_tiny_bert
 
 LENGTH, VOCABULARY = 128, 8192
 STEPS, FIRST = 30, 10

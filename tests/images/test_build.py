@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from jobs.releases import release
-from tests.jobs.cli.terminal import Terminal
-from tests.jobs.images.source_tree import SourceTree
+from jobs.contract.releases import release
+from tests.support.images.source_tree import SourceTree
+from tests.support.jobs.terminal import Terminal
 
 # The first to ask for the base and the cpu image waits until they are there, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -314,7 +314,7 @@ def test_the_list_tells_current_from_outdated(tree: SourceTree, base: Sequence[s
     assert {key: listed[key] for key in ("tag", "revision", "id", "size_bytes")} == {
         key: first[key] for key in ("tag", "revision", "id", "size_bytes")
     }
-    tree.append("jobs/spec.py", "# edited\n")
+    tree.append("jobs/contract/spec.py", "# edited\n")
     assert (row()["tag"], row()["is_current"]) == (first["tag"], False)
     table = tree.images("list").stdout
     assert re.search(rf"^probe +outdated +{re.escape(first['tag'])} +\d+ MB", table, re.MULTILINE)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs.images.hierarchy import image
+from jobs.contract.image_hierarchy import image
+from jobs.contract.releases import release
 from jobs.images.lock import locked
-from jobs.releases import release
-from tests.jobs.images.source_tree import SourceTree
+from tests.support.images.source_tree import SourceTree
 
 pytestmark = [pytest.mark.docker, pytest.mark.cuda_image, pytest.mark.timeout(3600)]
 

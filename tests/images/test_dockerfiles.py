@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.images.hierarchy import Image, image, images
+from jobs.contract.image_hierarchy import Image, image, images
+from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.releases import Release, release, releases
 from jobs.images.lock import lock_file, locked
 from jobs.images.revision import NOT_SOURCES, SOURCES
-from jobs.instance_types import INSTANCE_TYPES
-from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 

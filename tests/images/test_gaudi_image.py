@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
+from jobs.contract.image_hierarchy import image
 from jobs.images.checks.check import Subject
-from jobs.images.hierarchy import image
-from jobs.images.image_test import run_checks
+from jobs.images.checks.run import run_checks
 from jobs.images.lock import locked
-from tests.images import habana_stand_in
-from tests.images.habana_stand_in import DEEPSPEED, ROW, Base
+from tests.support.images import habana_stand_in
+from tests.support.images.habana_stand_in import DEEPSPEED, ROW, Base
 
 # The first to ask for the image waits until it is there, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
 """Each with the check that it alone has."""
 
@@ -93,7 +93,7 @@ def test_the_job_starts_and_finds_no_hpu(docker_engine: Any, gaudi: Gaudi) -> No
 
 
 def test_the_trainer_of_a_job_trains(docker_engine: Any, gaudi: Gaudi) -> None:
-    code = (HERE / "train_on_cpu.py").read_text()
+    code = (ROOT / "tests/support/images/train_on_cpu.py").read_text()
     result = json.loads(run(docker_engine, gaudi.name, ["python", "-W", "ignore", "-c", code]).splitlines()[-1])
     assert result["trainer"] == "GaudiTrainer"
     assert result["losses"][-1] < result["losses"][0] / 4, "it did not learn"
@@ -118,7 +118,7 @@ def test_labels_say_what_is_inside(docker_engine: Any, gaudi: Gaudi) -> None:
 def test_packages_that_do_not_fit_together_fail_the_build(docker_engine: Any, gaudi: Gaudi) -> None:
     """The base's Lightning wants an older fsspec than a job has, which is only said; a job's own want is an error."""
     lock_path = "/opt/trainyard/requirements.txt"
-    script = (HERE.parents[1] / "images/shared/install-packages").read_text()
+    script = (ROOT / "images/shared/install-packages").read_text()
     check = f"grep -v '^huggingface-hub==' {lock_path} >/tmp/lock; set -- /tmp/lock; {script}"
     broken = "rm -r \"$(python3 -c 'import huggingface_hub as h; print(h.__path__[0])')\"*-info\n"
     container = docker_engine.containers.run(

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from jobs.images import hierarchy
+from jobs.contract import image_hierarchy as hierarchy
+from jobs.contract.releases import release
 from jobs.images.lock import locked
-from jobs.releases import release
-from tests.jobs.images.source_tree import SourceTree
+from tests.support.images.source_tree import SourceTree
 
 # The first one builds three images and tests them.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -31,7 +31,7 @@ BROKEN = """\
 FROM {image}
 USER 0:0
 ENV HF_TOKEN=hf_of_somebody
-RUN chmod o+w /opt/trainyard/jobs/errors.py && chown 1000 /opt/trainyard/jobs/plan.py \\
+RUN chmod o+w /opt/trainyard/jobs/contract/errors.py && chown 1000 /opt/trainyard/jobs/contract/plan.py \\
     && printf -- '-----BEGIN PRIVATE KEY-----\\nAAAA\\n' > /etc/ssl/key.pem \\
     && mkdir -p /root/.cache/pip && echo > /usr/local/bin/gcc && chmod +x /usr/local/bin/gcc \\
     && rm -r $(python -c 'import transformers; print(transformers.__path__[0])') \\
@@ -43,7 +43,7 @@ SERVE_NOTEBOOK = """\
 import json, sys, time
 from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
-from jobs.train.jupyter import JupyterLab
+from jobs.train.kinds.notebook.jupyter import JupyterLab
 
 root = Path.home() / "notebook"
 root.mkdir()
@@ -169,8 +169,8 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_
         ("command", "its own command is not the help of jobs.train.launch"),
         ("environment", "looks like a secret: HF_TOKEN"),
         ("secrets", "looks like a secret: /etc/ssl/key.pem"),
-        ("world-writable", "everybody may write: /opt/trainyard/jobs/errors.py"),
-        ("ownership", "the job's user owns what lies outside /home/trainyard: /opt/trainyard/jobs/plan.py"),
+        ("world-writable", "everybody may write: /opt/trainyard/jobs/contract/errors.py"),
+        ("ownership", "the job's user owns what lies outside /home/trainyard: /opt/trainyard/jobs/contract/plan.py"),
         ("leftovers", "left behind by the build: /root/.cache/pip"),
         ("build tools", "nothing is built in it: /usr/local/bin/gcc"),
         ("versions", "nvidia-nccl-cu[0-9]+ is missing, not"),

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 
-from jobs.releases import release
-from jobs.stage import image_parameter, image_repository_parameter, job_image_parameter
-from tests.conftest import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
-from tests.images.registry import Registry, running_registry
-from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.images.source_tree import SourceTree
-from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+from jobs.contract.releases import release
+from jobs.contract.stage import image_parameter, image_repository_parameter, job_image_parameter
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
+from tests.support.images.registry import Registry, running_registry
+from tests.support.images.source_tree import SourceTree
+from tests.support.jobs.terminal import TRAINYARD
+from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 # Two deployments and, where no other test built it before, the cpu image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]

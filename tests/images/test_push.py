@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 
 from infra.constructs.image_build import PROGRAM
-from jobs.aws import Aws
-from jobs.errors import UsageError
-from jobs.images import hierarchy
+from jobs.aws.connection import Aws
+from jobs.contract import image_hierarchy as hierarchy
+from jobs.contract.errors import UsageError
+from jobs.contract.releases import release
+from jobs.contract.stage import image_parameter, image_repository_parameter
 from jobs.images.build import default_base
 from jobs.images.push import Push, Registry, check_clean
 from jobs.images.revision import REVISION_VARIABLE
 from jobs.images.stage_images import StageImages
-from jobs.releases import release
-from jobs.stage import image_parameter, image_repository_parameter
-from tests.conftest import EmbeddedAws, run_embedded_aws
-from tests.images.registry import FrontDoor, Refusal, front_door, running_registry
-from tests.jobs.images.source_tree import ROOT, SourceTree
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.images.registry import FrontDoor, Refusal, front_door, running_registry
+from tests.support.images.source_tree import ROOT, SourceTree
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

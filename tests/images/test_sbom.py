@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.releases import release
-from tests.jobs.images.source_tree import SourceTree
+from jobs.contract.releases import release
+from tests.support.images.source_tree import SourceTree
 
 # The first to ask for the base waits until it is there.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]

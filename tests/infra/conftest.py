@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra.settings import STAGES, Stage, Team
-from tests.infra.synthesis import Templates, read_assembly, synthesise
-from tests.infra.variants import VARIANTS
+from tests.support.infra.synthesis import Templates, read_assembly, synthesise
+from tests.support.infra.variants import VARIANTS
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def templates(assembly: Path) -> Templates:
 
 @pytest.fixture(scope="session")
 def variants_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cloud assembly of the settings of tests/infra/variants.py, all in one app."""
+    """The cloud assembly of the settings of tests/support/infra/variants.py, all in one app."""
     directory = tmp_path_factory.mktemp("variants")
     synthesise(VARIANTS, directory)
     return directory
@@ -35,7 +35,7 @@ def variants_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def variants(variants_assembly: Path) -> Templates:
-    """The templates of the settings of tests/infra/variants.py."""
+    """The templates of the settings of tests/support/infra/variants.py."""
     return read_assembly(variants_assembly)
 
 

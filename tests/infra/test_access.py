@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from infra.settings import Stage, Team
-from jobs.artifact import artifact_prefix
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
-from tests.infra.synthesis import Templates, resources, synthesise
+from jobs.contract.artifact import artifact_prefix
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
+from tests.support.infra.synthesis import Templates, resources, synthesise
 
 PEOPLE = "arn:aws:iam::123456789012:role/people"
 TEAMS = tuple(Team(name=name, huggingface_token=True, member_principals=(PEOPLE,)) for name in ("research", "product"))

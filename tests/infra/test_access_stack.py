@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from infra.settings import GitHub, Team
-from jobs.stage import IMAGE_BUILD_PROJECT
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
-from tests.infra.policy_evaluation import Request, applies, as_list
-from tests.infra.synthesis import ROOT, only, resources
+from jobs.contract.stage import IMAGE_BUILD_PROJECT
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
+from tests.support.infra.policy_evaluation import Request, applies, as_list
+from tests.support.infra.synthesis import ROOT, only, resources
 
 ISSUER = "token.actions.githubusercontent.com"
 PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"

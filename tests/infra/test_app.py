@@ -15,7 +15,7 @@ from aws_cdk import aws_s3 as s3
 
 import infra.app
 from infra.settings import STAGES, TEAMS, Stage, Team
-from tests.infra.synthesis import ROOT, Templates, new_app, synthesise
+from tests.support.infra.synthesis import ROOT, Templates, new_app, synthesise
 
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")
 

@@ -7,8 +7,8 @@ from infra.architecture.__main__ import EVERYTHING, SVG, picture_of
 from infra.architecture.drawing import draw
 from infra.architecture.reading import Edge, plain, read
 from infra.settings import STAGES
-from jobs.images.hierarchy import with_descendants
-from tests.infra.synthesis import Templates
+from jobs.contract.image_hierarchy import with_descendants
+from tests.support.infra.synthesis import Templates
 
 _NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -9,10 +9,10 @@ from infra.compute_stack import ComputeStack
 from infra.network_stack import NetworkStack
 from infra.settings import Alerts, ExistingVpc, Pool, Stage, Team
 from infra.storage_stack import StorageStack
-from jobs.instance_types import INSTANCE_TYPES
-from jobs.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
-from tests.infra.instances import CPU, GAUDI, capacity, environments, queue_environments, queues
-from tests.infra.synthesis import Templates, new_app, only, read_assembly, resources
+from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
+from tests.support.infra.instances import CPU, GAUDI, capacity, environments, queue_environments, queues
+from tests.support.infra.synthesis import Templates, new_app, only, read_assembly, resources
 
 Synthesised = Callable[..., Templates]
 OLD_GAUDI = "dl1-24xlarge-1-20-0"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.settings import Alerts, GitHub, Pool, Stage, Team
-from tests.infra.synthesis import Templates, synthesise
+from tests.support.infra.synthesis import Templates, synthesise
 
 RESEARCH, PRODUCT = Team(name="research"), Team(name="product")
 BASE = Stage(name="test", teams=(RESEARCH, PRODUCT), region="us-east-1")

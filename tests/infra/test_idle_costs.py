@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from infra.idle_costs import FREE, PRICES, Line, idle_costs, table
-from tests.infra.synthesis import Templates
+from tests.support.infra.synthesis import Templates
 
 
 def test_of_every_type_it_is_known_what_it_costs_while_nothing_runs(templates: Templates, variants: Templates) -> None:

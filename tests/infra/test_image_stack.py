@@ -11,17 +11,17 @@ import pytest
 from infra.app import build
 from infra.constructs.image_build import PROGRAM
 from infra.settings import Pool, Stage, Team
-from jobs.catalog import CATALOG
-from jobs.images.hierarchy import child_name, images, with_descendants
+from jobs.contract.catalog import CATALOG
+from jobs.contract.image_hierarchy import child_name, images, with_descendants
+from jobs.contract.releases import release
+from jobs.contract.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter
 from jobs.images.revision import SOURCES
-from jobs.releases import release
-from jobs.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter
-from tests.infra.calls import permissions_of
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
-from tests.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, synthesise
+from tests.support.infra.calls import permissions_of
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
+from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, synthesise
 
 PUSHES = [
-    ROOT / "jobs/cli/images_push.py",
+    ROOT / "jobs/cli/images/push.py",
     *(path for path in (ROOT / "jobs/images").rglob("*.py") if path.name != "inventory.py"),
 ]
 """What runs as images are pushed; `jobs.images.inventory` is what people list them with."""

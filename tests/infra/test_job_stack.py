@@ -11,13 +11,13 @@ from infra.job_stack import JobStack
 from infra.network_stack import NetworkStack
 from infra.settings import STAGES, TEAMS, Stage, Team
 from infra.storage_stack import StorageStack
-from jobs.catalog import CATALOG
-from jobs.instance_types import instance_type
-from jobs.job_kind import JobKind
-from jobs.plan import CONTAINER_NAME, RETRY_RULES
-from jobs.releases import release
-from jobs.stage import DeployedStage, job_definition_parameter
-from tests.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
+from jobs.contract.catalog import CATALOG
+from jobs.contract.instance_types import instance_type
+from jobs.contract.job_kind import JobKind
+from jobs.contract.plan import CONTAINER_NAME, RETRY_RULES
+from jobs.contract.releases import release
+from jobs.contract.stage import DeployedStage, job_definition_parameter
+from tests.support.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
 MAX_DEFINITION_BYTES = 24 * 1024
 """AWS Batch's limit."""

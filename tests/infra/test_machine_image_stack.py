@@ -11,8 +11,8 @@ import yaml
 import infra.constructs.machine_image_build as build_module
 from infra.constructs.machine_image_build import DOCUMENTS
 from infra.settings import ExistingVpc, Pool
-from jobs.releases import release
-from tests.infra.synthesis import Templates, flatten, only, resources
+from jobs.contract.releases import release
+from tests.support.infra.synthesis import Templates, flatten, only, resources
 
 DL1 = "dl1-24xlarge-1-21-0"
 AMI = "ami-0123456789abcdef0"

@@ -7,12 +7,12 @@ import pytest
 
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Stage, Team
-from jobs.catalog import CATALOG
-from jobs.port_forwarding import DOCUMENT
-from tests.infra.calls import permissions_of
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
-from tests.infra.policy_evaluation import as_list
-from tests.infra.synthesis import ROOT, Templates, resources, synthesise
+from jobs.client.port_forwarding import DOCUMENT
+from jobs.contract.catalog import CATALOG
+from tests.support.infra.calls import permissions_of
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
+from tests.support.infra.policy_evaluation import as_list
+from tests.support.infra.synthesis import ROOT, Templates, resources, synthesise
 
 Context = dict[str, str | list[str]]
 

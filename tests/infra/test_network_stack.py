@@ -10,8 +10,8 @@ from constructs import Construct
 
 from infra.network_stack import NetworkStack
 from infra.settings import ExistingVpc, Pool, Stage, Team
-from jobs.instance_types import INSTANCE_TYPES
-from tests.infra.synthesis import new_app, only, read_assembly, resources
+from jobs.contract.instance_types import INSTANCE_TYPES
+from tests.support.infra.synthesis import new_app, only, read_assembly, resources
 
 Template = dict[str, Any]
 Made = Callable[..., Template]

@@ -10,9 +10,9 @@ import pytest
 
 from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Alerts, Pool, Stage, Team
-from jobs.queues import QUEUES
-from tests.infra.deployed_roles import DeployedStage
-from tests.infra.synthesis import Templates, resources, synthesise
+from jobs.contract.queues import QUEUES
+from tests.support.infra.deployed_roles import DeployedStage
+from tests.support.infra.synthesis import Templates, resources, synthesise
 
 OLD_POOL = Pool(instance_type="dl1.24xlarge", release="1.20.0")
 MEMBER = "arn:aws:iam::123456789012:role/somebody"

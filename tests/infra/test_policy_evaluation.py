@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from moto.iam.access_control import IAMPolicy, PermissionResult
 
-from tests.infra.policy_evaluation import Decision, Request, applies, evaluate, matches
+from tests.support.infra.policy_evaluation import Decision, Request, applies, evaluate, matches
 
 GET = "arn:aws:s3:::data/research/x"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from infra.settings import Pool, Stage, Team
-from jobs.catalog import CATALOG
-from jobs.instance_types import INSTANCE_TYPES
-from jobs.queues import GAUDI_SPOT, QUEUES
-from jobs.stage import job_definition_parameter, parameter_path, queue_parameter
-from tests.infra.synthesis import Templates, synthesise
+from jobs.contract.catalog import CATALOG
+from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.queues import GAUDI_SPOT, QUEUES
+from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter
+from tests.support.infra.synthesis import Templates, synthesise
 
 BASE = Stage(name="test", teams=(Team(name="research"), Team(name="product")))
 
@@ -138,7 +138,7 @@ def instance_types(templates: Templates) -> set[str]:
 
 @contextmanager
 def added_queue(name: str, row: Any) -> Iterator[None]:
-    """The table with one more row, as if it stood in jobs/queues.py."""
+    """The table with one more row, as if it stood in jobs/contract/queues.py."""
     QUEUES[name] = row
     try:
         yield

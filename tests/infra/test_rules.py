@@ -11,9 +11,9 @@ from infra.constructs.stage_stack import acknowledge
 from infra.rules import RULES
 from infra.rules.stage_templates import StageTemplates
 from infra.settings import STAGES
-from tests.infra.breaking import BREAKS, Break
-from tests.infra.synthesis import Templates, new_app
-from tests.infra.variants import VARIANTS
+from tests.support.infra.breaking import BREAKS, Break
+from tests.support.infra.synthesis import Templates, new_app
+from tests.support.infra.variants import VARIANTS
 
 
 @pytest.mark.parametrize("stage", [*STAGES, *(row.name for row in VARIANTS)])

@@ -7,8 +7,8 @@ from infra import settings
 from infra.constructs.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS, Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.settings_checks import LOG_RETENTION_DAYS, check, selected_stages
-from jobs.errors import ConfigurationError
-from jobs.releases import release, releases
+from jobs.contract.errors import ConfigurationError
+from jobs.contract.releases import release, releases
 
 FITTING = ", ".join(row.name for row in releases().values() if 1 in row.gaudi)
 OLDER = list(releases())[-1]
@@ -157,7 +157,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             "dl1.24xlarg",
             (
                 "instance type 'dl1.24xlarg' has no row; did you mean 'dl1.24xlarge'?\n"
-                "Next: add a row to jobs/instance_types.py, or name one that is there"
+                "Next: add a row to jobs/contract/instance_types.py, or name one that is there"
             ),
         ),
         (

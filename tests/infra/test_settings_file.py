@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.synthesis import ROOT
+from tests.support.infra.synthesis import ROOT
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 

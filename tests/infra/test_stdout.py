@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.infra.synthesis import ROOT
+from tests.support.infra.synthesis import ROOT
 
 
 @pytest.mark.parametrize(

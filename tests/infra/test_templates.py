@@ -15,8 +15,8 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from infra.emulator import cdk_cli
 from infra.settings import STAGES
-from tests.infra.synthesis import ROOT, Templates, flatten, read_assembly
-from tests.infra.variants import VARIANTS
+from tests.support.infra.synthesis import ROOT, Templates, flatten, read_assembly
+from tests.support.infra.variants import VARIANTS
 
 UNTAGGED_RESOURCES = {
     # Made by CDK as bare resources, out of its tags' reach; CloudFormation passes it the stack's.

@@ -9,8 +9,8 @@ import pytest
 
 from infra.rules import RULES
 from infra.rules.stage_templates import StageTemplates
-from tests.infra.breaking import BREAKS
-from tests.infra.synthesis import ROOT, Templates
+from tests.support.infra.breaking import BREAKS
+from tests.support.infra.synthesis import ROOT, Templates
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from jobs import batch
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.stage import DEFAULT_STAGE, DeployedStage
-from tests.conftest import EmbeddedAws
-from tests.jobs.faulty_proxy import FaultyProxy
-from tests.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, environment_of, planned_to_run, wait_for
+from jobs.client import batch
+from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.faulty_proxy import FaultyProxy
+from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, environment_of, planned_to_run, wait_for
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

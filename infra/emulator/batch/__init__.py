@@ -16,7 +16,7 @@ from infra.emulator.batch.executor import Executor
 from infra.emulator.batch.process_executor import ProcessExecutor
 from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
-from jobs.errors import UsageError, did_you_mean
+from jobs.contract.errors import UsageError, did_you_mean
 
 __all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
 

@@ -16,7 +16,7 @@ from docker.types import Mount, Ulimit
 from infra.emulator.batch.executor import CannotStartError, ContainerRun, Exit
 from infra.emulator.batch.job_definition import resource
 from infra.emulator.ecr import in_registry, is_in_ecr
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 from jobs.images import engine
 
 JOB_LABEL = "trainyard.job-id"

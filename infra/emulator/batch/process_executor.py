@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from infra.emulator.batch.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 PASSED_VARIABLES = (
     "LANG",

@@ -6,7 +6,7 @@ timeouts") and the API reference of SubmitJob and CreateJobQueue.
 
 import os
 
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 MAX_JOB_DEFINITION_BYTES = 24 * 1024
 MAX_SUBMIT_BYTES = 30 * 1024

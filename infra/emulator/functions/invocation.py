@@ -15,7 +15,7 @@ from infra.emulator.batch.executor import CannotStartError
 from infra.emulator.batch.logs import LogStreamWriter
 from infra.emulator.functions import environment as environments
 from infra.emulator.functions.environment import Environment
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from infra.emulator.functions.function import Function

@@ -7,11 +7,11 @@ from typing import Any
 import docker
 from docker.errors import ImageNotFound
 
-from jobs.errors import NotFoundError
+from jobs.contract.errors import NotFoundError
+from jobs.contract.image_hierarchy import Image
+from jobs.contract.releases import Release
 from jobs.images import engine
-from jobs.images.hierarchy import Image
 from jobs.images.revision import image_tag, local_name
-from jobs.releases import Release
 
 
 class CheckFailedError(Exception):

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from jobs.contract.image_hierarchy import image
 from jobs.images import engine
 from jobs.images.build import BASE_LABEL, COMMIT_LABEL
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, Subject
-from jobs.images.hierarchy import image
 
 TITLE, VERSION, REVISION, BASE_NAME = (
     f"org.opencontainers.image.{key}" for key in ("title", "version", "revision", "base.name")

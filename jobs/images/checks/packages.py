@@ -1,11 +1,11 @@
 """Checks of an image's Python packages: the versions that were locked, fitting together, and able to be imported."""
 
-from jobs.catalog import CATALOG
+from jobs.contract.catalog import CATALOG
+from jobs.contract.image_hierarchy import Image, image
+from jobs.contract.releases import Release
 from jobs.images.checks import container
 from jobs.images.checks.check import Subject
-from jobs.images.hierarchy import Image, image
 from jobs.images.lock import contents, locked
-from jobs.releases import Release
 
 _OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.train.launch")
 _OF_GAUDI = ("optimum.habana", "habana_frameworks.torch")

@@ -6,10 +6,10 @@ from typing import Any
 
 from docker.types import DeviceRequest
 
-from jobs.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, LeftOut, Subject
-from jobs.instance_types import INSTANCE_TYPES
 
 _PORT = 9000
 """On the container's own loopback, where nothing else listens."""
@@ -48,7 +48,7 @@ def sigterm(subject: Subject) -> str:
     """The launcher waits for an answer of S3's when SIGTERM comes to the init process."""
     instance = next((row.name for row in INSTANCE_TYPES.values() if row.image == subject.image.root), None)
     if instance is None:
-        raise LeftOut(f"no row of jobs/instance_types.py runs images of '{subject.image.root}'")
+        raise LeftOut(f"no row of jobs/contract/instance_types.py runs images of '{subject.image.root}'")
     launch = (
         f"python -m jobs.train.launch --instance-type={instance} --nproc-per-node=1 finetune-classification "
         "--model=s3://bucket/model --train-data=s3://bucket/train.jsonl"

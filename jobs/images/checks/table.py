@@ -1,8 +1,8 @@
 """All checks of an image, one a row, in the order they are made."""
 
+from jobs.contract.image_hierarchy import Image
 from jobs.images.checks import configuration, files, packages, processes
 from jobs.images.checks.check import Check
-from jobs.images.hierarchy import Image
 
 
 def _is_ray(image: Image) -> bool:

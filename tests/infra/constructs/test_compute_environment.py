@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from infra.settings import Pool
-from tests.infra.instances import CPU, GAUDI, capacity, environments, launch_data
-from tests.infra.synthesis import Templates, only, resources
+from tests.support.infra.instances import CPU, GAUDI, capacity, environments, launch_data
+from tests.support.infra.synthesis import Templates, only, resources
 
 Synthesised = Callable[..., Templates]
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.settings import ExistingVpc
-from tests.infra.synthesis import Templates, resources
+from tests.support.infra.synthesis import Templates, resources
 
 Synthesised = Callable[..., Templates]
 

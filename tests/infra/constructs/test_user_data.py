@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from infra.constructs.shared_file_system import CONTAINER_PATH
-from jobs.instance_types import STOP_TIMEOUT_SECONDS
-from tests.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
-from tests.infra.synthesis import Templates
+from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS
+from tests.support.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
+from tests.support.infra.synthesis import Templates
 
 Synthesised = Callable[..., Templates]
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"

@@ -7,7 +7,7 @@ import pytest
 
 from infra.emulator import cdk_cli
 from infra.settings import STAGES
-from tests.conftest import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws
 
 pytestmark = pytest.mark.timeout(300)  # the first waits for the stage to be deployed
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import EmbeddedAws
-from tests.infra.emulator.stack_requests import parameter, stack_of, template
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.emulator.stack_requests import parameter, stack_of, template
 
 TIER = {"Tier": {"Type": "String", "Default": "Standard"}, "Secret": {"Type": "String", "NoEcho": True}}
 

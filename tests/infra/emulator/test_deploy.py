@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from infra.settings import STAGES
-from jobs.queues import CPU_SPOT, GAUDI_SPOT
-from jobs.stage import (
+from jobs.contract.queues import CPU_SPOT, GAUDI_SPOT
+from jobs.contract.stage import (
     CPU_INSTANCE_TYPE,
     DATA_BUCKET,
     INSTANCE_TYPE,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from infra.settings import STAGES
-from jobs.plan import plan
-from jobs.queues import QUEUES
-from jobs.spec import parse_spec
-from jobs.stage import DeployedStage, parameter_path
-from tests.conftest import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
+from jobs.contract.plan import plan
+from jobs.contract.queues import QUEUES
+from jobs.contract.spec import parse_spec
+from jobs.contract.stage import DeployedStage, parameter_path
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
 
 RUN_ID = "probe-20261121-120005-00ab"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.conftest import EmbeddedAws, run_embedded_aws
-from tests.infra.emulator.batch.batch_calls import Batch, prepare
-from tests.infra.emulator.event_calls import inject, messages, policy, queue_of, rule
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.emulator.batch_calls import Batch, prepare
+from tests.support.emulator.event_calls import inject, messages, policy, queue_of, rule
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.conftest import EmbeddedAws, run_embedded_aws
-from tests.infra.emulator.batch.batch_calls import until
-from tests.infra.emulator.event_calls import messages, queue_of, rule
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.emulator.batch_calls import until
+from tests.support.emulator.event_calls import messages, queue_of, rule
 
 
 @pytest.fixture(scope="module")

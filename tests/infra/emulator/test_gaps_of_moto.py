@@ -8,8 +8,8 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from tests.infra.emulator import gaps_of_resources, gaps_of_services, gaps_of_stacks
-from tests.infra.emulator.stack_requests import Clients
+from tests.support.emulator import gaps_of_resources, gaps_of_services, gaps_of_stacks
+from tests.support.emulator.stack_requests import Clients
 
 GAPS = (*gaps_of_stacks.GAPS, *gaps_of_resources.GAPS, *gaps_of_services.GAPS)
 

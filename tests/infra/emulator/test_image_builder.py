@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.stack_requests import parameter, resources_of, stack_of, template
+from tests.support.emulator.stack_requests import parameter, resources_of, stack_of, template
 
 
 def recipe(version: str) -> dict[str, Any]:

@@ -14,11 +14,11 @@ import pytest
 
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.settings import STAGES
-from jobs.catalog import CATALOG
-from jobs.queues import CPU_SPOT, GAUDI_SPOT
-from jobs.stage import job_definition_parameter, parameter_path, queue_parameter, share_identifier
-from tests.conftest import EmbeddedAws, run_embedded_aws
-from tests.infra.emulator.batch.batch_calls import ENDED, until
+from jobs.contract.catalog import CATALOG
+from jobs.contract.queues import CPU_SPOT, GAUDI_SPOT
+from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter, share_identifier
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.emulator.batch_calls import ENDED, until
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
 
@@ -48,7 +48,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_batch as batch, aws_ssm as ssm
 from infra.app import build
 from infra.settings import STAGES, Team
-from jobs.catalog import CATALOG
+from jobs.contract.catalog import CATALOG
 
 {before}
 app = cdk.App()

@@ -11,8 +11,8 @@ from infra.emulator import cdk_cli
 from infra.network_stack import NetworkStack
 from infra.settings import ExistingVpc, Stage, Team
 from infra.storage_stack import StorageStack
-from tests.conftest import EmbeddedAws, run_embedded_aws
-from tests.infra.synthesis import new_app
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.infra.synthesis import new_app
 
 Deploy = Callable[..., str]
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from infra.emulator import ACCOUNT_ID, REGION
-from tests.conftest import EmbeddedAws
-from tests.infra.emulator.event_calls import messages, queue_of, rule
-from tests.infra.emulator.stack_requests import parameter, stack_of, template
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.emulator.event_calls import messages, queue_of, rule
+from tests.support.emulator.stack_requests import parameter, stack_of, template
 
 
 def watch(aws: EmbeddedAws, stack: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import EmbeddedAws
-from tests.infra.functions.messages import Inbox
-from tests.infra.functions.waiting import wait_until
-from tests.jobs.submitting import environment_of
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.messages import Inbox
+from tests.support.jobs.submitting import environment_of
+from tests.support.waiting import wait_until
 
 STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
 

@@ -19,12 +19,12 @@ from infra.functions.move_to_on_demand import (
     handler,
     with_children,
 )
-from jobs.errors import INTERRUPTED_EXIT_CODE
-from jobs.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
-from jobs.plan import RETRY_RULES
-from jobs.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
+from jobs.contract.plan import RETRY_RULES
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from tests.infra.functions.conftest import World
-from tests.infra.functions.waiting import wait_until
+from tests.support.waiting import wait_until
 
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 SLEEP = ("sleep", "600")

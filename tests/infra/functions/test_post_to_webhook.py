@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.functions.post_to_webhook import WebhookError, handler, post
-from tests.conftest import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws
 
 PATH = "/services/T0000/B0000/very-secret"
 

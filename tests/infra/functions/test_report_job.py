@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from infra.functions.report_job import Report, Rules, handler, metrics, report
-from jobs.errors import INTERRUPTED_EXIT_CODE
-from jobs.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
-from jobs.plan import RETRY_RULES
-from jobs.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
+from jobs.contract.plan import RETRY_RULES
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from tests.infra.functions.conftest import World
-from tests.infra.functions.messages import Inbox
-from tests.infra.functions.waiting import wait_until
+from tests.support.infra.messages import Inbox
+from tests.support.waiting import wait_until
 
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 

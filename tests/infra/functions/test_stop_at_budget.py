@@ -10,9 +10,9 @@ import pytest
 
 from infra.functions import stop_at_budget
 from infra.functions.stop_at_budget import STOP_TAG, Rules, handler, next_month
-from jobs.stage import budget_parameter, budget_stop_parameter, job_definition_parameter, member_role_parameter
+from jobs.contract.stage import budget_parameter, budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.functions.conftest import World
-from tests.infra.functions.messages import Inbox
+from tests.support.infra.messages import Inbox
 
 STAGE_TOPIC = "arn:aws:sns:us-east-1:123456789012:stage"
 TEAM_TOPIC = "arn:aws:sns:us-east-1:123456789012:team"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from infra.functions.tag_instances import Tagger, by_cluster, container_instances, handler
-from tests.conftest import EmbeddedAws
 from tests.infra.functions.conftest import World
+from tests.support.embedded_aws import EmbeddedAws
 
 
 def start_instance(aws: EmbeddedAws, cluster: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from infra.emulator import CREDENTIALS
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
 from infra.settings import Stage, Team
-from tests.conftest import EmbeddedAws, run_embedded_aws
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 
 Ask = Callable[..., list[Finding]]
 

@@ -5,9 +5,9 @@ import pytest
 
 from infra.preflight.capacity import offers, quotas
 from infra.settings import ExistingVpc, Pool
-from jobs.instance_types import INSTANCE_TYPES
-from tests.conftest import EmbeddedAws
+from jobs.contract.instance_types import INSTANCE_TYPES
 from tests.infra.preflight.conftest import Ask
+from tests.support.embedded_aws import EmbeddedAws
 
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 

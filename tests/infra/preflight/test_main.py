@@ -8,8 +8,8 @@ import pytest
 
 from infra import settings
 from infra.preflight.__main__ import main
-from tests.conftest import EmbeddedAws
 from tests.infra.preflight.conftest import stage_of
+from tests.support.embedded_aws import EmbeddedAws
 
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 

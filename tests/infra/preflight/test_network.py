@@ -7,8 +7,8 @@ from infra.network_plan import ENDPOINT_SERVICES
 from infra.preflight.finding import Finding
 from infra.preflight.network import existing_vpc
 from infra.settings import ExistingVpc
-from tests.conftest import EmbeddedAws
 from tests.infra.preflight.conftest import Ask
+from tests.support.embedded_aws import EmbeddedAws
 
 REGION = "us-east-1"
 

@@ -12,8 +12,8 @@ from infra.preflight.prerequisites import (
     webhook_secret,
 )
 from infra.settings import Alerts, GitHub
-from tests.conftest import EmbeddedAws
 from tests.infra.preflight.conftest import Ask
+from tests.support.embedded_aws import EmbeddedAws
 
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 

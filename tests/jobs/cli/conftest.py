@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.submitting import SPEC
+from tests.support.jobs.submitting import SPEC
+from tests.support.jobs.terminal import TRAINYARD
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -17,19 +17,19 @@ from typing import Any
 import psutil
 import pytest
 
-from jobs import batch
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli.spec_file import read_spec
 from jobs.cli.submit import plan_run, send
-from jobs.job import Job
-from jobs.stage import DeployedStage
-from tests.conftest import EmbeddedAws
-from tests.infra.synthesis import ROOT
+from jobs.client import batch
+from jobs.client.job import Job
+from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
-from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.faulty_proxy import FaultyProxy
-from tests.jobs.notebooks import wait_until
-from tests.jobs.submitting import environment_of, planned_to_run, wait_for
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.synthesis import ROOT
+from tests.support.jobs.faulty_proxy import FaultyProxy
+from tests.support.jobs.notebooks import wait_until
+from tests.support.jobs.submitting import environment_of, planned_to_run, wait_for
+from tests.support.jobs.terminal import TRAINYARD
 
 DETACHED = 130
 
@@ -57,7 +57,7 @@ said = {
 boto3.client("s3").put_object(Bucket=bucket, Key=run + "notebook.json", Body=json.dumps(said).encode())
 server.serve_forever()
 """
-"""A job's command in place of JupyterLab, whose own life is in tests/jobs/test_notebook.py: it answers at once."""
+"""A job's command in place of JupyterLab, whose own life test_notebook.py shows: it answers at once."""
 
 FORWARDER = """
 #!{python}

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs.cli.terminal import TRAINYARD, Terminal
+from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 MARK = "TRAINYARD_TEST_DEMO"
 """A variable that every process the demo starts inherits, however far it moves from its parent; jobs do not."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from jobs.aws import Aws
-from jobs.images.hierarchy import images
-from jobs.releases import release
-from jobs.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
+from jobs.aws.connection import Aws
+from jobs.contract.image_hierarchy import images
+from jobs.contract.releases import release
+from jobs.contract.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
 from tests.jobs.cli.conftest import Trainyard
-from tests.jobs.images.source_tree import SourceTree
+from tests.support.images.source_tree import SourceTree
 
 RELEASE = release().name
 

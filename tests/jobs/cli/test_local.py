@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import embedded, local
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import batch, storage
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
-from jobs.runs import S3Location
-from jobs.stage import DeployedStage
-from tests.conftest import DEPLOY_SECONDS, EmbeddedAws
+from jobs.client import batch, storage
+from jobs.contract.runs import S3Location
+from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
-from tests.jobs.cli.terminal import TRAINYARD
 from tests.jobs.conftest import point_at
-from tests.jobs.submitting import environment_of
-from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws
+from tests.support.jobs.submitting import environment_of
+from tests.support.jobs.terminal import TRAINYARD
+from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 STAGE = "prod"
 """Of infra/settings.py: it has On-Demand capacity, a queue for several nodes, and moves a job after three reclaims."""

@@ -6,8 +6,8 @@ import pytest
 
 from jobs.cli.tables import pairs, plan_json, plan_table, show
 from jobs.cli.tables import stdout as console
-from jobs.plan import plan
-from tests.jobs.planning import LARGE, RUN_ID, spec
+from jobs.contract.plan import plan
+from tests.support.jobs.planning import LARGE, RUN_ID, spec
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from jobs import batch
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
-from jobs.job import Job
-from jobs.runs import S3Location, run_prefix
-from jobs.stage import DeployedStage
-from jobs.storage import read_receipt
-from tests.jobs.train.corpora import paragraphs
+from jobs.client import batch
+from jobs.client.job import Job
+from jobs.client.storage import read_receipt
+from jobs.contract.runs import S3Location, run_prefix
+from jobs.contract.stage import DeployedStage
+from tests.support.train.corpora import paragraphs
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

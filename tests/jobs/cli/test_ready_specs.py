@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli import demo_data
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.plan import plan
-from jobs.runs import S3Location, new_run_id
-from jobs.stage import DeployedStage
-from tests.jobs.train.reviews import reviews, save_tiny_bert
+from jobs.contract.plan import plan
+from jobs.contract.runs import S3Location, new_run_id
+from jobs.contract.stage import DeployedStage
+from tests.support.train.reviews import reviews, save_tiny_bert
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

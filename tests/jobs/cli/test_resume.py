@@ -8,16 +8,16 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import yaml
 
-from jobs import batch
-from jobs.aws import Aws
-from jobs.budget import Budget
-from jobs.runs import Attempt
-from jobs.stage import DeployedStage
+from jobs.aws.connection import Aws
+from jobs.client import batch
+from jobs.contract.budget import Budget
+from jobs.contract.runs import Attempt
+from jobs.contract.stage import DeployedStage
 from jobs.train.attempts import receipt
 from tests.jobs.cli.conftest import Trainyard
-from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import Run, RunCommand, environment_of, wait_for
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.submitting import Run, RunCommand, environment_of, wait_for
+from tests.support.jobs.terminal import TRAINYARD
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs import batch
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 from jobs.cli.runs import parse_since
 from jobs.cli.submit import send
-from jobs.errors import UsageError
-from jobs.runs import Attempt, Receipt
-from jobs.stage import DeployedStage
-from tests.jobs.cli.terminal import TRAINYARD, Terminal
-from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import Run, RunCommand, environment_of, planned_to_run, wait_for
+from jobs.client import batch
+from jobs.contract.errors import UsageError
+from jobs.contract.runs import Attempt, Receipt
+from jobs.contract.stage import DeployedStage
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.submitting import Run, RunCommand, environment_of, planned_to_run, wait_for
+from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import batch, storage
-from jobs.aws import Aws
-from jobs.errors import INTERRUPTED_EXIT_CODE
-from jobs.runs import S3Location
-from jobs.stage import DeployedStage
-from tests.conftest import EmbeddedAws
-from tests.jobs.cli.terminal import TRAINYARD
-from tests.jobs.submitting import planned_to_run, wait_for
-from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+from jobs.aws.connection import Aws
+from jobs.client import batch, storage
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.runs import S3Location
+from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.terminal import TRAINYARD
+from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 EPOCHS = 15
 """Of 8 steps each: enough to train on while a node is taken away."""

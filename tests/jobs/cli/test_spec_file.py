@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
-from jobs.errors import NotFoundError, UsageError
+from jobs.contract.errors import NotFoundError, UsageError
 
 GOOD = """\
 name: reviews

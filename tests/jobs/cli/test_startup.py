@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.aws import Aws
+from jobs.aws.connection import Aws
 
 # Runs the command as the console script does, and reports what it loaded and which processes it started.
 PROBE = """

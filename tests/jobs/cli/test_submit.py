@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs import batch
-from jobs.aws import Aws
-from jobs.releases import release
-from jobs.runs import is_run_id
-from jobs.stage import DeployedStage
-from tests.conftest import EmbeddedAws
-from tests.jobs.cli.terminal import TRAINYARD, Terminal
-from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import DATA_KEY, MODEL_KEY, environment_of, wait_for
-from tests.jobs.train.reviews import reviews, save_tiny_bert, write_jsonl
+from jobs.aws.connection import Aws
+from jobs.client import batch
+from jobs.contract.releases import release
+from jobs.contract.runs import is_run_id
+from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, environment_of, wait_for
+from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

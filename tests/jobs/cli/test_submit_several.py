@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs import batch
-from jobs.aws import Aws
-from jobs.job import Job
-from jobs.runs import is_run_id
-from jobs.stage import DeployedStage
-from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import DATA_KEY, SPEC, environment_of, wait_for
+from jobs.aws.connection import Aws
+from jobs.client import batch
+from jobs.client.job import Job
+from jobs.contract.runs import is_run_id
+from jobs.contract.stage import DeployedStage
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.submitting import DATA_KEY, SPEC, environment_of, wait_for
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.aws import Aws
-from jobs.batch import describe, terminate
+from jobs.aws.connection import Aws
 from jobs.cli.submit import send
-from jobs.job import Job
-from jobs.queues import GAUDI_SPOT
-from jobs.stage import DeployedStage
-from jobs.waiting import Finding, findings, is_waiting
-from tests.conftest import EmbeddedAws
+from jobs.client.batch import describe, terminate
+from jobs.client.job import Job
+from jobs.client.why import Finding, findings, is_waiting
+from jobs.contract.queues import GAUDI_SPOT
+from jobs.contract.stage import DeployedStage
 from tests.jobs.conftest import point_at
-from tests.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.jobs.submitting import environment_of, planned_to_run, wait_for
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.submitting import environment_of, planned_to_run, wait_for
 
 Submit = Callable[..., Job]
 

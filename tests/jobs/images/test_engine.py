@@ -14,7 +14,7 @@ from docker import DockerClient
 from docker.errors import DockerException
 from requests import ReadTimeout
 
-from jobs.errors import ConfigurationError
+from jobs.contract.errors import ConfigurationError
 from jobs.images import engine
 from jobs.images.inventory import local_images
 

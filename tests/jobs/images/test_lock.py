@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import TrainyardError
+from jobs.contract.errors import TrainyardError
+from jobs.contract.image_hierarchy import image
+from jobs.contract.releases import Release, release, releases
 from jobs.images import lock
-from jobs.images.hierarchy import image
 from jobs.images.lock import IMAGES, check, lock_file, requirements
-from jobs.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.releases import release
-from tests.jobs.images.source_tree import ROOT, SourceTree
+from jobs.contract.releases import release
+from tests.support.images.source_tree import ROOT, SourceTree
 
 ROW = release()
 
@@ -19,8 +19,8 @@ LOOK = """\
 import json, sys
 from jobs.images.checks import packages
 from jobs.images.checks.table import CHECKS
-from jobs.images.hierarchy import image
-from jobs.releases import release
+from jobs.contract.image_hierarchy import image
+from jobs.contract.releases import release
 
 one = image(sys.argv[1])
 print(json.dumps({

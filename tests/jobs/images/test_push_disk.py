@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 import pytest
 from docker import DockerClient
 
-from jobs.aws import Aws
-from jobs.errors import ConfigurationError
-from jobs.images.hierarchy import Image, image
+from jobs.aws.connection import Aws
+from jobs.contract.errors import ConfigurationError
+from jobs.contract.image_hierarchy import Image, image
+from jobs.contract.releases import release
 from jobs.images.push import Push, Pushed, Registry
 from jobs.images.stage_images import StageImages
-from jobs.releases import release
 
 HOST = "registry.example.com"
 TAG = f"{release().name}-0123456789ab"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import ConfigurationError, TrainyardError
+from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.images import revision
 from jobs.images.revision import image_tag, local_name, source_commit, source_revision
 
@@ -21,7 +21,7 @@ def no_git_above(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def root(no_git_above: None, tmp_path: Path) -> Path:
     root = tmp_path / "source"
-    for name in ("images/cpu/Dockerfile", "jobs/spec.py", "README.md"):
+    for name in ("images/cpu/Dockerfile", "jobs/contract/spec.py", "README.md"):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{name}\n")
@@ -50,7 +50,7 @@ def test_a_clean_tree_has_the_revision_of_what_images_are_built_from(root: Path,
     (root / "README.md").write_text("other\n")
     git("commit", "--quiet", "--all", "--message", "not in any image")
     assert source_revision(root) == first
-    (root / "jobs/spec.py").write_text("other\n")
+    (root / "jobs/contract/spec.py").write_text("other\n")
     git("commit", "--quiet", "--all", "--message", "in every image")
     second = source_revision(root)
     assert "-dirty-" not in second != first
@@ -115,7 +115,7 @@ def test_a_change_is_told_by_a_hash_of_its_content(
     *, root: Path, git: Git, change: Callable[[Path], None], staged: bool
 ) -> None:
     clean = source_revision(root)
-    change(root / "jobs/spec.py")
+    change(root / "jobs/contract/spec.py")
     if staged:
         git("add", "--all")
     dirty = source_revision(root)
@@ -127,7 +127,7 @@ def test_a_change_is_told_by_a_hash_of_its_content(
 
 
 def test_each_change_has_its_own_revision_and_the_same_one_has_the_same(root: Path, git: Git) -> None:
-    code, dockerfile = root / "jobs/spec.py", root / "images/cpu/Dockerfile"
+    code, dockerfile = root / "jobs/contract/spec.py", root / "images/cpu/Dockerfile"
     found = []
     for contents in (("1", "1"), ("2", "1"), ("1", "2"), ("1", "1")):
         for path, content in zip((code, dockerfile), contents, strict=True):
@@ -169,7 +169,7 @@ def test_the_repository_may_be_a_folder_of_another_one(root: Path, git: Git) -> 
     subprocess.run([*identity, "add", "--all"], check=True)
     subprocess.run([*identity, "commit", "--quiet", "--message", "moved"], check=True)
     assert "-dirty-" not in source_revision(root)
-    _edit(root / "jobs/spec.py")
+    _edit(root / "jobs/contract/spec.py")
     assert "-dirty-" in source_revision(root)
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infra.emulator import CREDENTIALS
-from jobs.runs import S3Location
-from jobs.train import s3 as object_store
-from jobs.train.artifacts import OpenArtifact
-from jobs.train.odd_texts import ODD_TEXTS
-from tests.conftest import EmbeddedAws
-from tests.jobs.train import image_environment, s3_server
-from tests.jobs.train.corpora import Workshop, paragraphs, put_jsonl
-from tests.jobs.train.hub_server import Hub, running_hub
-from tests.jobs.train.launching import NewRun, Run, environment_of
-from tests.jobs.train.places import BUCKET, Place
-from tests.jobs.train.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
-from tests.jobs.train.reviews import save_tiny_bert
+from jobs.aws import s3 as object_store
+from jobs.contract.runs import S3Location
+from jobs.train.data.artifacts import OpenArtifact
+from jobs.train.data.odd_texts import ODD_TEXTS
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.train import image_environment, s3_server
+from tests.support.train.corpora import Workshop, paragraphs, put_jsonl
+from tests.support.train.hub_server import Hub, running_hub
+from tests.support.train.launching import NewRun, Run, environment_of
+from tests.support.train.places import BUCKET, Place
+from tests.support.train.recipes import Flags, finetuning, longer_finetuning, packed_sentences, pretraining
+from tests.support.train.reviews import save_tiny_bert
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

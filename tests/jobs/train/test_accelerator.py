@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import ConfigurationError, UsageError
+from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.train import accelerator
 from jobs.train.accelerator import choose, of_rank
-from tests.jobs.train.launching import Run
+from tests.support.train.launching import Run
 
 NEXT = "Next: run on an instance and in an image that have it, or ask for 'cpu' or 'auto'"
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.errors import UsageError
+from jobs.contract.errors import UsageError
+from jobs.contract.locations import hub_parts
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.locations import hub_parts
-from jobs.train import labelled_text
-from jobs.train.labelled_text import Examples
-from tests.jobs.train.hub import save_data_set
-from tests.jobs.train.places import Place
+from jobs.train.data import labelled_text
+from jobs.train.data.labelled_text import Examples
+from tests.support.train.hub import save_data_set
+from tests.support.train.places import Place
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_several_configurations_of_a_hub_data_set_must_name_their_classes_alike(
 
 READ_FROM_HUB = """
 from pathlib import Path
-from jobs.errors import TrainyardError
-from jobs.train import sources
+from jobs.contract.errors import TrainyardError
+from jobs.train.data import sources
 for read in (
     lambda: sources.read_table("hf://acme/none?config=en", ["text", "label"], s3=None, scratch=Path()),
     lambda: sources.model_folder("hf://acme/none", s3=None, scratch=Path()),

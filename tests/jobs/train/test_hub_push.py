@@ -7,11 +7,11 @@ from typing import Any
 import psutil
 import pytest
 
+from jobs.contract.runs import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.runs import S3Location
 from jobs.train import hub_card
-from tests.jobs.train.hub_server import TOKEN, Hub
-from tests.jobs.train.launching import Run
+from tests.support.train.hub_server import TOKEN, Hub
+from tests.support.train.launching import Run
 
 REPOSITORY = "acme/reviews"
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"

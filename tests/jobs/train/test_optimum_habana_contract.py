@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from jobs.port_forwarding import free_port
-from jobs.releases import release
-from tests.jobs.train import image_environment
-from tests.jobs.train.launching import PATIENCE_SECONDS, Run
+from jobs.client.port_forwarding import free_port
+from jobs.contract.releases import release
+from tests.support.train import image_environment
+from tests.support.train.launching import PATIENCE_SECONDS, Run
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -37,7 +37,7 @@ def gaudi_python() -> Path:
 def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     home = {"HOME": str(tmp_path_factory.mktemp("home"))}
-    described = _run(gaudi_python, {**kept, **home}, "-m", "tests.jobs.train.optimum_habana_on_cpu", "describe")
+    described = _run(gaudi_python, {**kept, **home}, "-m", "tests.support.train.optimum_habana_on_cpu", "describe")
     assert described.returncode == 0, described.stdout + described.stderr
     answer: dict[str, Any] = json.loads(described.stdout)
     return answer
@@ -163,7 +163,7 @@ def _train(run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: P
     # Not --standalone: before PyTorch 2.4 it leaves the ranks no store.
     address = ("--master-addr=localhost", f"--master-port={free_port()}")
     torchrun = ("-m", "torch.distributed.run", *address, f"--nproc-per-node={nproc}", "--module")
-    ended = _run(python, environment, *torchrun, "tests.jobs.train.optimum_habana_on_cpu", kind, *recipe)
+    ended = _run(python, environment, *torchrun, "tests.support.train.optimum_habana_on_cpu", kind, *recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import traceback
 
-from jobs.errors import TrainyardError
+from jobs.contract.errors import TrainyardError
 from jobs.train import accelerator as accelerators
 
 RANKS = 2

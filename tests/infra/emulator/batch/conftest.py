@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import run_embedded_aws
-from tests.infra.emulator.batch.batch_calls import STOP_TIMEOUT_SECONDS, Batch, prepare
+from tests.support.embedded_aws import run_embedded_aws
+from tests.support.emulator.batch_calls import STOP_TIMEOUT_SECONDS, Batch, prepare
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch
+from tests.support.emulator.batch_calls import Batch
 
 
 def children(batch: Batch, job_id: str, size: int) -> list[dict[str, Any]]:

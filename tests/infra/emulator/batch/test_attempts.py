@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import STOP_TIMEOUT_SECONDS, Batch
+from tests.support.emulator.batch_calls import STOP_TIMEOUT_SECONDS, Batch
 
 STUBBORN = "trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.05; done"
 """Says what it got and stays."""

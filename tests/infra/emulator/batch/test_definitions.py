@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container
+from tests.support.emulator.batch_calls import Batch, container
 
 NODES = {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [{"targetNodes": "0:", "container": container("true")}]}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container, until
+from tests.support.emulator.batch_calls import Batch, container, until
 
 
 def test_a_job_that_succeeds(batch: Batch) -> None:

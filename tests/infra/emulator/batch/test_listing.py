@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch
+from tests.support.emulator.batch_calls import Batch
 
 
 def listed(batch: Batch, **request: Any) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.emulator.batch.logs import MAX_EVENT_BYTES, LineSplitter
-from tests.infra.emulator.batch.batch_calls import Batch, container
+from tests.support.emulator.batch_calls import Batch, container
 
 
 def split(*chunks: bytes) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container, until
+from tests.support.emulator.batch_calls import Batch, container, until
 
 MAIN = "$AWS_BATCH_JOB_NODE_INDEX = $AWS_BATCH_JOB_MAIN_NODE_INDEX"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.conftest import run_embedded_aws
-from tests.infra.emulator.batch.batch_calls import Batch, prepare, until
+from tests.support.embedded_aws import run_embedded_aws
+from tests.support.emulator.batch_calls import Batch, prepare, until
 
 DETACHED = """
 import os, signal, subprocess, sys, time

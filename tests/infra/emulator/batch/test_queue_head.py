@@ -3,7 +3,7 @@
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.infra.emulator.batch.batch_calls import Batch
+from tests.support.emulator.batch_calls import Batch
 
 TOO_LARGE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch
+from tests.support.emulator.batch_calls import Batch
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container
+from tests.support.emulator.batch_calls import Batch, container
 
 VALUE = "hf_a-token-that-nobody-may-see"
 

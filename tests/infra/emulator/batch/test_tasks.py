@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.infra.emulator.batch.batch_calls import Batch, container, until
+from tests.support.emulator.batch_calls import Batch, container, until
 
 
 def outcome(batch: Batch, *containers: dict[str, object], **more: object) -> tuple[str, dict[str, int | None]]:

@@ -1,0 +1,114 @@
+"""The connection to AWS, or to the embedded one.
+
+Where it connects is boto3's own business: AWS_ENDPOINT_URL, AWS_PROFILE and the rest of its settings count as they do
+for the AWS CLI. A loopback endpoint is the embedded AWS. boto3 is imported when the first client is made.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from jobs.aws.errors import is_loopback
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from botocore.config import Config
+    from mypy_boto3_batch.client import BatchClient
+    from mypy_boto3_ec2.client import EC2Client
+    from mypy_boto3_ecr.client import ECRClient
+    from mypy_boto3_ecs.client import ECSClient
+    from mypy_boto3_logs.client import CloudWatchLogsClient
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_service_quotas.client import ServiceQuotasClient
+    from mypy_boto3_ssm.client import SSMClient
+
+_HEALTH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Aws:
+    """Whose credentials and which region; the clients it hands out share one session."""
+
+    profile: str | None = None
+    """None: AWS_PROFILE, else boto3's default chain."""
+    region: str | None = None
+    """None: AWS_REGION or the profile's."""
+
+    @cached_property
+    def batch(self) -> "BatchClient":
+        return self._session.client("batch", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def batch_without_retries(self) -> "BatchClient":
+        """For SubmitJob, which has no idempotency token: sent again by botocore, it would start a second job."""
+        return self._session.client("batch", config=self._config(attempts=1), region_name=self._region)
+
+    @cached_property
+    def s3(self) -> "S3Client":
+        return self._session.client("s3", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ssm(self) -> "SSMClient":
+        return self._session.client("ssm", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def logs(self) -> "CloudWatchLogsClient":
+        return self._session.client("logs", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ec2(self) -> "EC2Client":
+        return self._session.client("ec2", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ecs(self) -> "ECSClient":
+        return self._session.client("ecs", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def ecr(self) -> "ECRClient":
+        return self._session.client("ecr", config=self._config(), region_name=self._region)
+
+    @cached_property
+    def quotas(self) -> "ServiceQuotasClient":
+        return self._session.client("service-quotas", config=self._config(), region_name=self._region)
+
+    @property
+    def endpoint(self) -> str:
+        """URL that Batch is reached at."""
+        return self.batch.meta.endpoint_url
+
+    @cached_property
+    def embedded(self) -> bool:
+        """Whether the endpoint is the embedded AWS: it lies on loopback."""
+        return is_loopback(self.endpoint)
+
+    @cached_property
+    def runs_containers(self) -> bool:
+        """Whether jobs run in containers of their image: on AWS, and on an embedded AWS with a Docker engine."""
+        if not self.embedded:
+            return True
+        import json
+        from urllib.request import urlopen
+
+        try:
+            with urlopen(f"{self.endpoint}/trainyard/health", timeout=_HEALTH_SECONDS) as answer:  # noqa: S310 - loopback
+                return bool(json.load(answer)["executor"] == "docker")
+        except (OSError, ValueError, KeyError):
+            return False
+
+    @cached_property
+    def _session(self) -> "Session":
+        from boto3.session import Session
+
+        return Session(profile_name=self.profile, region_name=self.region)
+
+    @cached_property
+    def _region(self) -> str | None:
+        # boto3 itself reads AWS_DEFAULT_REGION only; the AWS CLI and the other SDKs read AWS_REGION first.
+        return self.region or os.environ.get("AWS_REGION") or None
+
+    @staticmethod
+    def _config(*, attempts: int = 5) -> "Config":
+        from botocore.config import Config
+
+        return Config(retries={"mode": "standard", "total_max_attempts": attempts}, connect_timeout=10)

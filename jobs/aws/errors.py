@@ -1,0 +1,165 @@
+"""What boto3's errors mean, and what a user should read in their place.
+
+botocore is imported when the first error is asked about.
+"""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from jobs.contract.errors import ConfigurationError, NotFoundError, TrainyardError
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+_THROTTLED = frozenset(
+    {
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "BandwidthLimitExceeded",
+    }
+)
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_DENIED = frozenset(
+    {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized", "AllAccessDisabled", "403"}
+)
+_UNKNOWN_KEY = frozenset(
+    {
+        "AuthFailure",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+
+
+def is_loopback(url: str) -> bool:
+    return (urlsplit(url).hostname or "") in LOOPBACK_HOSTS
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
+    from botocore.exceptions import (
+        ClientError,
+        ConnectionError,  # noqa: A004 - botocore's own
+        HTTPClientError,
+        IncompleteReadError,
+    )
+    from botocore.parsers import ResponseParserError
+
+    if isinstance(error, ClientError):
+        return _status(error) >= 500 or is_throttling(error) or error_code(error) == "RequestTimeout"
+    return isinstance(error, (ConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError))
+
+
+def is_throttling(error: Exception) -> bool:
+    """Whether the service refused the request for now: it did nothing with it."""
+    return _status(error) == 429 or error_code(error) in _THROTTLED
+
+
+def is_refused_connection(error: Exception) -> bool:
+    """Whether nothing listens at the endpoint."""
+    from botocore.exceptions import EndpointConnectionError
+
+    return isinstance(error, EndpointConnectionError)
+
+
+def error_code(error: Exception) -> str:
+    """The service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+def _status(error: Exception) -> int:
+    """HTTP status of a ClientError; 0 for every other error."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def explain(error: Exception) -> TrainyardError | None:
+    """What a user should read in place of boto3's error; None where `error` is not one of boto3's."""
+    from boto3.exceptions import Boto3Error
+    from botocore import exceptions as boto
+
+    if isinstance(error, Boto3Error) and isinstance(error.__context__, (boto.ClientError, boto.BotoCoreError)):
+        error = error.__context__
+    if isinstance(error, boto.ClientError):
+        return _explain_answer(error)
+    if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
+        return ConfigurationError(
+            "no AWS credentials found" if isinstance(error, boto.NoCredentialsError) else _first_line(error),
+            next_step="aws configure, aws sso login, or --profile NAME; "
+            "for the embedded AWS, which needs none of yours: trainyard local up, then "
+            'eval "$(trainyard local env)"',
+        )
+    if isinstance(
+        error,
+        (
+            boto.TokenRetrievalError,
+            boto.SSOTokenLoadError,
+            boto.UnauthorizedSSOTokenError,
+            boto.CredentialRetrievalError,
+        ),
+    ):
+        return ConfigurationError(
+            f"the AWS credentials could not be renewed: {_first_line(error)}", next_step="aws sso login"
+        )
+    if isinstance(error, boto.ProfileNotFound):
+        return ConfigurationError(
+            f"{_first_line(error)} (from --profile or AWS_PROFILE)", next_step="aws configure list-profiles"
+        )
+    if isinstance(error, boto.NoRegionError):
+        return ConfigurationError("no AWS region is set", next_step="--region NAME, or AWS_DEFAULT_REGION")
+    if isinstance(error, (boto.ConnectionError, boto.HTTPClientError)):
+        return _explain_line(error)
+    if isinstance(error, (boto.BotoCoreError, Boto3Error)):
+        return ConfigurationError(_first_line(error))
+    return None
+
+
+def _explain_answer(error: Exception) -> TrainyardError:
+    """What the service answered."""
+    code = error_code(error)
+    operation = getattr(error, "operation_name", "the call")
+    message = str(getattr(error, "response", {}).get("Error", {}).get("Message", "")) or code
+    if code in _EXPIRED:
+        return ConfigurationError("the AWS credentials have expired", next_step="aws sso login, or new credentials")
+    if code in _UNKNOWN_KEY:
+        return ConfigurationError(
+            f"AWS does not know these credentials: {message}", next_step="aws sts get-caller-identity, then --profile"
+        )
+    if code in _DENIED:
+        return ConfigurationError(
+            f"AWS denied {operation}: {message}",
+            next_step="check account and stage (--profile, --stage), or ask its owner for the permission",
+        )
+    if code == "NoSuchBucket":
+        return NotFoundError(
+            f"{operation}: {message}", next_step="the stage's buckets are gone or of another account: deploy it again"
+        )
+    if is_transient(error):
+        return TrainyardError(
+            f"AWS kept failing with {code} at {operation}: {message}", next_step="try again in some minutes"
+        )
+    return ConfigurationError(f"AWS refused {operation}: {message} ({code})")
+
+
+def _explain_line(error: Exception) -> TrainyardError:
+    """No answer came."""
+    endpoint = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
+    if is_loopback(endpoint):
+        base = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint))
+        return ConfigurationError(f"the embedded AWS at {base} does not answer", next_step="trainyard local up")
+    return ConfigurationError(
+        f"AWS does not answer: {_first_line(error)}", next_step="check the network, --region and AWS_ENDPOINT_URL"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

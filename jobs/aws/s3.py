@@ -1,0 +1,301 @@
+"""The run's files on S3: one client with retries, and whole folders moved by several threads.
+
+AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the embedded AWS.
+"""
+
+import contextlib
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
+
+from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
+from jobs.contract.errors import NotFoundError, TrainyardError
+from jobs.contract.runs import S3Location
+
+if TYPE_CHECKING:
+    from boto3.s3.transfer import TransferConfig
+    from botocore.exceptions import ClientError
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import ObjectTypeDef
+
+log = logging.getLogger("trainyard")
+
+THREADS = 8
+"""Files moved at once; a single stream would leave most of an instance's network idle."""
+
+PARTS = 4
+"""Parts of one large file moved at once."""
+
+RETRIES = 10
+"""Tries of one request by botocore, whose pauses add up to a quarter of a minute at errors, to one at throttling. All
+requests of a client share some dozens of further tries, which the parts of large files use up within a second or two
+when S3 fails altogether."""
+
+PATIENCE_SECONDS = 600.0
+"""How long what has failed all its tries is begun anew: a job of hours must not die of some minutes without S3."""
+
+_LONGEST_PAUSE_SECONDS = 30.0
+
+DENIED_TRIES = 3
+"""Of what is denied, within some seconds: while credentials or policies change, S3 denies what it allows before and
+after. What is denied each time is not to be had."""
+
+_MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
+_DENIED = frozenset({"403", "AccessDenied"})
+
+Tag = tuple[str, str]
+"""Key and value of an S3 object tag."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def connect() -> "S3Client":
+    """A client; it is thread-safe, and cheap enough (0.1 s) to be made once a process."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        retries={"mode": "standard", "total_max_attempts": RETRIES},
+        connect_timeout=10,
+        read_timeout=60,
+        max_pool_connections=THREADS * (PARTS + 1),
+    )
+    with explained("connect to S3"):
+        return boto3.client("s3", config=config)
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns boto3's exceptions into TrainyardErrors that say `what` could not be done, and why."""
+    try:
+        yield
+    except TrainyardError:
+        raise
+    except Exception as error:
+        reason = explain(error)
+        if reason is None:
+            raise
+        raise type(reason)(
+            f"cannot {what}: {reason.args[0]}",
+            next_step="check that the bucket exists and that the job's role may use it",
+        ) from error
+
+
+def patiently(what: str, work: Callable[[], Result]) -> Result:
+    """`work`, which may be begun again: where S3 or the line to it fails, it is, for PATIENCE_SECONDS; where S3 denies
+    it, DENIED_TRIES times in all.
+
+    What fails in the end is `explained`.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    pause = 1.0
+    denials = 0
+    while True:
+        try:
+            with explained(what):
+                return work()
+        except TrainyardError as error:
+            left = until - time.monotonic()
+            denied = _is_denied(error.__cause__)
+            denials += denied
+            may_pass = denials < DENIED_TRIES if denied else _may_pass(error.__cause__)
+            if not may_pass or left < pause:
+                raise
+            again = "trying once more" if denied else f"trying again for {left:.0f} s"
+            log.warning("warning: %s; %s", str(error.args[0]).splitlines()[0], again)
+        time.sleep(pause * random.uniform(0.5, 1))  # noqa: S311 - that threads do not all come back at once
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def read(s3: "S3Client", location: S3Location) -> bytes | None:
+    """The object, or None where there is none."""
+
+    def work() -> bytes | None:
+        try:
+            return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
+        except s3.exceptions.ClientError as error:
+            if _is_missing(s3, location, error):
+                return None
+            raise
+
+    return patiently(f"read {location}", work)
+
+
+def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
+    patiently(
+        f"write {location}",
+        lambda: s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, **_tagging(tag)),
+    )
+
+
+def create(s3: "S3Client", location: S3Location, content: bytes) -> None:
+    """Writes the object where there is none: of several that do, one succeeds, and all read what it wrote."""
+
+    def work() -> None:
+        try:
+            s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, IfNoneMatch="*")
+        except s3.exceptions.ClientError as error:
+            # The second: two wrote at the very same time.
+            if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
+                raise
+
+    patiently(f"write {location}", work)
+
+
+def size(s3: "S3Client", location: S3Location) -> int:
+    """Bytes of one object. Raises NotFoundError where there is none."""
+
+    def work() -> int:
+        try:
+            return s3.head_object(Bucket=location.bucket, Key=location.key)["ContentLength"]
+        except s3.exceptions.ClientError as error:
+            if _is_missing(s3, location, error):
+                raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
+            raise
+
+    return patiently(f"read {location}", work)
+
+
+def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
+    """Bytes of every object below the folder, by its name relative to it."""
+    prefix = folder.key.rstrip("/") + "/" if folder.key else ""
+    objects = listing(s3, folder, prefix=prefix)
+    return {item["Key"][len(prefix) :]: item["Size"] for item in objects if not item["Key"].endswith("/")}
+
+
+def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTypeDef"]:
+    """What S3 says of every object whose key begins with `prefix`."""
+    pages = s3.get_paginator("list_objects_v2")
+
+    def work() -> list["ObjectTypeDef"]:
+        return [
+            item for page in pages.paginate(Bucket=place.bucket, Prefix=prefix) for item in page.get("Contents", [])
+        ]
+
+    return patiently(f"list {place}", work)
+
+
+def download(s3: "S3Client", location: S3Location, target: Path) -> None:
+    """One object into a file. Raises NotFoundError where there is none."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def work() -> None:
+        try:
+            s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
+        except s3.exceptions.ClientError as error:
+            if _is_missing(s3, location, error):
+                raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
+            raise
+
+    patiently(f"read {location}", work)
+
+
+def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
+    """The named objects below the folder into a local one."""
+    in_threads(lambda name: download(s3, folder / name, target / name), names)
+
+
+def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
+    """One file, whole or not at all. Raises FileNotFoundError where it is gone."""
+
+    def work() -> None:
+        s3.upload_file(str(source), location.bucket, location.key, ExtraArgs=_tagging(tag), Config=_transfer())
+
+    patiently(f"write {location}", work)
+
+
+def upload_all(
+    s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location, *, tag: Tag | None = None
+) -> None:
+    """The named files of a local folder below the S3 one, all with the tag. Returns when all of them are there."""
+    in_threads(lambda name: upload(s3, source / name, folder / name, tag=tag), names)
+
+
+def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
+    """The named objects below the folder; one that is not there is no error."""
+
+    def delete(name: str) -> None:
+        patiently(
+            f"remove objects below {folder}",
+            lambda: s3.delete_object(Bucket=folder.bucket, Key=(folder / name).key),
+        )
+
+    in_threads(delete, names)
+
+
+def files_below(folder: Path) -> list[str]:
+    """Relative names of all files in a local folder, in a fixed order."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """`work` on each item, several at once; the first exception is raised when all have ended."""
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
+        return list(pool.map(work, items))
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether what failed may well succeed when it is begun anew."""
+    from boto3.exceptions import RetriesExceededError, S3UploadFailedError
+
+    if isinstance(error, S3UploadFailedError):
+        error = error.__context__
+        # The end of a file's parts was taken and the answer lost: there is nothing left to end.
+        if isinstance(error, Exception) and error_code(error) == "NoSuchUpload":
+            return True
+    if not isinstance(error, Exception):
+        return False
+    if is_refused_connection(error) and is_loopback(str(getattr(error, "kwargs", {}).get("endpoint_url"))):
+        return False  # nobody has started it, which no network mends
+    return is_transient(error) or isinstance(error, RetriesExceededError)
+
+
+def _is_denied(error: BaseException | None) -> bool:
+    from boto3.exceptions import S3UploadFailedError
+
+    if isinstance(error, S3UploadFailedError):
+        error = error.__context__
+    return isinstance(error, Exception) and error_code(error) in _DENIED
+
+
+def _tagging(tag: Tag | None) -> dict[str, Any]:
+    """What a request that writes an object says to give it the tag."""
+    return {"Tagging": urlencode([tag])} if tag else {}
+
+
+def _is_missing(s3: "S3Client", location: S3Location, error: "ClientError") -> bool:
+    """Whether `error` means that there is no such object.
+
+    S3 says 404 only to those who may list the whole bucket. A job's role may list its team's prefix only, and is told
+    that a missing key is forbidden; what is forbidden and not listed is missing.
+    """
+    code = error_code(error)
+    if code not in _DENIED:
+        return code in _MISSING
+    listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
+    return location.key not in [item["Key"] for item in listed]
+
+
+def _transfer() -> "TransferConfig":
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(max_concurrency=PARTS)
+
+
+def _parent(location: S3Location) -> str:
+    return str(S3Location(location.bucket, location.key.rpartition("/")[0])).rstrip("/") + "/"

@@ -1,0 +1,78 @@
+"""Who may go on with a run after a job of it has ended: the one whose claim lies with the run's files.
+
+SubmitJob has no idempotency token, and two jobs must never write one run. So whoever submits the next job first writes
+`moves/JOB.json`, which S3 does only where there is none: `trainyard resume`, or the function that moves a run to
+On-Demand (infra/functions/move_to_on_demand.py), which holds its claims in the same way.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+
+from jobs.aws.connection import Aws
+from jobs.aws.errors import error_code
+from jobs.contract.errors import UsageError
+from jobs.contract.moves import CLAIMS
+from jobs.contract.runs import S3Location
+
+CLAIM_SECONDS = 120
+"""After it a claim without a successor counts as abandoned: the function's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim on going on after one job."""
+
+    aws: Aws
+    run_id: str
+    place: S3Location
+
+    @classmethod
+    def of(cls, aws: Aws, run_id: str, location: S3Location, job_id: str) -> "Claim":
+        return cls(aws=aws, run_id=run_id, place=location / f"{CLAIMS}{job_id}.json")
+
+    def take(self) -> bool:
+        """Whether a claim that somebody seems to have abandoned was taken over: there may be a job of it.
+
+        Raises UsageError where the run goes on already, or somebody else is at it.
+        """
+        if self._write(IfNoneMatch="*"):
+            return False
+        held = self.aws.s3.get_object(Bucket=self.place.bucket, Key=self.place.key)
+        successor = json.load(held["Body"]).get("successor")
+        if successor:
+            raise UsageError(
+                f"{self.run_id} goes on already, as job {successor}", next_step=f"trainyard status {self.run_id}"
+            )
+        if time.time() - held["LastModified"].timestamp() < CLAIM_SECONDS or not self._write(IfMatch=held["ETag"]):
+            raise UsageError(
+                f"{self.run_id} is being resumed, or moved to On-Demand, by somebody else at this moment",
+                next_step=f"trainyard status {self.run_id}; where nothing comes of it, resume it in two minutes",
+            )
+        return True
+
+    def record(self, successor: str) -> None:
+        """The job that goes on."""
+        body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
+        self.aws.s3.put_object(Bucket=self.place.bucket, Key=self.place.key, Body=body.encode())
+
+    def release(self) -> None:
+        """No job came of it."""
+        self.aws.s3.delete_object(Bucket=self.place.bucket, Key=self.place.key)
+
+    def _write(self, **condition: str) -> bool:
+        # The time makes each claim's ETag its own: of two that take one over, one succeeds.
+        body = json.dumps({"claimed_at": time.time_ns(), "successor": None})
+        try:
+            self.aws.s3.put_object(
+                Bucket=self.place.bucket,
+                Key=self.place.key,
+                Body=body.encode(),
+                **condition,  # type: ignore[arg-type]  # one of two conditions, by its name
+            )
+        except Exception as error:
+            # The second: two wrote at the very same time, and the other one won.
+            if error_code(error) in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True

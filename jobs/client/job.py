@@ -1,0 +1,255 @@
+"""What Batch knows of a run, in one shape: of one node, of several that start together, of several on Spot.
+
+The last are the children of an array job: attempts, exit codes and log streams are theirs, and so is most of the state.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import chain, zip_longest
+from typing import Any
+
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.moves import MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+
+ENDED = ("SUCCEEDED", "FAILED")
+_STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)
+_TIMED_OUT = "Job attempt duration exceeded timeout"
+"""Batch's own words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogStream:
+    """Where one node of one attempt logs."""
+
+    name: str
+    attempt: int
+    node: int | None
+    """None: the job has one node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobAttempt:
+    """One start of a job by Batch, in whichever shape its definition made Batch report it."""
+
+    number: int
+    started_at: datetime | None
+    stopped_at: datetime | None
+    exit_code: int | None
+    reason: str
+    """Why it ended: Batch's words, or the container's; empty while it runs."""
+    log_stream: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Batch knows of a run."""
+
+    id: str
+    run_id: str
+    state: str
+    """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED or FAILED."""
+    reason: str
+    queue: str
+    """The queue's name in the stage: gaudi-spot, …"""
+    team: str
+    kind: str
+    moved: str
+    """Why the run goes on as this job after another one: "after 3 reclaims"; empty where it is the first."""
+    created_at: datetime
+    started_at: datetime | None
+    stopped_at: datetime | None
+    attempts: tuple[JobAttempt, ...]
+    """The one that runs is among them."""
+    max_attempts: int
+    log_streams: tuple[LogStream, ...]
+    """In the order of attempts, then nodes."""
+    depends_on: tuple[str, ...] = ()
+    """Ids of the jobs that have to succeed before it starts."""
+    resumed: str = ""
+    """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """Of several nodes on Spot, each of which Batch starts for itself: how many are in each state, the least advanced
+    first. Empty where there is one node, or where all start together."""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def nodes_text(self) -> str:
+        """`1 of 2 nodes`, where only some run; empty for all else."""
+        some = 0 < self.nodes.get("RUNNING", 0) < sum(self.nodes.values())
+        return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} nodes" if some and not self.ended else ""
+
+    @property
+    def origin(self) -> str:
+        """How it came to go on with its run; empty where it is the first."""
+        if self.moved:
+            return f"moved to On-Demand {self.moved}"
+        return "resumed" if self.resumed else ""
+
+    @property
+    def timed_out(self) -> bool:
+        reasons = (self.reason, *(attempt.reason for attempt in self.attempts[-1:]))
+        return self.state == "FAILED" and any(_TIMED_OUT in reason for reason in reasons)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt that runs, ran last, or is waited for."""
+        waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
+        return max(1, len(self.attempts) + (1 if waiting else 0))
+
+
+def part_ids(detail: Mapping[str, Any]) -> list[str]:
+    """Of a job's nodes or children, for which DescribeJobs has to be asked besides."""
+    nodes = detail.get("nodeProperties", {}).get("numNodes", 0)
+    children = _children(detail)
+    job_id = detail["jobId"]
+    return [f"{job_id}#{index}" for index in range(nodes)] + [f"{job_id}:{index}" for index in range(children)]
+
+
+def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, queue_names: Mapping[str, str]) -> Job:
+    """From what DescribeJobs says of the job, and of its nodes or children.
+
+    `queue_names`: what the stage calls Batch's queues.
+    """
+    physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
+    tags = detail.get("tags", {})
+    gang = parts if _children(detail) else []
+    by_node = {int(re.split("[#:]", part["jobId"])[-1]): _attempts(part) for part in parts}
+    attempts = _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
+    streams = chain.from_iterable(_streams(of_node, node=node) for node, of_node in by_node.items())
+    states = [part["status"] for part in gang]
+    return Job(
+        id=detail["jobId"],
+        run_id=detail["jobName"],
+        state=_state_of_gang(detail["status"], states),
+        reason=_reason_of_gang(detail, gang),
+        queue=queue_names.get(physical_queue, physical_queue),
+        team=tags.get("trainyard:team", ""),
+        kind=tags.get("trainyard:job", ""),
+        moved=tags.get(MOVED_TAG, ""),
+        resumed=tags.get(RESUMED_TAG, ""),
+        created_at=_required_time(detail["createdAt"]),
+        started_at=_earliest(attempts) if gang else _time(detail.get("startedAt")),
+        stopped_at=_time(detail.get("stoppedAt")),
+        attempts=attempts,
+        max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
+        depends_on=tuple(item["jobId"] for item in detail.get("dependsOn", []) if "jobId" in item),
+        log_streams=tuple(
+            sorted(
+                streams if parts else _streams(attempts, node=None),
+                key=lambda stream: (stream.attempt, stream.node or 0),
+            )
+        ),
+        nodes={state: states.count(state) for state in _STATES if state in states},
+    )
+
+
+def _children(detail: Mapping[str, Any]) -> int:
+    """Of the parent of an array job; 0 of all others."""
+    array = detail.get("arrayProperties", {})
+    return 0 if "index" in array else int(array.get("size", 0))
+
+
+def _state_of_gang(status: str, states: Sequence[str]) -> str:
+    """It runs as soon as one of its nodes does; else it is where the least advanced is. Batch calls it PENDING."""
+    alive = [state for state in _STATES if state in states and state not in ENDED]
+    if status in ENDED or not alive:
+        return status
+    return "RUNNING" if "RUNNING" in alive else alive[0]
+
+
+def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
+    """Of the node that decided its end: of the whole Batch says only that a child failed, unless somebody ended it."""
+    failed = [child for child in children if child["status"] == "FAILED"]
+    ended_by_someone = detail.get("isTerminated") or detail.get("isCancelled")
+    if detail["status"] == "FAILED" and failed and not ended_by_someone:
+        detail = min(failed, key=lambda child: min(map(_rank, _attempts(child)[-1:]), default=_LAST))
+    return str(detail.get("statusReason", ""))
+
+
+def _attempts_of_gang(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
+    """The first ones of all nodes as one, then the second ones: it ended as on the node that decided it."""
+    together = []
+    for each in zip_longest(*of_nodes):
+        attempts = [attempt for attempt in each if attempt is not None]
+        runs = any(attempt.stopped_at is None for attempt in attempts)
+        decisive = min(attempts, key=_rank)
+        together.append(
+            replace(
+                decisive,
+                started_at=_earliest(attempts),
+                stopped_at=None if runs else max(filter(None, (attempt.stopped_at for attempt in attempts))),
+                exit_code=None if runs else decisive.exit_code,
+                reason="" if runs else decisive.reason,
+            )
+        )
+    return tuple(together)
+
+
+def _earliest(attempts: Iterable[JobAttempt]) -> datetime | None:
+    return min(filter(None, (attempt.started_at for attempt in attempts)), default=None)
+
+
+_LAST = (9, datetime.max.replace(tzinfo=timezone.utc))
+
+
+def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
+    """Which node's end says most of that of all, the least first: its own fault, a reclaim, that it left with others;
+    and of those the first.
+    """
+    if attempt.exit_code not in (None, 0, INTERRUPTED_EXIT_CODE):
+        kind = 0
+    elif attempt.reason.startswith(RECLAIM_REASON):
+        kind = 1
+    else:
+        kind = 3 if attempt.exit_code == 0 else 2
+    return kind, attempt.stopped_at or _LAST[1]
+
+
+def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
+    """The finished attempts, and the one that runs: Batch keeps that one's log stream beside the list, not in it."""
+    attempts = [
+        _attempt(number, {**item, "statusReason": item.get("statusReason", "")})
+        for number, item in enumerate(detail.get("attempts", []), start=1)
+    ]
+    if detail["status"] in ("STARTING", "RUNNING"):
+        current = {**detail, **detail.get("ecsProperties", {}), "statusReason": "", "stoppedAt": None}
+        running = _attempt(len(attempts) + 1, current)
+        if running.log_stream and running.log_stream not in {attempt.log_stream for attempt in attempts}:
+            attempts.append(running)
+    return tuple(attempts)
+
+
+def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
+    """From an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
+    in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
+    container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
+    reasons = (item.get("statusReason", ""), container.get("reason", ""))
+    return JobAttempt(
+        number=number,
+        started_at=_time(item.get("startedAt")),
+        stopped_at=_time(item.get("stoppedAt")),
+        exit_code=container.get("exitCode"),
+        reason="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
+        log_stream=container.get("logStreamName"),
+    )
+
+
+def _streams(attempts: Iterable[JobAttempt], *, node: int | None) -> Iterator[LogStream]:
+    return (
+        LogStream(name=attempt.log_stream, attempt=attempt.number, node=node)
+        for attempt in attempts
+        if attempt.log_stream
+    )
+
+
+def _time(milliseconds: int | None) -> datetime | None:
+    return _required_time(milliseconds) if milliseconds else None
+
+
+def _required_time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)

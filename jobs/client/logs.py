@@ -1,0 +1,77 @@
+"""The log lines of a job in CloudWatch: all its attempts, all its nodes, read once or followed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from jobs.aws.connection import Aws
+from jobs.aws.errors import error_code
+from jobs.client.job import LogStream
+from jobs.contract.runs import is_utilization
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line, and where it came from."""
+
+    time: datetime
+    attempt: int
+    node: int | None
+    """None: the job has one node."""
+    text: str
+
+
+@dataclass
+class LogReader:
+    """Reads each stream on from where it last stopped."""
+
+    aws: Aws
+    log_group: str
+    since: datetime | None = None
+    _tokens: dict[str, str] = field(default_factory=dict, init=False)
+    _lines: list[LogLine] = field(default_factory=list, init=False)
+
+    def read(self, streams: Iterable[LogStream]) -> list[LogLine]:
+        """What was logged since the last call: attempt by attempt, the nodes of one interleaved by time.
+
+        Without the lines by which nodes report how busy they are: those are for the stage's dashboard.
+
+        Where a call fails, the lines it had read come with the next one: none is lost, none comes twice.
+        """
+        for stream in streams:
+            self._read_on(stream)
+        lines = sorted(self._lines, key=lambda line: (line.attempt, line.time))
+        self._lines.clear()
+        return lines
+
+    def _read_on(self, stream: LogStream) -> None:
+        start = int(self.since.timestamp() * 1000) if self.since else 0
+        while True:
+            token = self._tokens.get(stream.name)
+            try:
+                page = self.aws.logs.get_log_events(
+                    logGroupName=self.log_group,
+                    logStreamName=stream.name,
+                    startFromHead=True,
+                    startTime=start,
+                    **({"nextToken": token} if token else {}),  # type: ignore[arg-type]
+                )
+            except Exception as error:
+                # The stream appears with its first line, some seconds after its container started.
+                if error_code(error) == "ResourceNotFoundException":
+                    return
+                raise
+            self._lines.extend(
+                LogLine(
+                    time=datetime.fromtimestamp(event["timestamp"] / 1000, timezone.utc),
+                    attempt=stream.attempt,
+                    node=stream.node,
+                    text=event["message"],
+                )
+                for event in page["events"]
+                if not is_utilization(event["message"])
+            )
+            self._tokens[stream.name] = page["nextForwardToken"]
+            # CloudWatch says that a stream is read to its end by giving the same token back, not by an empty page.
+            if page["nextForwardToken"] == token:
+                return

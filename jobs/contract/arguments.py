@@ -1,0 +1,220 @@
+"""The arguments of an entrypoint: one pydantic model, checked on the laptop and parsed again in the container.
+
+A spec's `arguments` are validated against the model before anything is submitted, travel as command-line flags (the
+container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from typing_extensions import Self
+
+from jobs.contract.locations import (
+    artifact_location,
+    documents_location,
+    folder_location,
+    model_location,
+    table_location,
+)
+
+
+@dataclass(frozen=True)
+class SourceMarker:
+    """Marks a field that names something to read: `hf://…`, `s3://…`, `data://…`, `run://…` or a local path."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Narrows an `Artifact` to one kind: `Annotated[Artifact, OfKind("corpus")]`."""
+
+    kind: str
+
+
+MODEL_FOLDER = "a pretrained model's folder"
+FILES_FOLDER = "a folder of files"
+ARTIFACT_FOLDER = "an artifact's folder"
+
+Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER)]
+"""`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
+
+Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of examples")]
+"""`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
+
+
+def _table_locations(value: Any) -> Any:
+    """`value` as it is. Raises ValueError where it is neither a table nor a list of some."""
+    locations = [value] if isinstance(value, str) else value
+    if not isinstance(locations, list) or not locations or not all(isinstance(item, str) for item in locations):
+        raise ValueError(f"Input should be a table, or a list of tables, not {value!r}")
+    for location in locations:
+        table_location(location)
+    return value
+
+
+Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker("a table of examples")]
+"""A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
+
+HubRepository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
+"""org/name on the Hugging Face Hub, to push to."""
+
+Documents = Annotated[str, AfterValidator(documents_location), SourceMarker("documents")]
+"""A table with a column of text, named as `Table` is, or a .txt file."""
+
+Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
+"""A folder of any files, on S3 (`data://`, `s3://`) or local."""
+
+Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFACT_FOLDER)]
+"""What a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds artifact.json
+or manifest.json, on S3 (`data://`, `s3://`) or local."""
+
+
+class Strict(BaseModel):
+    """Base of what users write: refuses unknown keys, infinities, and `true` where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(field.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
+            raise ValueError(f"Input should be a number, not {value}")
+        return value
+
+
+class Arguments(Strict):
+    """Base of every entrypoint's arguments; a field's docstring is its --help."""
+
+    FREE: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may be others when a run is resumed, since what it makes does not follow from them."""
+
+    HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "model"
+    """Of the Hugging Face Hub, which what it makes is pushed to."""
+
+    def sources(self) -> Iterator[tuple[str, str, str]]:
+        """`(field, location, what it should be)` of each input that is set, in the order of the fields.
+
+        The inputs of a field that holds a list are `field.0`, `field.1`, …
+        """
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            marker = _marker(field)
+            if marker is None or value is None:
+                continue
+            if isinstance(value, str):
+                yield name, value, marker.what
+            else:
+                yield from ((f"{name}.{number}", item, marker.what) for number, item in enumerate(value))
+
+    def artifact_kind(self, argument: str) -> str | None:
+        """Which kind of artifact an argument, by its name in `sources`, has to be; None: any, or it is none."""
+        field = type(self).model_fields[argument.partition(".")[0]]
+        return next((item.kind for item in _marks(field) if isinstance(item, OfKind)), None)
+
+    def with_sources(self, **locations: str) -> Self:
+        """A copy in which the named inputs, by the names of `sources`, lie elsewhere."""
+        values = self.model_dump()
+        for name, location in locations.items():
+            field, _, number = name.partition(".")
+            if number:
+                values[field] = [*values[field]]
+                values[field][int(number)] = location
+            else:
+                values[field] = location
+        return type(self).model_validate(values)
+
+    def decisive(self) -> dict[str, Any]:
+        """What a run keeps when it is resumed: all but `FREE`."""
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
+
+    @property
+    def hub_repository(self) -> str | None:
+        """org/name on the Hugging Face Hub that what it makes goes to as well; None: nowhere."""
+        return None
+
+    @property
+    def resumes_on_other_ranks(self) -> bool:
+        """Whether another number of ranks can go on from a checkpoint."""
+        return True
+
+    def check(self, *world_sizes: int) -> None:
+        """Raises UsageError where these arguments cannot work on each of so many ranks.
+
+        Called before anything is submitted, and by the launcher before any rank starts.
+        """
+
+    def to_flags(self) -> list[str]:
+        """`--key=value` for every field that is set, defaults included: the container's own defaults may be older."""
+        return [
+            f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
+            for name, value in self.model_dump(mode="json", exclude_none=True).items()
+        ]
+
+
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs between two sets of `decisive` arguments: old and new value, None where there is no such key."""
+    pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
+
+
+def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """`learning_rate 0.003 -> 0.5, seed 1 -> 2`"""
+    return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
+
+
+ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
+
+
+def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) -> ArgumentsT:
+    """The model that `flags` (from `Arguments.to_flags`, or typed by hand) describe.
+
+    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
+    for name, field in model.model_fields.items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            required=field.is_required(),
+            default=argparse.SUPPRESS,
+            help=(field.description or "").replace("%", "%%"),
+        )
+    given: dict[str, Any] = vars(parser.parse_args(list(flags)))
+    return model.model_validate({name: _from_text(model.model_fields[name], text) for name, text in given.items()})
+
+
+def _marker(field: FieldInfo) -> SourceMarker | None:
+    return next((item for item in _marks(field) if isinstance(item, SourceMarker)), None)
+
+
+def _marks(field: FieldInfo) -> Iterator[Any]:
+    """What marks a field, and what an optional, a list or an optional list of it holds."""
+    return chain(field.metadata, _inside(field.annotation))
+
+
+def _inside(annotation: Any) -> Iterator[Any]:
+    for part in getattr(annotation, "__args__", ()):
+        yield from getattr(part, "__metadata__", ())
+        yield from _inside(part)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (list, tuple) or any(_is_list(part) for part in get_args(annotation))
+
+
+def _from_text(field: FieldInfo, text: str) -> Any:
+    """A flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
+    if field.annotation is str or (_marker(field) is not None and not _is_list(field.annotation)):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,101 @@
+"""What a run may take over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
+
+Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
+are those hours times the recorded price of the capacity that an attempt ran on, which for Spot is an estimate; what
+start-up, storage and transfer cost is left out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.queues import MARKET, Capacity
+from jobs.contract.runs import Attempt
+
+SAVE_SECONDS = 120.0
+"""So long before its end a run is asked to save and stop: as long as a Spot notice gives."""
+
+LEAST_SECONDS = 300.0
+"""A budget has to pay for at least so much of a run: its start, some training, and `SAVE_SECONDS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What attempts have taken."""
+
+    instance_hours: float = 0.0
+    usd: float = 0.0
+
+
+NOTHING_SPENT = Spent()
+
+
+def usd_per_hour(row: InstanceType, capacity: Capacity | None) -> float:
+    """Of one instance. Where nobody knows what it ran on, the dearer price."""
+    return row.spot_usd_per_hour if capacity == "spot" else row.on_demand_usd_per_hour
+
+
+def duration_seconds(attempt: Attempt) -> float:
+    return ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds()
+
+
+def instance_hours(attempt: Attempt) -> float:
+    return (duration_seconds(attempt) * attempt.nnodes + attempt.waited_instance_seconds) / 3600
+
+
+def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spent:
+    """Each attempt at the price of its own instance type, and of the capacity that it ran on, or of `all_on`."""
+    hours = usd = 0.0
+    for attempt in attempts:
+        taken = instance_hours(attempt)
+        hours += taken
+        usd += taken * usd_per_hour(instance_type(attempt.instance_type), all_on or attempt.capacity)
+    return Spent(instance_hours=hours, usd=usd)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """For how long a run may go on, and what then ends it."""
+
+    seconds: float
+    key: str
+    """max_usd or max_hours, whichever is reached first."""
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Limits over all attempts of a run; None: there is none."""
+
+    max_usd: float | None = None
+    max_hours: float | None = None
+
+    def left(self, so_far: Spent, *, row: InstanceType, capacity: Capacity | None, nnodes: int) -> Left | None:
+        """None where nothing limits the run."""
+        limits = []
+        if self.max_usd is not None:
+            hours = (self.max_usd - so_far.usd) / usd_per_hour(row, capacity)
+            limits.append(Left(seconds=hours / nnodes * 3600, key="max_usd", limit=self.max_usd))
+        if self.max_hours is not None:
+            hours = self.max_hours - so_far.instance_hours
+            limits.append(Left(seconds=hours / nnodes * 3600, key="max_hours", limit=self.max_hours))
+        return min(limits, key=lambda left: left.seconds, default=None)
+
+    def text(self, so_far: Spent) -> str:
+        """`0.42 of 5.00 USD, 0.11 of 8 instance hours`; empty where there is no limit."""
+        parts = []
+        if self.max_usd is not None:
+            parts.append(f"{so_far.usd:.2f} of {self.max_usd:.2f} USD")
+        if self.max_hours is not None:
+            parts.append(f"{so_far.instance_hours:.2f} of {self.max_hours:g} instance hours")
+        return ", ".join(parts)
+
+
+def reached(left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None) -> str:
+    """Why a run was stopped, and what next."""
+    price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
+    took = f"{so_far.usd:.2f} USD {price}, {so_far.instance_hours:.2f} instance hours"
+    option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"
+    limit = f"{left.limit:.2f}" if left.key == "max_usd" else f"{left.limit:g}"
+    kept = f"and {SAVE_SECONDS / 60:g} minutes are kept for saving"
+    return f"budget: {left.key} {limit} reached: {took}, {kept}. Next: trainyard resume {run_id} {option} {more}"

@@ -1,0 +1,38 @@
+"""What a job waits for: runs of its team that have not ended and that write what it will read."""
+
+from dataclasses import dataclass
+
+from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT
+from jobs.contract.stage import DeployedStage
+
+MAX_DEPENDENCIES = 20
+"""Runs that one may wait for: AWS Batch's own limit."""
+
+DEPENDENCY_FAILED = "Dependent Job failed"
+"""Batch's own reason of a job that never started, since one that it depended on failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """One run that a job waits for."""
+
+    run_id: str
+    job_id: str | None
+    """None: it is submitted together with the job that waits for it."""
+    queue: str
+    """The queue's name in the stage: cpu-spot, …"""
+    arguments: tuple[str, ...]
+    """Of the job that waits: what they name is written by that run."""
+
+    def depends_on(self, job_id: str | None = None) -> dict[str, str]:
+        """As SubmitJob takes it; `job_id` is that of a run which was submitted meanwhile."""
+        return {"jobId": self.job_id or job_id or f"<job id of {self.run_id}>"}
+
+    def note(self, stage: DeployedStage) -> str | None:
+        """What may go wrong with it: a job that goes on On-Demand ends first, which Batch counts as failed."""
+        if self.queue != GAUDI_SPOT or GAUDI_ON_DEMAND not in stage.queues:
+            return None
+        return (
+            f"waits for {self.run_id}, which runs on Spot: should that be moved to On-Demand, this run fails and has "
+            "to be submitted again"
+        )

@@ -1,0 +1,233 @@
+"""The EC2 instance types a stage can train on: one row each, and all that the rest derives from them.
+
+Adding a type is adding a row. Prices are On-Demand and typical Spot, in US dollars an hour for one instance in
+us-east-1, Linux, with the day they were read; the receipt repeats day and source beside every figure it derives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jobs.contract.errors import UsageError, did_you_mean
+
+Accelerator = Literal["hpu", "cuda", "cpu"]
+
+ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
+"""Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
+
+SCRATCH = "/scratch"
+"""Where containers of jobs see the disks of their instance's own, if it has any."""
+
+STOP_TIMEOUT_SECONDS = 100
+"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
+
+In it the ranks come to the end of their step, save, and upload what they saved; then the attempt's record is written.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """One row."""
+
+    name: str
+    """EC2's name."""
+    accelerator: Accelerator
+    """What a process trains on; `hpu` is a Gaudi card."""
+    accelerators: int
+    """Cards in one instance; 0 where it trains on its vCPUs."""
+    vcpus: int
+    memory_mib: int
+    """All of the instance's memory."""
+    job_memory_mib: int
+    """What a job that owns the instance asks for: less than all, since the ECS agent and the kernel keep some back."""
+    network_cards: int
+    """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
+    nvme_disks: int = 0
+    """Disks of its own, gone with the instance: scratch space, and Docker's."""
+    image_type: ImageType = "ECS_AL2023"
+    """The family that its AMI belongs to, also where the AMI is not Batch's own."""
+    machine_image: Literal["batch", "stage"] = "batch"
+    """Whose AMI it boots where the settings name none: Batch's newest of the family, or one that the stage builds."""
+    gaudi_generation: int | None = None
+    """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
+    huge_pages: int = 0
+    """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
+    on_demand_quota_code: str
+    """Service Quotas' code of the vCPUs that instances of its family may have at the On-Demand price."""
+    spot_quota_code: str
+    zone_ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """Region to the ids of the zones there that are known to offer it; a region is left out where nobody asked."""
+    image: str
+    """Folder under images/ whose image fits the accelerator."""
+    on_demand_usd_per_hour: float
+    spot_usd_per_hour: float
+    price_date: str
+    price_source: str
+
+    @property
+    def processes(self) -> int:
+        """Ranks that fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
+        return self.accelerators or max(1, self.vcpus // 24)
+
+    @property
+    def gpus(self) -> int:
+        """Cards that Batch counts as a resource of type GPU; it has no such type for HPUs."""
+        return self.accelerators if self.accelerator == "cuda" else 0
+
+    @property
+    def card(self) -> str:
+        """What people call one of its cards; a vCPU where it has none."""
+        return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
+
+
+_NO_SPOT_PRICE = "for want of a Spot price the On-Demand one stands in"
+
+# The CUDA rows have vCPUs, memory, cards, disks and zones as EC2 answers them (DescribeInstanceTypes and
+# DescribeInstanceTypeOfferings, which moto 5.2.5 ships). None has V100 cards (P3): PyTorch's wheel on PyPI, which the
+# image cuda installs, is built with CUDA 13, and that has no code for cards older than Turing (compute capability 7.5).
+_ROWS = (
+    InstanceType(
+        name="dl1.24xlarge",
+        accelerator="hpu",
+        accelerators=8,
+        vcpus=96,
+        memory_mib=786_432,
+        # 96.6 % of the memory: what the published DL1 job definitions ask for so that one job owns the node.
+        job_memory_mib=760_000,
+        network_cards=4,
+        nvme_disks=4,
+        machine_image="stage",
+        gaudi_generation=1,
+        huge_pages=15_000,  # what Habana's installation guide sets
+        on_demand_quota_code="L-6E869C2A",
+        spot_quota_code="L-85EED4F7",
+        # One zone in each region, as long as EC2 offered it; it may have withdrawn the type in 2026, unconfirmed.
+        zone_ids={"us-east-1": ("use1-az2",), "us-west-2": ("usw2-az1",)},
+        image="gaudi",
+        on_demand_usd_per_hour=13.10904,
+        spot_usd_per_hour=3.93,
+        price_date="2022-08-24",
+        price_source="the published DL1 pre-training tutorial (philschmid.de/pre-training-bert-habana)",
+    ),
+    InstanceType(
+        name="p4d.24xlarge",
+        accelerator="cuda",
+        accelerators=8,  # A100, 40 GiB each
+        vcpus=96,
+        memory_mib=1_179_648,
+        job_memory_mib=1_140_000,
+        network_cards=4,
+        nvme_disks=8,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-417A185B",
+        spot_quota_code="L-7212CCBC",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=21.957642,
+        spot_usd_per_hour=21.957642,
+        price_date="2026-11-09",
+        price_source=f"109-gpu-pricing/hyperscalers.json of github.com/datareceipts/data-receipts; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g5.4xlarge",
+        accelerator="cuda",
+        accelerators=1,  # A10G, 24 GiB
+        vcpus=16,
+        memory_mib=65_536,
+        job_memory_mib=60_000,
+        network_cards=0,
+        nvme_disks=1,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=1.624,
+        spot_usd_per_hour=1.624,
+        price_date="2026-11-21",
+        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g5.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # A10G, 24 GiB each
+        vcpus=192,
+        memory_mib=786_432,
+        job_memory_mib=760_000,
+        network_cards=1,
+        nvme_disks=2,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=16.288,
+        spot_usd_per_hour=16.288,
+        price_date="2026-11-21",
+        price_source=f"price tables in public repositories, the newest of 2026-04, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="g6e.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # L40S, 48 GiB each
+        vcpus=192,
+        memory_mib=1_572_864,
+        job_memory_mib=1_520_000,
+        network_cards=4,
+        nvme_disks=4,
+        image_type="ECS_AL2023_NVIDIA",
+        on_demand_quota_code="L-DB2E81BA",
+        spot_quota_code="L-3819A6DF",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+        on_demand_usd_per_hour=30.131,
+        spot_usd_per_hour=30.131,
+        price_date="2026-11-21",
+        price_source=f"price tables in public repositories, without a day, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+    InstanceType(
+        name="m6i.4xlarge",
+        accelerator="cpu",
+        accelerators=0,
+        vcpus=16,
+        memory_mib=65_536,
+        job_memory_mib=60_000,
+        network_cards=0,
+        on_demand_quota_code="L-1216C47A",
+        spot_quota_code="L-34B43A08",
+        image="cpu",
+        on_demand_usd_per_hour=0.768,
+        spot_usd_per_hour=0.768,
+        price_date="2026-11-21",
+        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
+    ),
+)
+
+INSTANCE_TYPES = {row.name: row for row in _ROWS}
+
+
+def instance_type(name: str) -> InstanceType:
+    """The row called `name`. Raises UsageError with the closest name if there is none."""
+    try:
+        return INSTANCE_TYPES[name]
+    except KeyError:
+        raise UsageError(
+            f"instance type '{name}' has no row{did_you_mean(name, INSTANCE_TYPES)}",
+            next_step="add a row to jobs/contract/instance_types.py, or name one that is there",
+        ) from None

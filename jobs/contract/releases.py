@@ -1,0 +1,167 @@
+"""Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it.
+
+python -m jobs.contract.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
+python -m jobs.contract.releases --table    prints all rows as the table of images/README.md, history with what speaks
+                                   against it
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError, did_you_mean
+from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+
+RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
+
+MINIMUM_PYTHON = "3.10"
+"""What the code that runs in the container needs (`requires-python` of pyproject.toml)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One row."""
+
+    name: str
+    build: int
+    gaudi: tuple[int, ...]
+    """Generations of the hardware it supports."""
+    os: str
+    python: str
+    pytorch: str
+    optimum_habana: str
+    transformers: str
+    accelerate: str | None = None
+    """None only in history: the first optimum-habana did without it."""
+    deepspeed: str | None = None
+    """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
+    deepspeed_commit: str | None = None
+    """The commit that the tag stood for when somebody read it; None where nobody has."""
+    base_digest: str | None = None
+    """`sha256:…` of the base image; None where nobody has read it."""
+
+    @property
+    def base_image(self) -> str:
+        """Habana's PyTorch image of this release: by its digest where that is known."""
+        return (
+            f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
+            f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
+            + (f"@{self.base_digest}" if self.base_digest else "")
+        )
+
+    @property
+    def package_version(self) -> str:
+        """Version of Habana's Debian packages of this release, the driver's among them."""
+        return f"{self.name}-{self.build}"
+
+    @property
+    def build_arguments(self) -> dict[str, str]:
+        """What every image of this release is built with; a Dockerfile declares those that it needs as `ARG`."""
+        return {
+            "RELEASE": self.name,
+            "HABANA_IMAGE": self.base_image,
+            "PYTHON": self.python,
+            "PYTORCH": self.pytorch,
+            "OPTIMUM_HABANA": self.optimum_habana,
+            "TRANSFORMERS": self.transformers,
+            "ACCELERATE": self.accelerate or "",
+            "DEEPSPEED": self.deepspeed_commit or self.deepspeed or "",
+        }
+
+
+def releases() -> dict[str, Release]:
+    """All rows that can be chosen, by name, in the file's order."""
+    return _rows("releases")
+
+
+def history() -> dict[str, Release]:
+    """Rows of releases whose Python is too old for the code in the container, by name, in the file's order."""
+    return _rows("history")
+
+
+def _rows(table: str) -> dict[str, Release]:
+    rows = tomllib.loads(RELEASES_FILE.read_text())[table]
+    return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
+
+
+def release(name: str | None = None) -> Release:
+    """The row called `name`, or the default one.
+
+    Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
+    """
+    rows, past = releases(), history()
+    name = name or tomllib.loads(RELEASES_FILE.read_text())["default"]
+    if name in past:
+        raise ConfigurationError(
+            f"release '{name}' is history: {_why_history(past[name])}", next_step=f"choose one of {', '.join(rows)}"
+        )
+    try:
+        return rows[name]
+    except KeyError:
+        raise UsageError(f"release '{name}' has no row{did_you_mean(name, rows)}") from None
+
+
+def release_for(row: InstanceType, name: str | None = None) -> Release:
+    """The release called `name` (or the default one), if its software runs on the accelerators of `row`.
+
+    Raises UsageError where there is no such release, ConfigurationError where it dropped the row's generation of Gaudi.
+    """
+    chosen = release(name)
+    if row.gaudi_generation is None or row.gaudi_generation in chosen.gaudi:
+        return chosen
+    fitting = [other.name for other in releases().values() if row.gaudi_generation in other.gaudi]
+    raise ConfigurationError(
+        f"release '{chosen.name}' supports Gaudi {' and '.join(map(str, chosen.gaudi))}; {row.name} has Gaudi "
+        f"{row.gaudi_generation}",
+        next_step=f"choose one of {', '.join(fitting)}",
+    )
+
+
+def check_image(root: str, chosen: Release) -> None:
+    """Raises ConfigurationError where the image runs on instance types only that the release does not fit."""
+    rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
+    if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
+        release_for(rows[0], chosen.name)
+
+
+def _why_history(row: Release) -> str:
+    return f"its image carries Python {row.python}, and jobs/train needs {MINIMUM_PYTHON}"
+
+
+def table() -> str:
+    """All rows in Markdown, with what is refused and why."""
+    heads = (
+        "Release",
+        "Gaudi",
+        "Base",
+        "Python",
+        "PyTorch",
+        "optimum-habana",
+        "transformers",
+        "accelerate",
+        "DeepSpeed",
+    )
+    past = history()
+    lines = [(*heads, "Refused"), ("---",) * (len(heads) + 1)]
+    for row in (*releases().values(), *past.values()):
+        why = _why_history(row) if row.name in past else "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
+        name = f"**{row.name}** (default)" if row.name == release().name else row.name
+        gaudi = ", ".join(map(str, row.gaudi))
+        base = f"{row.os}, {row.package_version}"
+        versions = (row.python, row.pytorch, row.optimum_habana, row.transformers, row.accelerate, row.deepspeed)
+        lines.append((name, gaudi, base, *(version or "" for version in versions), why))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1:] == ["--table"]:
+            print(table())
+            sys.exit()
+        for argument, value in release(*sys.argv[1:2]).build_arguments.items():
+            print(f"{argument}={value}")
+    except TrainyardError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

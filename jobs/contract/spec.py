@@ -1,0 +1,201 @@
+"""JobSpec: the short file a researcher writes, validated before anything is spent.
+
+    name: finetune-reviews            # what the run is called; its id adds the time
+    job: finetune-classification      # a kind of jobs/contract/catalog.py
+    team: research
+    resources:
+      nproc_per_node: 8               # ranks, one a card; default: all the cards of the stage's instance type
+      capacity: spot                  # or on-demand: dearer, and not interrupted; default: spot for one node
+    arguments:                        # of that kind; unknown ones are refused
+      model: data://shared/models/minilm
+      train_data: data://shared/reviews/train.jsonl
+
+`trainyard schema` prints the JSON Schema of this file for editors.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from typing_extensions import Self
+
+from jobs.contract.arguments import Arguments, Strict
+from jobs.contract.budget import Budget
+from jobs.contract.catalog import CATALOG, job_kind
+from jobs.contract.errors import UsageError, did_you_mean
+from jobs.contract.job_kind import JobKind
+from jobs.contract.queues import Capacity
+from jobs.contract.runs import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
+from jobs.contract.stage import TEAM_PATTERN
+
+MAX_ATTEMPTS = 10
+"""AWS Batch's own limit."""
+
+
+MIN_TIMEOUT_HOURS = 1 / 60
+"""AWS Batch's own limit: it takes no timeout under 60 seconds."""
+
+
+MAX_GANG_NODES = 10_000
+"""AWS Batch's own limit: children of an array job."""
+
+
+class Resources(Strict):
+    """What a job asks for; it names no queue, the plan picks that."""
+
+    nnodes: int = Field(default=1, ge=1)
+    """Instances. More than one needs a kind that runs on several, and On-Demand a stage that offers them."""
+    min_nnodes: int | None = Field(default=None, ge=1)
+    """Of several nodes on Spot: as few train where EC2 has no more after a quarter of an hour, until more come.
+    Default: all of them, so that training waits."""
+    nproc_per_node: int | None = Field(default=None, ge=1)
+    """Ranks on each instance, one a card. Default: as many as the instance has cards."""
+    capacity: Capacity | None = None
+    """spot: cheaper, and resumed from its last checkpoint when EC2 takes an instance back. on-demand: not interrupted.
+    Default: spot for one node, on-demand for several."""
+
+    @property
+    def is_gang(self) -> bool:
+        """Several nodes on Spot: Batch starts each for itself, and they find each other (jobs.train.launcher.gang)."""
+        return self.nnodes > 1 and self.capacity == "spot"
+
+    @property
+    def least_nnodes(self) -> int:
+        """On how many it may come to train."""
+        return self.min_nnodes or self.nnodes
+
+    @model_validator(mode="after")
+    def _gangs_have_limits(self) -> Self:
+        if self.is_gang and self.nnodes > MAX_GANG_NODES:
+            raise ValueError(f"nnodes: on Spot a job has at most {MAX_GANG_NODES} nodes")
+        if self.min_nnodes is None:
+            return self
+        if not self.is_gang:
+            raise ValueError("min_nnodes: it is for several nodes on Spot: capacity: spot, and nnodes more than 1")
+        if self.min_nnodes > self.nnodes:
+            raise ValueError(f"min_nnodes: {self.min_nnodes} are more than the {self.nnodes} of nnodes")
+        return self
+
+
+class JobSpec(Strict):
+    """One validated submission."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """Lower-case letters, digits and hyphens, at most 63; the run id starts with it."""
+    job: str
+    """A job kind of the catalog."""
+    team: str = Field(default="research", pattern=f"^{TEAM_PATTERN}$")
+    """Who pays: a team of infra/settings.py."""
+    resources: Resources = Resources()
+    """Instances and ranks."""
+    attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
+    """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
+    timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
+    """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
+    max_usd: float | None = Field(default=None, gt=0)
+    """What the run may cost over all its attempts, at the recorded prices: a Spot price is an estimate. It saves and
+    stops before that, and goes on with trainyard resume."""
+    max_hours: float | None = Field(default=None, gt=0)
+    """The same in instance hours: a minute of four nodes counts four minutes."""
+    hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
+    """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
+    a node gives no sign of life, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
+    minutes at least."""
+    start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
+    """Of several On-Demand nodes: one that has not come when so long has passed ends the attempt, and is named."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """The kind's own arguments."""
+
+    @property
+    def kind(self) -> JobKind:
+        return job_kind(self.job)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
+
+    def entrypoint_arguments(self) -> Arguments:
+        """`arguments` as the kind's model; `parse_spec` has validated them."""
+        return self.kind.arguments.model_validate(self.arguments)
+
+
+def parse_spec(data: object, *, origin: str) -> JobSpec:
+    """The spec in `data`, what a YAML reader returned for the file `origin`.
+
+    Raises UsageError with every mistake on a line of its own: file, path into it, what is wrong, the closest right key.
+    """
+    if not isinstance(data, Mapping):
+        raise UsageError(
+            f"{origin}: a spec is a mapping of keys to values, this is {_yaml_type(data)}",
+            next_step="start from one of jobs/specs/",
+        )
+    try:
+        spec = JobSpec.model_validate(data)
+    except ValidationError as error:
+        raise UsageError("\n".join(_mistakes(error, origin, (), JobSpec))) from None
+    try:
+        kind = spec.kind
+    except UsageError as error:
+        raise UsageError(f"{origin}: job: {error}") from None
+    try:
+        spec.entrypoint_arguments()
+    except ValidationError as error:
+        raise UsageError("\n".join(_mistakes(error, origin, ("arguments",), kind.arguments))) from None
+    return spec
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """JSON Schema of a spec, with the arguments of each kind spelled out."""
+    schema = JobSpec.model_json_schema()
+    schema["title"] = "trainyard job spec"
+    schema["properties"]["job"]["enum"] = sorted(CATALOG)
+    schema["allOf"] = []
+    for name, kind in sorted(CATALOG.items()):
+        arguments = kind.arguments.model_json_schema()
+        schema.setdefault("$defs", {}).update(arguments.pop("$defs", {}))
+        schema["$defs"][name] = arguments
+        schema["allOf"].append(
+            {
+                "if": {"properties": {"job": {"const": name}}},
+                "then": {"properties": {"arguments": {"$ref": f"#/$defs/{name}"}}},
+            }
+        )
+    return schema
+
+
+def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], model: type[BaseModel]) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False):
+        path = ".".join((*prefix, *(str(part) for part in item["loc"]))) or "the spec"
+        if item["type"] == "extra_forbidden":
+            known = _keys_at(model, item["loc"][:-1])
+            message = f"unknown key{did_you_mean(str(item['loc'][-1]), known)}"
+        elif item["type"] == "missing":
+            message = "missing; it has no default"
+        else:
+            message = f"{item['msg'].removeprefix('Value error, ')}, not {item['input']!r}"
+            if item["type"] == "value_error":
+                message = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{origin}: {path}: {message}")
+    return lines
+
+
+def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _yaml_type(data: object) -> str:
+    names = {
+        type(None): "empty",
+        list: "a list",
+        str: "text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
+    return names.get(type(data), f"of type {type(data).__name__}")

@@ -1,0 +1,68 @@
+"""Every key of a spec as Markdown tables, from the models that check it; jobs/README.md holds what this prints.
+
+python -m jobs.contract.spec_reference
+"""
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from jobs.contract.catalog import CATALOG
+from jobs.contract.recipe import Recipe
+from jobs.contract.spec import JobSpec, Resources
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def main() -> None:
+    print("\n\n".join(_sections()))
+
+
+def _sections() -> Iterator[str]:
+    yield _table("Of every spec", JobSpec, leave_out={"arguments"})
+    yield _table("`resources`", Resources)
+    yield _table(
+        "`arguments` of every kind that trains (a kind may have other defaults, which its own table names)", Recipe
+    )
+    for kind in CATALOG.values():
+        inherited = Recipe.model_fields if issubclass(kind.arguments, Recipe) else {}
+        same = {
+            name for name, field in inherited.items() if _default(kind.arguments.model_fields[name]) == _default(field)
+        }
+        yield _table(f"`arguments` of `{kind.name}`: {kind.summary}", kind.arguments, leave_out=same)
+
+
+def _table(title: str, model: type[BaseModel], *, leave_out: Collection[str] = ()) -> str:
+    rows = [
+        f"| `{name}` | {_default(field)} | {_cell(field)} |"
+        for name, field in model.model_fields.items()
+        if name not in leave_out
+    ]
+    return "\n".join([f"**{title}**", "", "| Key | Default | |", "| --- | --- | --- |", *rows])
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*needed*"
+    value: Any = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel) or value in (None, {}, []):
+        return ""
+    return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def _cell(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split()).replace("|", "\\|")
+    bounds = ", ".join(
+        f"{sign} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, sign in _BOUNDS.items()
+        if isinstance(getattr(item, name, None), (int, float))
+    )
+    return f"{text} ({bounds})" if bounds else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From inputs to batches: sources, documents, corpora, labelled text, packed tokens."""

@@ -1,0 +1,102 @@
+"""From text to token ids: Hugging Face's `tokenizers`, and `nanotoken`, which gives the same ids much faster.
+
+Which of them a job uses is decided in jobs.train.data.corpus_packing.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from jobs.contract.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BATCH_BYTES = 1 << 18
+"""Text that `tokenizers` gets at once; its results take thirty times as much memory."""
+
+_CACHED_WORDS = 1 << 18
+"""Of which `nanotoken` keeps the ids, in each thread. Its own choice is four times as many: a fifth faster on half a
+gigabyte of text, but its memory then grows as long as a corpus has new words, by about 200 MB for each core."""
+
+
+class Encoder(Protocol):
+    """Makes ids. Several threads may call it at once."""
+
+    name: str
+
+    def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
+        """`[CLS] … [SEP]` of each document, one after the other."""
+
+
+class HuggingFace:
+    """`tokenizers`, on all cores."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: Any) -> None:
+        # Ranks have it off (jobs.train.launch); this job is alone on its node.
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        # The fast one leaves out where each token came from; tokenizers has it since 0.20.
+        self._encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+
+    def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
+        ids = [np.empty(0, dtype=np.uint32)]
+        for batch in _batches(documents):
+            ids += [np.array(encoding.ids, dtype=np.uint32) for encoding in self._encode_batch(batch)]
+        return np.concatenate(ids)
+
+
+class Nanotoken:
+    """`nanotoken`, on one core. Its constructor raises whatever the library raises where it cannot do the work."""
+
+    name = "nanotoken"
+
+    def __init__(self, tokenizer_json: str) -> None:
+        import nanotoken
+
+        nanotoken.set_cache_entries(_CACHED_WORDS)
+        self._tokenizer = nanotoken.Tokenizer.from_json(tokenizer_json)
+
+    def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
+        ids: NDArray[np.uint32] = self._tokenizer.encode_batch(documents, parallel=False).ids
+        return ids
+
+
+def load(path: Path) -> Any:
+    """The tokenizer of a tokenizer.json, which cuts and pads nothing. Raises UsageError where it is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise UsageError(f"{path.name} of the tokenizer cannot be loaded: {reason}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def difference(encoder: Encoder, reference: Encoder, documents: list[bytes]) -> str | None:
+    """The first document for which they give different ids."""
+    if np.array_equal(encoder.encode(documents), reference.encode(documents)):
+        return None
+    differing = (one for one in documents if not np.array_equal(encoder.encode([one]), reference.encode([one])))
+    return next(differing, b"").decode()
+
+
+def _batches(documents: list[bytes]) -> Iterator[list[str]]:
+    """In lists of about so many bytes, a longer document alone in one."""
+    batch: list[str] = []
+    size = 0
+    for document in documents:
+        if batch and size + len(document) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(document.decode())
+        size += len(document)
+    if batch:
+        yield batch

@@ -1,0 +1,230 @@
+"""Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.contract.errors import UsageError, did_you_mean
+from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
+from jobs.train.data.sources import Table, read_table
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+GLUE = "hf://nyu-mll/glue"
+
+_NUMBER = re.compile(r"-?\d{1,4000}", re.ASCII)
+"""Python converts no text of more than 4,300 digits."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Which tables and columns a job reads."""
+
+    train: list[str]
+    evaluation: list[str]
+    """Empty: a share of `train` is held out."""
+    text: str
+    text_pair: str | None
+    label: str
+
+    @property
+    def columns(self) -> list[str]:
+        return [self.text, *([self.text_pair] if self.text_pair else []), self.label]
+
+
+_GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
+    "cola": ("sentence", None),
+    "sst2": ("sentence", None),
+    "mrpc": ("sentence1", "sentence2"),
+    "qqp": ("question1", "question2"),
+    "mnli": ("premise", "hypothesis"),
+    "qnli": ("question", "sentence"),
+    "rte": ("sentence1", "sentence2"),
+    "wnli": ("sentence1", "sentence2"),
+}
+"""As the data set's own card on the hub lists them; `label` is the class in all of them."""
+
+
+def inputs(arguments: FinetuneClassification) -> Inputs:
+    """What the arguments name; a GLUE task has its own columns, but for those that the arguments name too.
+
+    Without other tables it is read from the hub, and its public validation split is the held-out data.
+    """
+    task = arguments.glue_task
+    text, text_pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
+    if task is not None:
+        glue_text, glue_pair = _GLUE_COLUMNS[task]
+        defaults = FinetuneClassification.model_fields
+        text = glue_text if text == defaults["text_column"].default else text
+        text_pair = text_pair or glue_pair
+        label = "label" if label == defaults["label_column"].default else label
+    if task is None or arguments.train_data is not None:
+        return Inputs(
+            train=_listed(arguments.train_data),
+            evaluation=_listed(arguments.eval_data),
+            text=text,
+            text_pair=text_pair,
+            label=label,
+        )
+    validation = "validation_matched" if task == "mnli" else "validation"
+    return Inputs(
+        train=[f"{GLUE}?config={task}&split=train"],
+        evaluation=[f"{GLUE}?config={task}&split={validation}"],
+        text=text,
+        text_pair=text_pair,
+        label=label,
+    )
+
+
+def _listed(tables: str | list[str] | None) -> list[str]:
+    return [tables] if isinstance(tables, str) else tables or []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Texts with the numbers of their classes."""
+
+    texts: list[str]
+    pairs: list[str] | None
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Sequence[int]) -> "Examples":
+        return Examples(
+            texts=[self.texts[row] for row in rows],
+            pairs=[self.pairs[row] for row in rows] if self.pairs is not None else None,
+            labels=[self.labels[row] for row in rows],
+        )
+
+
+def load(
+    arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], scratch: Path
+) -> tuple[list[str], Examples, Examples]:
+    """Class names, training and held-out examples.
+
+    Raises UsageError where a table does not hold what it should; the message names file and line.
+    """
+    source = inputs(arguments)
+    train = _read(source.train, source.columns, s3=s3, scratch=scratch)
+    held_out = _read(source.evaluation, source.columns, s3=s3, scratch=scratch) if source.evaluation else None
+    names = class_names(train, source.label)
+    examples = _examples(train, source, names)
+    if held_out is not None:
+        return names, examples, _examples(held_out, source, names)
+    order = np.random.default_rng(arguments.seed).permutation(len(examples)).tolist()
+    count = max(1, round(len(examples) * arguments.eval_fraction))
+    if count >= len(examples):
+        raise UsageError(f"{train.location} has {len(examples)} examples: too few to hold some out; give eval_data")
+    return names, examples.take(order[count:]), examples.take(order[:count])
+
+
+def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], scratch: Path) -> Table:
+    """The named columns of all these tables, one after the other.
+
+    Raises what `read_table` does, and UsageError where their labels are numbers with different names.
+    """
+    first, *others = parts = [read_table(location, columns, s3=s3, scratch=scratch) for location in locations]
+    if not others:
+        return first
+    for other in others:
+        if other.class_names != first.class_names:
+            raise UsageError(
+                f"{other.location} names its classes {_shown(other.class_names)}, but {first.location} names them "
+                f"{_shown(first.class_names)}",
+                next_step="train on tables of one data set, or write the names of the classes into a file",
+            )
+    return Table(
+        location=f"{first.location} and {len(others)} more",
+        columns={column: list(chain.from_iterable(part.columns[column] for part in parts)) for column in columns},
+        lines=list(chain.from_iterable(part.lines for part in parts)),
+        unit=first.unit,
+        class_names=first.class_names,
+        parts=parts,
+    )
+
+
+def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
+    if names is None:
+        return "nowhere"
+    return ", ".join(f"'{name}'" for name in names[:at_most]) + (", …" if len(names) > at_most else "")
+
+
+def class_names(table: Table, column: str) -> list[str]:
+    """The classes of a label column, in a fixed order; a number's name is the number, unless the data set names it.
+
+    Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
+    """
+    values = table.columns[column]
+    kinds = [_kind(value) for value in values]
+    for row, kind in enumerate(kinds):
+        if kind is None:
+            raise UsageError(f"{table.place(row)}: '{column}' is {values[row]!r}, which is no class")
+        if kind != kinds[0]:
+            raise UsageError(
+                f"{table.place(row)}: '{column}' is the {kind} {values[row]!r}, but the {kinds[0]} {values[0]!r} in "
+                f"{table.unit} {table.lines[0]}",
+                next_step="write all labels as numbers, or all as names",
+            )
+    if table.class_names is not None:
+        return list(table.class_names)
+    distinct = {_canonical(value) for value in values}
+    if len(distinct) < 2:
+        raise UsageError(f"{table.location}: every '{column}' is {values[0]!r}; there is nothing to tell apart")
+    return [str(value) for value in sorted(distinct)]
+
+
+def _kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "number" if _is_number(value) else ("name" if value.strip() and not _SURROGATE.search(value) else None)
+    if isinstance(value, bool):
+        return "name"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "number"
+    return None
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def _canonical(value: Any) -> int | str:
+    """1, 1.0 and "1" are one class; so are True (of JSON) and "True" (of CSV)."""
+    if isinstance(value, str):
+        return int(value) if _is_number(value) else value
+    return str(value) if isinstance(value, bool) else int(value)
+
+
+def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
+    numbers = {name: number for number, name in enumerate(names)}
+    labels = []
+    for row, value in enumerate(table.columns[source.label]):
+        if table.class_names is not None:
+            label = value if isinstance(value, int) and 0 <= value < len(names) else None
+        else:
+            label = numbers.get(str(_canonical(value))) if _kind(value) else None
+        if label is None:
+            raise UsageError(
+                f"{table.place(row)}: label {value!r} is none of the training data's" + did_you_mean(str(value), names),
+                next_step="correct the label, or leave out the examples of that class",
+            )
+        labels.append(label)
+    columns = [source.text, *([source.text_pair] if source.text_pair else [])]
+    for column in columns:
+        for row, text in enumerate(table.columns[column]):
+            if not isinstance(text, str):
+                raise UsageError(f"{table.place(row)}: '{column}' is not text but {text!r}")
+            if _SURROGATE.search(text):
+                raise UsageError(f"{table.place(row)}: '{column}' has half of a surrogate pair, which is no character")
+    pairs = table.columns[source.text_pair] if source.text_pair else None
+    return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)

@@ -1,0 +1,1 @@
+"""fabric-check: whether the ranks of a job reach each other, right and fast."""

@@ -1,0 +1,1 @@
+"""notebook: JupyterLab and TensorBoard on the instance."""

@@ -1,0 +1,121 @@
+"""JupyterLab and TensorBoard on the instance, for as long as somebody works in them.
+
+    python -m jobs.train.launch --instance-type=… --nproc-per-node=1 notebook --idle-timeout-hours=2
+
+Its folder is saved to the run, every few seconds and at the end, and is there again in the next attempt; where it
+listens, and its token, are in the run's notebook.json. The job ends well when JupyterLab is shut down from its menu, or
+when nobody has worked in it for the idle timeout.
+"""
+
+import logging
+import os
+import signal
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.runs import NOTEBOOK, NOTEBOOK_SERVER, NotebookServer
+from jobs.kinds.notebook import Notebook
+from jobs.train.attempts import attempt_number, job_id
+from jobs.train.data import sources
+from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
+from jobs.train.kinds.notebook.saved_folder import SavedFolder
+from jobs.train.rank import Rank, run
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+ROUND_SECONDS = 10.0
+"""Between two looks at what has changed: so much work, at most, is lost with an instance that ends without a word."""
+
+
+class Interrupted(BaseException):
+    """SIGTERM arrived. No Exception, which botocore would take for a broken line."""
+
+
+def check(arguments: Notebook, world_size: int) -> None:
+    """Called by the launcher before anything starts. Raises TrainyardError on what cannot work."""
+    arguments.check(world_size)
+    if world_size != 1:
+        raise UsageError(f"a notebook is one process, not {world_size}", next_step="--nproc-per-node=1")
+    check_installed()
+
+
+def serve(rank: Rank, arguments: Notebook) -> None:
+    """Until it is shut down, nobody works in it any more, or SIGTERM. Raises TrainyardError where JupyterLab fails."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    s3 = object_store.connect()
+    folder = rank.scratch / "notebook"
+    folder.mkdir()
+    saved = SavedFolder(s3, folder, rank.run / NOTEBOOK.rstrip("/"))
+    code = 0
+    try:
+        _fill(s3, saved, folder, arguments)
+        with JupyterLab(
+            folder, settings=rank.scratch / "jupyter", tensorboard_logdir=arguments.tensorboard_logdir
+        ) as lab:
+            try:
+                _announce(s3, rank, lab)
+                code = _until_the_end(lab, saved, idle_timeout=timedelta(hours=arguments.idle_timeout_hours))
+            finally:
+                # What is left must be done, and before JupyterLab has ended: the grace time may run.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                saved.save()
+                object_store.delete_all(s3, rank.run, [NOTEBOOK_SERVER])
+    except Interrupted:
+        # Ends as SIGTERM ends any process, by which the launcher knows that the job is to be resumed.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if code:
+        raise TrainyardError(f"JupyterLab ended with exit code {code}", next_step="see what it logged above")
+
+
+def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook) -> None:
+    """With what an earlier attempt has saved; without one, with what the arguments name."""
+    restored = saved.restore()
+    if restored:
+        log.info("notebook: restored %s files that an earlier attempt had saved", restored)
+    elif arguments.files is not None:
+        sources.copy_folder(arguments.files, folder, s3=lambda: s3)
+        log.info("notebook: begins with the files of %s", arguments.files)
+
+
+def _announce(s3: "S3Client", rank: Rank, lab: JupyterLab) -> None:
+    """Where `trainyard connect` looks; a team's runs are read by its own people only."""
+    server = NotebookServer(job_id=job_id(), attempt=attempt_number(), port=lab.port, token=lab.token)
+    object_store.write(s3, rank.run / NOTEBOOK_SERVER, server.model_dump_json(indent=2).encode())
+    run_id = rank.run.key.strip("/").rpartition("/")[2]
+    log.info("notebook: JupyterLab answers on %s:%s; next: trainyard connect %s", LOOPBACK, lab.port, run_id)
+
+
+def _until_the_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedelta) -> int:
+    """JupyterLab's exit code; 0 where nobody works in it any more. Saves what changes meanwhile."""
+    worked_at = datetime.now(timezone.utc)
+    while True:
+        code = lab.wait(min(ROUND_SECONDS, idle_timeout.total_seconds() / 4))
+        if code is not None:
+            log.info("notebook: JupyterLab was shut down")
+            return code
+        now = datetime.now(timezone.utc)
+        try:
+            if saved.save():
+                worked_at = now
+            worked_at = max(worked_at, lab.last_activity() or worked_at)
+        except TrainyardError as error:  # the next round may have more luck
+            log.warning("warning: notebook: %s", str(error).splitlines()[0])
+        if now - worked_at >= idle_timeout:
+            log.info("notebook: nobody has worked in it for %s: it ends", idle_timeout)
+            return 0
+
+
+def _interrupt(number: int, _: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise Interrupted
+
+
+if __name__ == "__main__":
+    run(serve, Notebook)

@@ -1,0 +1,73 @@
+"""A local folder whose files are kept on S3 while they are worked on: what changed is saved, all is restored."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.aws import s3 as object_store
+from jobs.contract.runs import S3Location
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
+"""Folders that are made anew: JupyterLab's own copies of notebooks, compiled modules."""
+
+_State = tuple[int, int]
+"""Of a file: when it was changed, in nanoseconds, and its bytes."""
+
+
+class SavedFolder:
+    """`folder` here, `place` on S3. Symbolic links are not followed: what they lead to stays where it is."""
+
+    def __init__(self, s3: "S3Client", folder: Path, place: S3Location) -> None:
+        self._s3 = s3
+        self._folder = folder
+        self._place = place
+        self._saved: dict[str, _State] = {}
+
+    def restore(self) -> int:
+        """Brings back what is saved; how many files that is. Raises TrainyardError where it cannot be read."""
+        names = list(object_store.sizes(self._s3, self._place))
+        object_store.download_all(self._s3, self._place, names, self._folder)
+        self._saved = dict(self._states())
+        return len(names)
+
+    def save(self) -> bool:
+        """Saves what has changed since the last time, and deletes what is gone; whether there was anything to do.
+
+        A file that changes meanwhile is saved again the next time. Raises TrainyardError where S3 does not take one;
+        what it took counts as saved.
+        """
+        found = dict(self._states())
+        changed = [name for name, state in found.items() if self._saved.get(name) != state]
+        gone = [name for name in self._saved if name not in found]
+
+        def upload(name: str) -> None:
+            try:
+                object_store.upload(self._s3, self._folder / name, self._place / name)
+            except FileNotFoundError:
+                return  # deleted since it was found
+            self._saved[name] = found[name]
+
+        object_store.in_threads(upload, changed)
+        object_store.delete_all(self._s3, self._place, gone)
+        for name in gone:
+            del self._saved[name]
+        return bool(changed or gone)
+
+    def _states(self) -> Iterator[tuple[str, _State]]:
+        for folder, subfolders, names in os.walk(self._folder):
+            subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]
+            for name in names:
+                path = Path(folder, name)
+                try:
+                    state = path.lstat()
+                except FileNotFoundError:
+                    continue
+                if path.is_file() and not path.is_symlink():
+                    yield str(path.relative_to(self._folder)), (state.st_mtime_ns, state.st_size)

@@ -1,0 +1,266 @@
+r"""Gather documents from tables and text files into one corpus, with a part held out.
+
+    python -m jobs.train.launch --instance-type=… --nproc-per-node=1 prepare-corpus \
+        '--data=["s3://…/articles.jsonl", "hf://org/name?split=train"]' '--text-columns=["body", "text"]'
+
+Inputs are streamed, and shards go to S3 as they are full: neither memory nor disk grows with the corpus. Each shard
+notes how far in the inputs it reaches, so that a restarted job makes the missing shards only.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import UsageError
+from jobs.kinds.prepare_corpus import PrepareCorpus
+from jobs.train.data import corpus_files
+from jobs.train.data.artifacts import Builder
+from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
+from jobs.train.data.document_pieces import At, Broken, Read, split
+from jobs.train.data.documents import Input
+from jobs.train.data.seen_documents import SeenDocuments
+from jobs.train.hub_push import push_artifact
+from jobs.train.kinds.job_metrics import JobMetrics
+from jobs.train.rank import Rank, run
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+UPLOADS = 2
+"""Shards that go to S3 while the next one is read; each lies on the disk for so long."""
+
+Place = tuple[int, At]
+"""Which input, and where in it."""
+
+
+def check(arguments: PrepareCorpus, world_size: int) -> None:
+    """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
+    arguments.check(world_size)
+    if world_size != 1:
+        raise UsageError(f"prepare-corpus is one process, not {world_size}", next_step="--nproc-per-node=1")
+
+
+def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
+    """Make the corpus, or find it made. Raises UsageError where the inputs hold no text."""
+    s3 = object_store.connect()
+    inputs = [
+        Input(
+            location=location,
+            column=arguments.column(number),
+            paragraphs=arguments.text_documents == "paragraphs",
+            max_document_bytes=arguments.max_document_bytes,
+            s3=lambda: s3,
+        )
+        for number, location in enumerate(arguments.data)
+    ]
+    options = arguments.model_dump(exclude={"data", *arguments.FREE})
+    builder = Builder(
+        s3,
+        rank.run,
+        kind=corpus_files.KIND,
+        version=corpus_files.VERSION,
+        options=options,
+        # A list, as the order of the inputs is that of the documents.
+        inputs={"data": [source.identity() for source in inputs]},
+    )
+    if not builder.existing():
+        _Preparation(rank, arguments, inputs, builder, s3).make()
+    push_artifact(
+        builder.location, kind=corpus_files.KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch
+    )
+
+
+class _Preparation:
+    """The making of one corpus."""
+
+    def __init__(
+        self, rank: Rank, arguments: PrepareCorpus, inputs: list[Input], builder: Builder, s3: "S3Client"
+    ) -> None:
+        self._arguments = arguments
+        self._inputs = inputs
+        self._builder = builder
+        self._s3 = s3
+        self._scratch = rank.scratch
+        self._done = builder.done_shards()
+        self._sizes = [source.size() for source in inputs]
+        self._seen = SeenDocuments(arguments.max_remembered_documents) if arguments.drop_duplicates else None
+        complete = [number for number in range(len(self._done)) if self._recorded(number) is not None]
+        self._metrics = JobMetrics(rank, s3, done_steps=len(complete))
+        if complete:
+            log.info("start: %s shards are there already", len(complete))
+
+    def make(self) -> None:
+        """All shards that are missing. Raises UsageError where there is no text, or none of it is held out."""
+        started = time.monotonic()
+        place: Place | None = (0, At())
+        number = bytes_here = 0
+        reader: Iterator[tuple[Place, Read]] | None = None
+        uploads: list[Future[None]] = []
+        with ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
+            while place is not None and place[0] < len(self._inputs):
+                recorded = self._recorded(number)
+                if recorded is not None:
+                    place, reader = recorded, None
+                    self._remember(number)
+                else:
+                    reader = reader or self._read(place)
+                    place, counts = self._write_shard(number, reader)
+                    if counts["read"]:
+                        uploads.append(pool.submit(self._upload, number, counts))
+                        bytes_here += sum(counts[f"{part} bytes"] for part in SPLITS)
+                        self._tell(number, place, counts)
+                    while len(uploads) > UPLOADS:
+                        uploads.pop(0).result()
+                number += 1
+            for upload in uploads:
+                upload.result()
+        self._finish(bytes_here, time.monotonic() - started)
+
+    def _recorded(self, number: int) -> Place | None:
+        """Where the inputs go on behind a shard that is done."""
+        files = [self._done.get(file_name(part, number)) for part in SPLITS]
+        if files[0] is None or files[1] is None:
+            return None
+        counts = files[0].counts
+        return counts["next_input"], At(counts["next_offset"], counts["next_line"])
+
+    def _remember(self, number: int) -> None:
+        """The documents of a shard that is done, to which later ones are compared."""
+        if self._seen is None:
+            return
+        for part in SPLITS:
+            path = self._scratch / file_name(part, number)
+            object_store.download(self._s3, self._builder.location / path.name, path)
+            for document in corpus_files.documents(path):
+                self._seen.is_new(document_hash(document))
+            path.unlink()
+
+    def _read(self, place: Place) -> Iterator[tuple[Place, Read]]:
+        for number in range(place[0], len(self._inputs)):
+            for read in self._inputs[number].read(place[1] if number == place[0] else At()):
+                yield (number, read.after), read
+
+    def _write_shard(self, number: int, reader: Iterator[tuple[Place, Read]]) -> tuple[Place, Counter[str]]:
+        """As many documents as fill a shard, in two local files; the place behind them, and what was counted."""
+        counts: Counter[str] = Counter()
+        place: Place = (len(self._inputs), At())
+        with ExitStack() as stack:
+            streams = {
+                part: stack.enter_context((self._scratch / file_name(part, number)).open("wb")) for part in SPLITS
+            }
+            for here, read in reader:
+                counts["read"] += 1
+                counts["cuts"] += read.goes_on
+                for document in self._kept(read.content, counts):
+                    hashed = document_hash(document)
+                    if self._seen is not None and not self._seen.is_new(hashed):
+                        counts["duplicates"] += 1
+                        continue
+                    part = SPLITS[is_held_out(hashed, self._arguments.held_out_fraction)]
+                    streams[part].write(document + END)
+                    counts[f"{part} documents"] += 1
+                    counts[f"{part} bytes"] += len(document)
+                if sum(counts[f"{part} bytes"] for part in SPLITS) >= self._arguments.shard_bytes and not read.goes_on:
+                    place = here
+                    break
+        counts["next_input"], counts["next_offset"], counts["next_line"] = place[0], *place[1]
+        return place, counts
+
+    def _kept(self, content: str | Broken, counts: Counter[str]) -> Iterator[bytes]:
+        """A document as it is kept: without white space around it and NULs in it, in pieces where it is too long."""
+        if isinstance(content, Broken):
+            if self._arguments.on_broken_text == "error":
+                raise UsageError(
+                    content.reason,
+                    next_step="convert the file (iconv -f LATIN1 -t UTF-8, if that is its encoding), or set "
+                    "on_broken_text to skip",
+                )
+            counts["broken"] += 1
+            return
+        text = content.replace("\0", "").strip()
+        if not text:
+            counts["empty"] += 1
+            return
+        pieces = list(split(text.encode(), self._arguments.max_document_bytes))
+        counts["cuts"] += len(pieces) - 1
+        yield from pieces
+
+    def _upload(self, number: int, counts: Counter[str]) -> None:
+        # The training part comes last: with it, the shard is done.
+        for part in reversed(SPLITS):
+            path = self._scratch / file_name(part, number)
+            recorded = {"documents": counts[f"{part} documents"], "text_bytes": counts[f"{part} bytes"]}
+            if part == corpus_files.TRAIN:
+                recorded |= {name: counts[name] for name in (*_DROPPED, "next_input", "next_offset", "next_line")}
+            self._builder.put_file(path, counts=recorded)
+            path.unlink()
+
+    def _tell(self, number: int, place: Place, counts: Counter[str]) -> None:
+        documents = sum(counts[f"{part} documents"] for part in SPLITS)
+        text_bytes = sum(counts[f"{part} bytes"] for part in SPLITS)
+        self._metrics.step(number + 1, {"documents": documents, "bytes": text_bytes})
+        done = sum(
+            1.0 if index < place[0] else (place[1].offset / size if index == place[0] and size else 0.0)
+            for index, size in enumerate(self._sizes)
+        )
+        note = f"of the inputs, shard {number}: {documents} documents"
+        self._metrics.show(int(100 * done / len(self._sizes)), 100, note)
+
+    def _finish(self, bytes_here: int, seconds: float) -> None:
+        files = self._builder.done_shards()
+        totals = {
+            part: Counter(
+                {
+                    name: sum(file.counts.get(name, 0) for key, file in files.items() if key.startswith(part))
+                    for name in ("documents", "text_bytes", *_DROPPED)
+                }
+            )
+            for part in SPLITS
+        }
+        train, held_out = totals[corpus_files.TRAIN], totals[corpus_files.HELD_OUT]
+        dropped = {name: train[name] for name in _DROPPED}
+        if not train["documents"] + held_out["documents"]:
+            raise UsageError(
+                f"{', '.join(self._arguments.data)}: no text ({dropped['empty']} documents are empty, "
+                f"{dropped['broken']} broken)",
+                next_step="check the files, or the step that wrote them",
+            )
+        for part in SPLITS:
+            if not totals[part]["documents"]:
+                raise UsageError(
+                    f"none of {train['documents'] + held_out['documents']} documents is in the part '{part}', with "
+                    f"held_out_fraction {self._arguments.held_out_fraction}",
+                    next_step="set it higher" if part == corpus_files.HELD_OUT else "set it lower",
+                )
+        if self._seen is not None and self._seen.is_full:
+            log.warning(
+                "warning: documents after the first %s different ones were compared with those only",
+                self._arguments.max_remembered_documents,
+            )
+        result = {
+            "documents": train["documents"],
+            "bytes": train["text_bytes"],
+            "held_out_documents": held_out["documents"],
+            "held_out_bytes": held_out["text_bytes"],
+            "shards": sum(name.startswith(corpus_files.TRAIN) for name in files),
+            **{f"dropped_{name}" if name != "cuts" else name: count for name, count in dropped.items()},
+        }
+        self._builder.finish(result)
+        speed = bytes_here / seconds if seconds else 0.0
+        self._metrics.show(100, 100, "of the inputs", at_once=True)
+        self._metrics.result(result["shards"], {**result, "seconds": round(seconds, 3), "bytes_per_second": speed})
+
+
+_DROPPED = ("empty", "broken", "duplicates", "cuts")
+"""What a shard's record counts beside what it holds; `cuts`: long documents were cut so often."""
+
+
+if __name__ == "__main__":
+    run(prepare, PrepareCorpus)

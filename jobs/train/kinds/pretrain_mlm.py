@@ -1,0 +1,222 @@
+r"""Pre-train a BERT from random weights by masked language modelling, on packed tokens.
+
+    python -m jobs.train.launch --instance-type=… --nproc-per-node=8 pretrain-mlm --data=s3://…/packed-tokens-…/
+
+The same file runs on HPU, CUDA and CPU. What it leaves loads with `AutoModelForMaskedLM`, and as the encoder of a
+fine-tuning. Step n trains on the same sequences with the same masks whatever the number of ranks, and whether or not
+an attempt was interrupted before it.
+"""
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.locations import S3
+from jobs.contract.runs import S3Location
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.accelerator import Accelerator, of_rank
+from jobs.train.data import packed_tokens
+from jobs.train.data.artifacts import open_artifact
+from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
+from jobs.train.data.packed_tokens import PackedTokens
+from jobs.train.rank import Rank, run
+from jobs.train.trainer.training import Task, train
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+CONFIG = "config.json"
+
+VOCABULARY_MULTIPLE = 128
+"""The head is as wide as the vocabulary, and matrices whose sides divide by 128 suit an HPU (and a GPU) best: the model
+has some tokens more than the tokenizer, which never occur."""
+
+POSITIONS = 512
+"""That a model has at least, as BERT: a fine-tuning may need more than its pre-training."""
+
+
+class Inputs(BaseModel):
+    """What one rank of a node fetched for all of them."""
+
+    folder: Path
+    fingerprint: str
+    config: dict[str, Any]
+
+
+def check(arguments: PretrainMlm, world_size: int) -> None:
+    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    arguments.check(world_size)
+
+
+def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
+    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
+    if arguments.push_to_hub is None:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # all there is to load lies in the data's folder
+    accelerator = of_rank(os.environ)
+    settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
+    s3 = object_store.connect() if rank.is_first_on_node else None
+
+    def fetch() -> dict[str, Any]:
+        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        return fetch_inputs(arguments, s3, rank.scratch).model_dump(mode="json")
+
+    if not rank.is_first_on_node:
+        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+    inputs = Inputs.model_validate(rank.once_per_node("data", fetch))
+    train_data, eval_data = masked_data(arguments, inputs)
+    sequences = len(PackedTokens(inputs.folder, "train"))
+    if rank.is_first:
+        index = packed_tokens.Index.read(inputs.folder)
+        log.info(
+            "data: %s sequences of %s tokens, %s passes over them, and %s held-out ones; fingerprint %s",
+            sequences,
+            index.sequence_length,
+            round(len(train_data) / sequences, 2),
+            len(eval_data),
+            inputs.fingerprint,
+        )
+    train(
+        rank,
+        # A checkpoint is resumed with the same arguments only, and so with the same data only.
+        arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
+        Task(
+            model=lambda: new_model(inputs.config, accelerator),
+            start="random weights",
+            train_data=train_data,
+            eval_data=eval_data,
+            collate=MaskedSequences.collate,
+            evaluate=lambda trainer: evaluate(trainer, eval_data),
+            save_beside=lambda folder: _tokenizer(inputs.folder).save_pretrained(folder),
+            schedule={"max_steps": arguments.max_steps},
+            settings=settings,
+            ordered_epoch=sequences,
+        ),
+        s3=s3,
+        accelerator=accelerator,
+    )
+
+
+def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:
+    """Data and configuration, here. Raises UsageError and NotFoundError where they are not what they should be."""
+    artifact = open_artifact(arguments.data, kind=packed_tokens.KIND, s3=lambda: s3, scratch=scratch)
+    fingerprint = artifact.manifest.fingerprint
+    if not fingerprint.startswith(arguments.data_fingerprint or ""):
+        raise UsageError(
+            f"{arguments.data} has the fingerprint {fingerprint}, not {arguments.data_fingerprint}",
+            next_step="name the data that was meant, or correct data_fingerprint",
+        )
+    folder = artifact.download()
+    index = packed_tokens.Index.read(folder)
+    needed: dict[packed_tokens.Split, int] = {"train": arguments.global_batch_size, "held-out": 1}
+    for split, count in needed.items():
+        found = index.sequences(split)
+        if found < count:
+            raise UsageError(
+                f"{arguments.data} has {found} sequences of part '{split}': at least {count} are needed",
+                next_step="make the data of more text, or with shorter sequences, or set global_batch_size lower",
+            )
+    return Inputs(folder=folder, fingerprint=fingerprint, config=_configuration(arguments, index, s3))
+
+
+def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, MaskedSequences]:
+    """What is trained on, in its order, and what is evaluated."""
+    train = PackedTokens(inputs.folder, "train")
+
+    def masking(seed: int) -> Masking:
+        return Masking(
+            fraction=arguments.mask_fraction,
+            vocabulary_size=train.index.vocabulary_size,
+            mask_id=train.index.special_ids["mask"],
+            pad_id=train.index.pad_id,
+            special_ids=sorted(train.index.special_ids.values()),
+            seed=seed,
+        )
+
+    length = arguments.max_steps * arguments.global_batch_size
+    held_out = Spread(PackedTokens(inputs.folder, "held-out"), arguments.eval_sequences)
+    return (
+        TrainingOrder(train, masking(arguments.seed), length=length),
+        MaskedSequences(held_out, masking(EVALUATION_SEED)),
+    )
+
+
+def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
+    """A BERT with random weights, whose head works on the masked places."""
+    from transformers import BertConfig
+
+    from jobs.train.models.masked_bert import BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig.from_dict(config, **accelerator.model_arguments()))
+
+
+def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
+    """Mean loss of all masked tokens, and its exponential: among how many tokens the model is left to guess."""
+    sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
+    loss = float(sums[0] / sums[1])
+    return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
+
+
+def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
+    """Of the model, as BertConfig takes it. Raises UsageError where the data does not fit to the one that is given."""
+    if arguments.config is None:
+        return {
+            "hidden_size": arguments.hidden_size,
+            "num_hidden_layers": arguments.layers,
+            "num_attention_heads": arguments.heads,
+            "intermediate_size": arguments.intermediate_size,
+            "vocab_size": -(-index.vocabulary_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE,
+            "max_position_embeddings": max(POSITIONS, index.sequence_length),
+            "pad_token_id": index.pad_id,
+        }
+    config = _read_configuration(arguments.config, s3)
+    if config.get("model_type") != "bert":
+        raise UsageError(
+            f"{arguments.config} has a {CONFIG} of '{config.get('model_type')}': only 'bert' can be pre-trained",
+            next_step="name a BERT's, or leave config out",
+        )
+    for key, need, default in (
+        ("vocab_size", index.vocabulary_size, 30522),
+        ("max_position_embeddings", index.sequence_length, POSITIONS),
+    ):
+        if config.get(key, default) < need:
+            raise UsageError(
+                f"{arguments.config}: {key} is {config.get(key, default)}, but {arguments.data} needs {need}",
+                next_step=f"set {key} to {need} or more, or leave config out",
+            )
+    return {**config, "pad_token_id": index.pad_id}
+
+
+def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
+    if location.startswith(S3):
+        content = object_store.read(s3, S3Location.parse(location) / CONFIG)
+    else:
+        path = Path(location) / CONFIG
+        content = path.read_bytes() if path.is_file() else None
+    if content is None:
+        raise NotFoundError(f"{location} has no {CONFIG}", next_step="check the folder")
+    try:
+        config = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{location}: its {CONFIG} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{location}: its {CONFIG} is no configuration but {type(config).__name__}")
+    return config
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder / packed_tokens.TOKENIZER)
+
+
+if __name__ == "__main__":
+    run(pretrain, PretrainMlm)

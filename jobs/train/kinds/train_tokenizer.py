@@ -1,0 +1,172 @@
+r"""Learn a WordPiece vocabulary from a sample of a corpus, and leave what `AutoTokenizer.from_pretrained` loads.
+
+    python -m jobs.train.launch --instance-type=… --nproc-per-node=1 train-tokenizer --corpus=s3://…/artifacts/corpus-…
+
+The same corpus, options and seed give the same vocabulary. How well it fits is measured on held-out text: the fewer
+tokens a byte takes, the more text a sequence holds.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import UsageError
+from jobs.kinds.train_tokenizer import TrainTokenizer
+from jobs.train.data import corpus_files
+from jobs.train.data.artifact_files import each_file
+from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
+from jobs.train.data.encoders import HuggingFace
+from jobs.train.data.vocabulary import SPECIAL, learn
+from jobs.train.hub_push import push_artifact
+from jobs.train.kinds.job_metrics import JobMetrics
+from jobs.train.rank import Rank, run
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+KIND = "tokenizer"
+VERSION = 1
+
+MEASURED_BYTES = 16 << 20
+"""Held-out text that a vocabulary is measured on, at most, from all shards alike."""
+
+_BATCH_BYTES = 4 << 20
+
+
+def check(arguments: TrainTokenizer, world_size: int) -> None:
+    """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
+    arguments.check(world_size)
+    if world_size != 1:
+        raise UsageError(f"train-tokenizer is one process, not {world_size}", next_step="--nproc-per-node=1")
+
+
+def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
+    """Make the tokenizer, or find it made."""
+    s3 = object_store.connect()
+    corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
+    builder = Builder(
+        s3,
+        rank.run,
+        kind=KIND,
+        version=VERSION,
+        options=arguments.model_dump(exclude={"corpus", *arguments.FREE}),
+        inputs={"corpus": corpus.manifest.fingerprint},
+    )
+    if not builder.existing():
+        _make(rank, arguments, corpus, builder, s3)
+    push_artifact(builder.location, kind=KIND, arguments=arguments, run=rank.run, s3=s3, scratch=rank.scratch)
+
+
+def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: Builder, s3: "S3Client") -> None:
+    metrics = JobMetrics(rank, s3)
+    started = time.monotonic()
+    sample = _drawn(rank, arguments, corpus, metrics)
+    drawn_at = time.monotonic()
+    tokenizer = learn(
+        lambda: corpus_files.batches(sample.path, at_most_bytes=_BATCH_BYTES),
+        size=arguments.vocabulary_size,
+        lowercase=arguments.lowercase,
+        max_characters=arguments.max_characters,
+    )
+    learnt_at = time.monotonic()
+    size = tokenizer.get_vocab_size()
+    if size < arguments.vocabulary_size:
+        log.warning(
+            "warning: the sample gives %s tokens only, not %s; a larger sample_fraction may give more",
+            size,
+            arguments.vocabulary_size,
+        )
+    result = {
+        "vocabulary_size": size,
+        "sample_documents": sample.documents,
+        "sample_bytes": sample.text_bytes,
+        **_measured(tokenizer, sample.held_out),
+    }
+    folder = rank.scratch / "tokenizer"
+    _save(tokenizer, folder, arguments)
+    for name in object_store.files_below(folder):
+        builder.put_file(folder / name, name)
+    builder.finish(result)
+    seconds = {
+        "sampling_seconds": round(drawn_at - started, 3),
+        "training_seconds": round(learnt_at - drawn_at, 3),
+    }
+    metrics.result(1, {**result, **seconds})
+
+
+@dataclass(frozen=True)
+class _Sample:
+    path: Path
+    documents: int
+    text_bytes: int
+    held_out: list[str]
+
+
+def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics: JobMetrics) -> _Sample:
+    """A share of every shard in one local file, and held-out texts. Raises UsageError where nothing is drawn."""
+    path = rank.scratch / "sample.txt"
+    held_out: list[str] = []
+    documents = text_bytes = 0
+    shards = corpus_files.shards(corpus.manifest.files)
+    with path.open("wb") as stream:
+        names = [corpus_files.file_name(part, shard) for shard in shards for part in corpus_files.SPLITS]
+        for number, (name, file) in enumerate(each_file(corpus, names)):
+            if name.startswith(corpus_files.HELD_OUT):
+                some = corpus_files.sample(file, 1.0, seed=[0], at_most_bytes=max(1, MEASURED_BYTES // len(shards)))
+                held_out += [document.decode() for document in some]
+                continue
+            for document in corpus_files.sample(file, arguments.sample_fraction, seed=[arguments.seed, number]):
+                stream.write(document + corpus_files.END)
+                documents += 1
+                text_bytes += len(document)
+            metrics.show(number // 2 + 1, len(shards), f"shards, {text_bytes} bytes sampled")
+    if not documents:
+        raise UsageError(
+            f"none of the corpus's {corpus.manifest.count('documents')} documents was drawn with sample_fraction "
+            f"{arguments.sample_fraction}",
+            next_step="set it higher",
+        )
+    log.info("sample: %s documents, %s bytes, from %s shards", documents, text_bytes, len(shards))
+    return _Sample(path, documents, text_bytes, held_out)
+
+
+def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
+    """How the vocabulary fits text that it has not seen."""
+    ids = HuggingFace(tokenizer).encode([text.encode() for text in texts])
+    own = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
+    text_bytes = sum(len(text.encode()) for text in texts)
+    return {
+        "held_out_bytes": text_bytes,
+        "held_out_tokens": own,
+        "held_out_tokens_per_byte": own / text_bytes,
+        "held_out_unknown_fraction": float((ids == SPECIAL.index("[UNK]")).sum()) / max(1, own),
+    }
+
+
+def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
+    """As `save_pretrained` does. Raises UsageError where what is loaded again gives other ids."""
+    from transformers import AutoTokenizer, BertTokenizerFast
+
+    BertTokenizerFast(
+        tokenizer_object=tokenizer,
+        do_lower_case=arguments.lowercase,
+        model_max_length=arguments.model_max_length,
+    ).save_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder)
+    _check_same(tokenizer, loaded.backend_tokenizer, ["Some text, Ünïcode 漢字 [MASK].", "café İstanbul ΟΔΟΣ"])
+
+
+def _check_same(tokenizer: Any, loaded: Any, texts: Iterable[str]) -> None:
+    for text in texts:
+        if tokenizer.encode(text).ids != loaded.encode(text).ids:
+            raise AssertionError(f"the saved tokenizer gives other ids for {text!r}")
+
+
+if __name__ == "__main__":
+    run(train_tokenizer, TrainTokenizer)

@@ -1,0 +1,1 @@
+"""The launcher: from Batch's environment to ranks, watched until they end."""

@@ -1,0 +1,172 @@
+"""What the launchers of a job's nodes tell each other: that they live, how far their ranks are, and how they ended.
+
+Over a store that the main node's launcher keeps, the one in which the ranks meet too. AWS Batch itself watches only the
+main node: a child that is lost, or whose job has failed, it leaves to us.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from jobs.train.channel import Heartbeat, process_states
+from jobs.train.launcher.outcome import End
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
+
+    from jobs.train.launcher.request import Node
+
+BEAT_SECONDS = 1.0
+
+_GOODBYE_SECONDS = 5.0
+
+_STORE_TIMEOUT = timedelta(hours=24)
+"""Of one request: whoever waits for too long is found by the missing beats, not by this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The main node ends the attempt for all."""
+
+    reason: str
+    ranks: tuple[int, ...] = ()
+    """Those that hang, which are asked where."""
+
+
+class Nodes:
+    """One launcher's view of the others. A thread beats and listens; what it heard lies in the attributes."""
+
+    def __init__(self, node: "Node", signs: Callable[[], Mapping[int, Heartbeat]]) -> None:
+        """`signs`: of this node's own ranks."""
+        self.here: set[int] = {node.index}
+        """Nodes that have come."""
+        self.heard_at: dict[int, float] = {}
+        """When each other node beat last, by this node's clock; of a child only the main node's."""
+        self.signs: dict[int, Heartbeat] = {}
+        """Of the other nodes' ranks, as far as this node hears of them."""
+        self.states: dict[int, str] = {}
+        """Of their processes, where there is something to say."""
+        self.ends: dict[int, End] = {}
+        """Of other nodes; on the main node."""
+        self.order: Order | None = None
+        """On a child: what the main node said."""
+        self._node = node
+        self._own_signs = signs
+        self._beats: dict[int, bytes] = {}
+        self._outbox: dict[str, str] = {}
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._number = 0
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._exchange, name="nodes", daemon=True)
+
+    def meet(self, timeout_seconds: float) -> list[int]:
+        """Waits for the others; gives the nodes that did not come in that time: of a child, it is the main one."""
+        expected = set(range(self._node.nnodes)) if self._node.is_main else {0, self._node.index}
+        deadline = time.monotonic() + timeout_seconds
+        while expected - self.here and time.monotonic() < deadline:
+            if self._failure is not None:
+                raise self._failure
+            time.sleep(0.05)
+        return sorted(expected - self.here)
+
+    def tell(self, end: End) -> None:
+        """How it ended on this node. A child's word is a report; the main node's is an order to end."""
+        if self._node.is_main:
+            self.order_end(Order(reason=end.reason or ""))
+        else:
+            self._send(f"end/{self._node.index}", asdict(end))
+
+    def order_end(self, order: Order) -> None:
+        """The main node's word to all children."""
+        self._send("order", asdict(order))
+
+    def __enter__(self) -> "Nodes":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Once what is to be told has been told, if anybody still takes it."""
+        self._closed.set()
+        self._wake.set()
+        self._thread.join(_GOODBYE_SECONDS)
+
+    def _send(self, key: str, content: Mapping[str, Any]) -> None:
+        self._outbox[key] = json.dumps(content)  # the last word of a kind counts
+        self._wake.set()
+
+    def _exchange(self) -> None:
+        store = None
+        while store is None and not self._closed.wait(0.05):
+            try:
+                store = self._connect()
+            except Exception as error:  # noqa: BLE001, PERF203 - a child tries again: the main node is not there yet
+                if self._node.is_main:
+                    self._failure = error
+                    return
+        # Once it is broken a store stays so; then there are no beats any more, which is what the launcher acts on.
+        with contextlib.suppress(Exception):
+            while store is not None:
+                last = self._closed.is_set()
+                for key in list(self._outbox):
+                    store.set(key, self._outbox.pop(key))
+                if last:
+                    return
+                self._beat(store)
+                self._listen(store)
+                self._wake.wait(BEAT_SECONDS)
+                self._wake.clear()
+
+    def _connect(self) -> "Store":
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+        # Tenants of one port share its server: torch's own rendezvous, which comes later, uses this one.
+        store = TCPStore(
+            self._node.main_address,
+            self._node.port,
+            is_master=self._node.is_main,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        return PrefixStore("nodes", store)
+
+    def _beat(self, store: "Store") -> None:
+        self._number += 1
+        signs = self._own_signs()
+        content = {
+            "number": self._number,
+            "signs": [asdict(sign) for sign in signs.values()],
+            "states": list(process_states(signs).items()),
+        }
+        store.set(f"beat/{self._node.index}", json.dumps(content))
+
+    def _listen(self, store: "Store") -> None:
+        others = [index for index in range(self._node.nnodes) if index] if self._node.is_main else [0]
+        for index in others:
+            if store.check([f"beat/{index}"]):
+                self._hear(index, store.get(f"beat/{index}"))
+            if index and index not in self.ends and store.check([f"end/{index}"]):
+                content = json.loads(store.get(f"end/{index}"))
+                self.ends[index] = End(**{**content, "lines": tuple(content["lines"])})
+        if not self._node.is_main and self.order is None and store.check(["order"]):
+            content = json.loads(store.get("order"))
+            self.order = Order(reason=content["reason"], ranks=tuple(content["ranks"]))
+
+    def _hear(self, index: int, beat: bytes) -> None:
+        self.here.add(index)
+        if self._beats.get(index) == beat:
+            return
+        self._beats[index] = beat
+        self.heard_at[index] = time.monotonic()
+        if self._node.is_main:
+            content = json.loads(beat)
+            signs = {sign["rank"]: Heartbeat(**sign) for sign in content["signs"]}
+            self.signs |= signs
+            states = dict(content["states"])
+            self.states |= {rank: states.get(rank, "") for rank in signs}

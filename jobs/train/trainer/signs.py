@@ -1,0 +1,116 @@
+"""Heartbeats of life of a rank that trains: it goes on, and this is where it is (jobs/train/launcher/watchdog.py looks
+at them).
+
+One at each batch, step, evaluated batch and save, each a write of one line. What may take long says so beforehand: the
+start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from jobs.train.channel import Heartbeat, HeartbeatFile
+
+if TYPE_CHECKING:
+    from jobs.train.rank import Rank
+
+_COMPILING_BATCHES = 10
+"""That may be waited for after a batch of a new shape. The host of an HPU runs ahead of it, so the wait for a graph may
+come some batches later, at the latest where a loss is logged."""
+
+
+_STILL_SECONDS = 3600.0
+"""That an upload may be waited for; after it the rank gives no more signs."""
+
+
+class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Of one rank, from when it is made until `end`; before, the rank has given one that it works (jobs.train.rank)."""
+
+    def __init__(self, rank: "Rank", *, compiles: bool) -> None:
+        """`compiles`: whether the accelerator compiles for each new shape of a batch."""
+        self._rank = rank
+        self._compiles = compiles
+        self._file = HeartbeatFile(rank.scratch, rank.local_rank)
+        self._pid = os.getpid()
+        self._number = self._place = self._step = 0
+        self._doing, self._slow, self._paced = "starting", True, True
+        self._shapes: set[Any] = set()
+        self._compiling = 0
+        self._steps_here = 0
+        self._pass("starting", slow=True)
+
+    def still(self) -> None:
+        """The same as before goes on: a wait for an upload, which has time-outs of its own, but not for ever."""
+        if time.monotonic() - self._passed_at < _STILL_SECONDS:
+            self._give()
+
+    def end(self) -> None:
+        """What follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
+        self._paced = False
+        self._pass("ending", slow=True)
+
+    def batch(self, doing: str, inputs: Mapping[str, Any]) -> None:
+        """One of the training or of an evaluation begins."""
+        if self._compiles:
+            shape = (doing, *(getattr(value, "shape", None) for value in inputs.values()))
+            if shape not in self._shapes:
+                self._shapes.add(shape)
+                self._compiling = _COMPILING_BATCHES
+            else:
+                self._compiling = max(0, self._compiling - 1)
+        self._pass(doing, slow=self._compiling > 0 or self._steps_here == 0)
+
+    def saving(self) -> None:
+        self._pass("saving", slow=True)
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step = state.global_step
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step = state.global_step
+        self._steps_here += 1
+        self._pass("between steps", slow=self._compiling > 0)
+
+    def _pass(self, doing: str, *, slow: bool) -> None:
+        self._place += 1
+        self._doing, self._slow = doing, slow
+        self._passed_at = time.monotonic()
+        self._give()
+
+    def _give(self) -> None:
+        self._number += 1
+        self._file.write(
+            Heartbeat(
+                rank=self._rank.rank,
+                node=self._rank.node,
+                pid=self._pid,
+                number=self._number,
+                place=self._place,
+                step=self._step,
+                doing=self._doing,
+                slow=self._slow,
+                paced=self._paced,
+            )
+        )
+
+
+def watched(trainer_class: type[Any], signs: Heartbeats) -> type[Any]:
+    """The Trainer class that gives them. `signs` is to be the first of its callbacks, too."""
+
+    class WatchedTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            signs.batch("training", inputs)
+            return super().training_step(model, inputs, *args, **kwargs)
+
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            signs.batch("evaluating", inputs)
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            signs.saving()
+            return super()._save_checkpoint(*args, **kwargs)
+
+    return WatchedTrainer

@@ -1,0 +1,211 @@
+"""A notebook's life as its user sees it: submitted, worked in, reclaimed, shut down; on real processes."""
+
+import contextlib
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+
+import psutil
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.cli.spec_file import read_spec
+from jobs.cli.submit import plan_run, send
+from jobs.client import batch, storage
+from jobs.client.job import Job
+from jobs.client.logs import LogReader
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, NotFoundError
+from jobs.contract.plan import Plan
+from jobs.contract.runs import NOTEBOOK, NotebookServer, S3Location
+from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.synthesis import ROOT
+from tests.support.jobs.notebooks import PATIENCE_SECONDS, Browser, wait_until
+
+SPEC = ROOT / "jobs/specs/notebook.yaml"
+
+WORK = """
+import json, os, torch
+from torch.utils.tensorboard import SummaryWriter
+
+with SummaryWriter("runs/first") as writer:
+    writer.add_scalar("loss", 0.25, 7)
+with open("weights.json", "w") as file:
+    json.dump(torch.ones(2).tolist(), file)
+os.makedirs("__pycache__", exist_ok=True)
+open("__pycache__/left_out", "w").close()
+os.symlink("/etc", "linked")
+print(sorted(name for name in os.environ if name.startswith(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER"))))
+print(os.environ["TRAINYARD_RUN_URI"])
+"""
+
+
+class Submitted:
+    """A notebook that was submitted."""
+
+    def __init__(self, aws: Aws, stage: DeployedStage, *overrides: str) -> None:
+        self.plan: Plan = plan_run(aws, stage, read_spec(SPEC, overrides))
+        self._aws, self._stage = aws, stage
+        self.job_id = send(aws, self.plan)
+
+    @property
+    def location(self) -> S3Location:
+        return self.plan.run_location
+
+    @property
+    def job(self) -> Job:
+        [job] = batch.describe(self._aws, self._stage, [self.job_id])
+        return job
+
+    @property
+    def log(self) -> str:
+        reader = LogReader(self._aws, self._stage.log_group)
+        return "\n".join(line.text for line in reader.read(self.job.log_streams))
+
+    def server(self, *, attempt: int = 1) -> NotebookServer:
+        """Waits until that attempt answers."""
+
+        def answers() -> bool:
+            assert not self.job.ended, self.log
+            found = storage.read_notebook(self._aws, self.location)
+            return found is not None and found.attempt == attempt
+
+        wait_until(answers, what=f"answering in attempt {attempt}")
+        found = storage.read_notebook(self._aws, self.location)
+        assert found is not None
+        return found
+
+    def saved(self) -> Mapping[str, bytes]:
+        """Files of the notebook's folder on S3."""
+        prefix = f"{self.location.key}notebook/"
+        found = self._aws.s3.list_objects_v2(Bucket=self.location.bucket, Prefix=prefix).get("Contents", [])
+        return {
+            item["Key"].removeprefix(prefix): self._aws.s3.get_object(Bucket=self.location.bucket, Key=item["Key"])[
+                "Body"
+            ].read()
+            for item in found
+        }
+
+    def ended(self) -> Job:
+        wait_until(lambda: self.job.ended, what="ended")
+        return self.job
+
+    def processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if process.environ().get("TRAINYARD_RUN_URI") == str(self.location):
+                    yield process
+
+
+Submit = Callable[..., Submitted]
+
+
+@pytest.fixture
+def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
+    """Submits the ready spec; `overrides` are those of --set."""
+    submitted: list[Submitted] = []
+
+    def submit_one(*overrides: str) -> Submitted:
+        submitted.append(Submitted(embedded, stage, *overrides))
+        return submitted[-1]
+
+    yield submit_one
+    for notebook in submitted:
+        if not notebook.job.ended:
+            batch.terminate(embedded, notebook.job, reason="the test is over")
+            notebook.ended()
+
+
+def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
+    submit: Submit, embedded: Aws, deployed_aws: EmbeddedAws
+) -> None:
+    # GIVEN the ready spec, submitted
+    notebook = submit()
+    server = notebook.server()
+    browser = Browser.at(server.url())
+
+    # THEN JupyterLab answers whoever has the token, and nobody else
+    status, page = browser.ask("/lab")
+    assert (status, b"JupyterLab" in page) == (200, True)
+    for token in ("", "guessed"):
+        assert browser.ask("/api/contents", token=token)[0] == 403
+        assert browser.ask("/lab", token=token)[0] == 302  # to a page that asks for the token
+    # AND the browser saves open notebooks often enough
+    settings = browser.json("/lab/api/settings/@jupyterlab/docmanager-extension:plugin")
+    assert settings["schema"]["properties"]["autosaveInterval"]["default"] == 30
+
+    # WHEN a cell works with torch and leaves files
+    printed = browser.run(browser.start_kernel(), WORK)
+    # THEN it is not taken for one of several ranks, and knows its run
+    assert printed.splitlines() == ["[]", str(notebook.location)]
+    # AND TensorBoard, which starts when it is first opened, shows what it wrote, to those with the token
+    scalars = "/tensorboard/data/plugin/scalars/scalars?run=runs%2Ffirst&tag=loss"
+    wait_until(lambda: browser.ask(scalars)[0] == 200, what="shown by TensorBoard")
+    assert [(step, value) for _, step, value in browser.json(scalars)] == [(7, 0.25)]
+    for token in ("", "guessed"):
+        assert browser.ask(scalars, token=token) == (302, b"")
+
+    # AND nothing of it listens anywhere but on this machine, or tells the token
+    processes = list(notebook.processes())
+    assert any("tensorboard_server" in " ".join(process.cmdline()) for process in processes)
+    listening = {
+        connection.laddr.ip
+        for process in processes
+        for connection in process.net_connections(kind="inet")
+        # But for the launcher, whose ranks of a training would meet there from other nodes as well.
+        if connection.status == psutil.CONN_LISTEN and "jobs.train.launch" not in process.cmdline()
+    }
+    assert listening == {"127.0.0.1"}
+    for process in processes:
+        assert server.token not in " ".join([*process.cmdline(), *process.environ().values()])
+    assert str(server.port) in notebook.log
+    assert server.token not in notebook.log
+
+    # AND its files are saved while it runs, without what is made anew or lies elsewhere
+    wait_until(lambda: "weights.json" in notebook.saved(), what="saved")
+    event_files = [name for name in notebook.saved() if name.startswith("runs/first/events.")]
+    assert set(notebook.saved()) == {"weights.json", *event_files}
+
+    # WHEN EC2 takes the instance back just after another file was written
+    browser.run(browser.start_kernel(), "open('last.txt', 'w').write('before the reclaim')")
+    request = urllib.request.Request(f"{deployed_aws.endpoint}/trainyard/jobs/{notebook.job_id}/reclaim", method="POST")
+    urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
+    # THEN all files are back in the next attempt, at another address
+    second = notebook.server(attempt=2)
+    assert second.token != server.token
+    browser = Browser.at(second.url())
+    read = "import json; print(json.load(open('weights.json')), open('last.txt').read())"
+    assert browser.run(browser.start_kernel(), read) == "[1.0, 1.0] before the reclaim\n"
+
+    # WHEN a file is deleted, and it is shut down from its menu
+    browser.run(browser.start_kernel(), "import os; os.remove('weights.json')")
+    browser.shut_down()
+    # THEN the job has succeeded, and left its files, a receipt and no token
+    assert notebook.ended().state == "SUCCEEDED"
+    assert set(notebook.saved()) == {"last.txt", *event_files}
+    receipt = storage.read_receipt(embedded, notebook.location)
+    assert receipt is not None
+    assert receipt.state == "succeeded"
+    assert [attempt.exit_code for attempt in receipt.attempts] == [INTERRUPTED_EXIT_CODE, 0], notebook.log
+    assert storage.read_notebook(embedded, notebook.location) is None
+    assert list(notebook.processes()) == []
+
+
+def test_a_new_run_goes_on_with_the_files_of_another_and_ends_when_nobody_works_in_it(
+    submit: Submit, embedded: Aws, stage: DeployedStage
+) -> None:
+    # GIVEN the folder that another run has left
+    folder = f"research/earlier-20260101-120000-0a1b/{NOTEBOOK}"
+    embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{folder}deep/analysis.txt", Body=b"42")
+    # WHEN a notebook begins with it, and nobody opens it
+    notebook = submit(f"arguments.files=s3://{stage.run_bucket}/{folder}", "arguments.idle_timeout_hours=0.001")
+    # THEN it ends by itself, well, with the files saved as its own
+    assert notebook.ended().state == "SUCCEEDED", notebook.log
+    assert "nobody has worked in it for 0:00:03" in notebook.log
+    assert notebook.saved() == {"deep/analysis.txt": b"42"}
+    assert storage.read_notebook(embedded, notebook.location) is None
+
+
+def test_files_that_are_not_there_are_refused_before_anything_is_paid_for(embedded: Aws, stage: DeployedStage) -> None:
+    missing = f"s3://{stage.run_bucket}/research/gone-20260101-120000-0a1b/notebook/"
+    with pytest.raises(NotFoundError, match=r"^arguments\.files: a folder of files was expected at s3://"):
+        plan_run(embedded, stage, read_spec(SPEC, [f"arguments.files={missing}"]))

@@ -1,0 +1,55 @@
+"""What the command line finds in the buckets under the role of a team's people, to whom S3 shows their own only."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.aws.errors import error_code
+from jobs.client import storage
+from jobs.contract.runs import RECEIPT, S3Location
+from jobs.contract.stage import DeployedStage
+from tests.jobs.conftest import point_at
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.limited_role import limited_to_research
+
+OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
+
+
+@pytest.fixture
+def limited(
+    embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Aws]:
+    """Two teams' runs are there; this is the connection of one of them."""
+    for team, run in (("research", OURS), ("product", THEIRS)):
+        embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"{team}/{run}/spec.yaml", Body=b"{}")
+    with limited_to_research(deployed_aws.endpoint) as url:
+        point_at(monkeypatch, url)
+        yield Aws()
+
+
+def test_runs_are_those_of_the_teams_that_may_be_listed(limited: Aws, stage: DeployedStage, embedded: Aws) -> None:
+    assert {"research", "product"} <= set(stage.teams)
+    assert [run.run_id for run in storage.stored_runs(limited, stage, prefix="team-files-")] == [OURS]
+    assert storage.find_run(limited, stage, "team-files").run_id == OURS
+
+
+def test_where_no_team_may_be_listed_s3s_refusal_is_told(limited: Aws, stage: DeployedStage) -> None:
+    others = {key: arn for key, arn in stage.job_definitions.items() if key[0] != "research"}
+    with pytest.raises(Exception, match="AccessDenied") as caught:
+        storage.stored_runs(limited, replace(stage, job_definitions=others))
+    assert error_code(caught.value) == "AccessDenied"
+
+
+def test_a_run_without_a_receipt_has_none_though_s3_says_forbidden(limited: Aws, stage: DeployedStage) -> None:
+    run = S3Location(stage.run_bucket, f"research/{OURS}/")
+    # What begins alike must not pass for it.
+    limited.s3.put_object(Bucket=run.bucket, Key=(run / f"{RECEIPT}.bak").key, Body=b"{}")
+    assert storage.read_receipt(limited, run) is None
+    assert storage.read_metrics(limited, run) == []
+
+
+def test_another_teams_receipt_is_refused_and_never_missing(limited: Aws, stage: DeployedStage) -> None:
+    with pytest.raises(Exception, match="AccessDenied"):
+        storage.read_receipt(limited, S3Location(stage.run_bucket, f"product/{THEIRS}/"))

@@ -1,0 +1,239 @@
+import re
+import subprocess
+import sys
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, ValidationError
+
+from jobs.contract.arguments import Arguments, Artifact, Model, OfKind, Table, Tables, parse_flags
+from jobs.contract.catalog import CATALOG
+from jobs.contract.errors import UsageError
+from jobs.contract.job_kind import JobKind
+from jobs.kinds.finetune_classification import FinetuneClassification
+
+
+class Example(Arguments):
+    """Something to fill in."""
+
+    model: Model
+    """Weights."""
+    table: Table | None = None
+    """Examples, 100 % of them."""
+    steps: int = Field(default=10, ge=1)
+    rate: float = 0.5
+    mode: Literal["fast", "good"] | None = None
+    note: str = ""
+    flag: bool = False
+
+
+def test_flags_carry_every_value_defaults_included() -> None:
+    assert Example(model="hf://a/b", steps=3).to_flags() == [
+        "--model=hf://a/b",
+        "--steps=3",
+        "--rate=0.5",
+        "--note=",
+        "--flag=false",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        Example(model="hf://a/b"),
+        Example(model="s3://bucket/k", table="s3://bucket/t.jsonl", steps=1, rate=1e-5, mode="fast", flag=True),
+        # Texts that look like something else stay texts.
+        Example(model="1", note="2.0"),
+        Example(model="null", note='{"a": 1}'),
+        Example(model="a b", note="--steps=3"),
+        Example(model="ü", note="line\nbreak"),
+    ],
+)
+def test_flags_are_read_back_as_they_were(arguments: Example) -> None:
+    assert parse_flags(Example, arguments.to_flags(), program="test") == arguments
+
+
+def test_flags_typed_by_hand_may_stand_apart_from_their_values() -> None:
+    assert parse_flags(Example, ["--model", "m", "--steps", "7"], program="test") == Example(model="m", steps=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=m", "--stepps=3"], "unrecognized arguments: --stepps=3"),
+        (["--model=m", "--step=3"], "unrecognized arguments: --step=3"),  # no abbreviations
+        (["--steps=3"], "the following arguments are required: --model"),
+        (["--model"], "argument --model: expected one argument"),
+    ],
+)
+def test_wrong_flags_end_with_usage(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(Example, flags, program="launch example")
+    assert caught.value.code == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.startswith("usage: launch example")
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--steps=0", "greater than or equal to 1"),
+        ("--steps=many", "valid integer"),
+        ("--steps=1.5", "valid integer"),
+        ("--mode=slow", "'fast' or 'good'"),
+        ("--flag=perhaps", "valid boolean"),
+    ],
+)
+def test_wrong_values_are_refused(flag: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        parse_flags(Example, ["--model=m", flag], program="test")
+
+
+def test_help_shows_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_flags(Example, ["--help"], program="test")
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "Something to fill in." in printed
+    assert "Examples, 100 % of them." in printed
+
+
+def test_sources_are_the_inputs_that_are_set() -> None:
+    assert list(Example(model="m", table="t.csv").sources()) == [
+        ("model", "m", "a pretrained model's folder"),
+        ("table", "t.csv", "a table of examples"),
+    ]
+    assert [name for name, _, _ in Example(model="m", note="s3://not/a/source").sources()] == ["model"]
+
+
+def test_sources_can_be_moved() -> None:
+    moved = Example(model="data://m", steps=3).with_sources(model="s3://bucket/m")
+    assert moved == Example(model="s3://bucket/m", steps=3)
+
+
+def test_arguments_are_values() -> None:
+    assert {Example(model="m"): 1}[Example(model="m")] == 1
+    with pytest.raises(ValidationError, match="frozen"):
+        Example(model="m").steps = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.name)
+def test_every_argument_of_every_kind_is_described(kind: JobKind) -> None:
+    assert kind.summary
+    assert all(field.description for field in kind.arguments.model_fields.values())
+
+
+@pytest.mark.parametrize("kind", CATALOG.values(), ids=lambda kind: kind.name)
+def test_every_entrypoint_exists(kind: JobKind) -> None:
+    # In a process of its own: finding a submodule imports its parents, and a broken one must not pass for found.
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({kind.entrypoint!r}) is None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "m"}, "name 'train_data' or a 'glue_task'"),
+        (
+            {"model": "m", "glue_task": "sst2", "eval_data": "t.csv"},
+            "without 'train_data', 'glue_task' brings its own held-out data; leave 'eval_data' out",
+        ),
+        ({"model": "m", "glue_task": "stsb"}, "Input should be 'cola', 'sst2'"),
+        ({"model": "m", "train_data": "t.csv", "eval_fraction": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t.csv", "eval_fraction": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t.csv", "max_length": 7}, "greater than or equal to 8"),
+        ({"model": "m", "train_data": "t.csv", "warmup_ratio": 1}, "less than 1"),
+        ({"model": "m", "train_data": "t.csv", "learning_rate": 0}, "greater than 0"),
+        ({"model": "m", "train_data": "t.csv", "epochs": float("inf")}, "finite number"),
+        ({"model": "m", "train_data": "t.csv", "weight_decay": float("nan")}, "finite number"),
+        ({"model": "m", "train_data": "t.csv", "epochs": True}, "Input should be a number, not True"),
+        ({"model": "m", "train_data": "t.csv", "seed": False}, "Input should be a number, not False"),
+    ],
+)
+def test_a_fine_tuning_that_cannot_be_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        FinetuneClassification.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "world_sizes", "sizes"),
+    [(3, [8], "8"), (30, [8], "24 or 32"), (9, [3, 2], "6 or 12"), (8, [3, 2], "6 or 12")],
+)
+def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(
+    global_batch_size: int, world_sizes: list[int], sizes: str
+) -> None:
+    arguments = FinetuneClassification(model="m", train_data="t.csv", global_batch_size=global_batch_size)
+    with pytest.raises(UsageError, match=f"global_batch_size {global_batch_size} does not divide over ") as error:
+        arguments.check(*world_sizes)
+    assert error.value.next_step == f"set it to {sizes}"
+
+
+def test_a_global_batch_that_divides_is_taken() -> None:
+    FinetuneClassification(model="m", train_data="t.csv", global_batch_size=24).check(8, 2)
+
+
+class Several(Arguments):
+    """Many inputs in one field."""
+
+    texts: list[Table]
+    more: list[Table] | None = None
+    corpus: Artifact | None = None
+    tokenizer: Annotated[Artifact, OfKind("tokenizer")] | None = None
+    tokens: Annotated[Artifact, OfKind("packed-tokens")] = "run://tokenize"
+
+
+def test_each_input_of_a_list_is_a_source_of_its_own() -> None:
+    several = Several(texts=["hf://a/b", "data://c.jsonl"], corpus="run://corpus")
+    assert [(name, location) for name, location, _ in several.sources()] == [
+        ("texts.0", "hf://a/b"),
+        ("texts.1", "data://c.jsonl"),
+        ("corpus", "run://corpus"),
+        ("tokens", "run://tokenize"),
+    ]
+    moved = several.with_sources(**{"texts.1": "s3://bucket/c.jsonl", "corpus": "s3://bucket/corpus"})
+    assert (moved.texts, moved.corpus) == (["hf://a/b", "s3://bucket/c.jsonl"], "s3://bucket/corpus")
+    assert several.texts[1] == "data://c.jsonl"
+    with_more = Several(texts=["a.csv"], more=["b.csv"])
+    for arguments in (moved, with_more):
+        assert parse_flags(Several, arguments.to_flags(), program="test") == arguments
+    assert [name for name, _, _ in with_more.sources()] == ["texts.0", "more.0", "tokens"]
+
+
+class Wide(Arguments):
+    """One table or several."""
+
+    tables: Tables
+
+
+@pytest.mark.parametrize(
+    ("given", "sources"),
+    [("t.csv", [("tables", "t.csv")]), (["a.csv", "hf://b/c"], [("tables.0", "a.csv"), ("tables.1", "hf://b/c")])],
+)
+def test_a_field_of_tables_takes_one_or_several(given: str | list[str], sources: list[tuple[str, str]]) -> None:
+    wide = Wide(tables=given)
+    assert [(name, location) for name, location, _ in wide.sources()] == sources
+    assert parse_flags(Wide, wide.to_flags(), program="test") == wide
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "a table, or a list of tables, not []"),
+        (7, "a table, or a list of tables, not 7"),
+        (["a.csv", 7], "a table, or a list of tables, not ['a.csv', 7]"),
+        (["a.csv", "b.txt"], "b.txt is no table"),
+        ("b.txt", "b.txt is no table"),
+    ],
+)
+def test_what_is_no_table_is_refused_once(given: object, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)) as refused:
+        Wide.model_validate({"tables": given})
+    assert [error["loc"] for error in refused.value.errors()] == [("tables",)]
+
+
+def test_an_artifact_may_have_to_be_of_one_kind() -> None:
+    several = Several(texts=["hf://a/b"], tokenizer="run://tokenizer")
+    kinds = {name: several.artifact_kind(name) for name in ("texts.0", "corpus", "tokenizer", "tokens")}
+    assert kinds == {"texts.0": None, "corpus": None, "tokenizer": "tokenizer", "tokens": "packed-tokens"}

@@ -1,0 +1,76 @@
+"""What a run may take over all its attempts."""
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from jobs.contract.budget import Budget, Spent, reached, spent
+from jobs.contract.errors import UsageError
+from jobs.contract.instance_types import instance_type
+from jobs.contract.plan import Continued, plan
+from jobs.contract.runs import Attempt
+from tests.support.jobs.planning import LARGE, RUN_ID, STAGE, command_of, spec
+
+DL1 = instance_type("dl1.24xlarge")
+STARTED = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+
+
+def attempt(number: int, minutes: float, **changed: Any) -> Attempt:
+    return Attempt(
+        number=number,
+        started_at=STARTED,
+        last_seen_at=STARTED + timedelta(minutes=minutes),
+        **{"instance_type": DL1.name, "capacity": "spot", "accelerator": "hpu", "nnodes": 1, "world_size": 8} | changed,
+    )
+
+
+def test_each_attempt_counts_at_the_price_of_what_it_ran_on() -> None:
+    lost = attempt(1, 60)
+    on_demand = attempt(2, 1, capacity="on-demand", nnodes=4, finished_at=STARTED + timedelta(minutes=30))
+    unknown = attempt(3, 6, capacity=None)
+    found = spent([lost, on_demand, unknown])
+    assert found.instance_hours == pytest.approx(1 + 2 + 0.1)
+    assert found.usd == pytest.approx(DL1.spot_usd_per_hour + 2.1 * DL1.on_demand_usd_per_hour)
+
+
+def test_the_limit_that_is_reached_first_counts() -> None:
+    so_far = Spent(instance_hours=2, usd=7)
+    both = Budget(max_usd=7 + DL1.spot_usd_per_hour, max_hours=10)
+    left = both.left(so_far, row=DL1, capacity="spot", nnodes=1)
+    assert left is not None
+    assert left.key == "max_usd"
+    assert left.seconds == pytest.approx(3600)
+    on_four = Budget(max_usd=1000, max_hours=10).left(so_far, row=DL1, capacity="on-demand", nnodes=4)
+    assert on_four is not None
+    assert on_four.key == "max_hours"
+    assert on_four.seconds == pytest.approx(2 * 3600)
+    assert Budget().left(so_far, row=DL1, capacity="spot", nnodes=1) is None
+    assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
+    said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
+    took = "7.00 USD at the recorded Spot price, 2.00 instance hours, and 2 minutes are kept for saving"
+    assert said == f"budget: max_usd 10.93 reached: {took}. Next: trainyard resume {RUN_ID} --max-usd 21.86"
+
+
+def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
+    command = command_of(plan(spec(max_usd=5, max_hours=8.5), STAGE, run_id=RUN_ID))
+    assert {"--capacity=spot", "--max-usd=5.0", "--max-hours=8.5"} <= set(
+        command[: command.index("finetune-classification")]
+    )
+    assert not any(
+        part.startswith(("--max-usd", "--max-hours")) for part in command_of(plan(spec(), STAGE, run_id=RUN_ID))
+    )
+    on_demand = spec(resources={"capacity": "on-demand"})
+    assert "--capacity=on-demand" in command_of(plan(on_demand, LARGE, run_id=RUN_ID))
+    with pytest.raises(
+        UsageError, match=r"max_usd: 0.3 leaves 4.6 minutes of 1 x dl1.24xlarge \(Spot\); a run"
+    ) as error:
+        plan(spec(max_usd=0.3), STAGE, run_id=RUN_ID)
+    assert error.value.next_step == "set max_usd to more than 0.33"
+    # It would have been enough for a run that has taken nothing yet.
+    continued = Continued(job_ids=("a",), at=STARTED, spent=Spent(instance_hours=7.99, usd=3))
+    with pytest.raises(
+        UsageError, match=r"max_hours: 8 leaves 0.6 minutes .*; 7.99 of 8 instance hours are used up"
+    ) as error:
+        plan(spec(max_hours=8), STAGE, run_id=RUN_ID, continued=continued)
+    assert error.value.next_step == "set max_hours to more than 8.07"

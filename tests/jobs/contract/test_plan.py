@@ -1,0 +1,293 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.contract.arguments import parse_flags
+from jobs.contract.dependencies import Awaited
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.contract.plan import RETRY_RULES, plan
+from jobs.contract.spec import parse_spec
+from jobs.contract.stage import DeployedStage
+from jobs.kinds.finetune_classification import FinetuneClassification
+from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
+
+SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
+MAX_PAYLOAD_BYTES = 30 * 1024
+"""AWS Batch's limit of a SubmitJob request."""
+
+
+def test_the_whole_request() -> None:
+    arguments = {
+        "model": "s3://elsewhere/m",
+        "train_data": "data://shared/t.jsonl",
+        "epochs": 1,
+        "learning_rate": 1e-4,
+    }
+    planned = plan(spec(arguments=arguments, attempts=5, timeout_hours=1.5), STAGE, run_id=RUN_ID)
+    assert planned.request == {
+        "jobName": RUN_ID,
+        "jobQueue": "arn:queue/gaudi",
+        "jobDefinition": "arn:definition/research:3",
+        "shareIdentifier": "research",
+        "ecsPropertiesOverride": {
+            "taskProperties": [
+                {
+                    "containers": [
+                        {
+                            "name": "main",
+                            "command": [
+                                "python",
+                                "-m",
+                                "jobs.train.launch",
+                                "--instance-type=dl1.24xlarge",
+                                "--nproc-per-node=8",
+                                "--capacity=spot",
+                                "finetune-classification",
+                                "--learning-rate=0.0001",
+                                "--warmup-ratio=0.1",
+                                "--weight-decay=0.0",
+                                "--global-batch-size=32",
+                                "--max-batch-size-per-rank=32",
+                                "--eval-batch-size=64",
+                                "--checkpoint-every-steps=auto",
+                                "--mean-hours-between-reclaims=6.0",
+                                "--keep-checkpoints=2",
+                                "--log-every-steps=10",
+                                "--stop-on-nan=false",
+                                "--seed=42",
+                                "--model=s3://elsewhere/m",
+                                "--train-data=s3://data-bucket/shared/t.jsonl",
+                                "--eval-fraction=0.1",
+                                "--text-column=text",
+                                "--label-column=label",
+                                "--max-length=128",
+                                "--length-buckets=4",
+                                "--packing=false",
+                                "--epochs=1.0",
+                            ],
+                            "environment": [
+                                {"name": "TRAINYARD_RUN_URI", "value": f"s3://run-bucket/research/{RUN_ID}/"},
+                                {"name": "TRAINYARD_ACCELERATOR", "value": "hpu"},
+                            ],
+                        }
+                    ]
+                }
+            ]
+        },
+        "retryStrategy": {
+            "attempts": 5,
+            "evaluateOnExit": [
+                {"onStatusReason": "Host EC2*", "action": "RETRY"},
+                {"onExitCode": "75", "action": "RETRY"},
+                {"onReason": "*", "action": "EXIT"},
+                {"onExitCode": "*", "action": "EXIT"},
+            ],
+        },
+        "timeout": {"attemptDurationSeconds": 5400},
+        "tags": {
+            "trainyard:stage": "dev",
+            "trainyard:run": RUN_ID,
+            "trainyard:team": "research",
+            "trainyard:job": "finetune-classification",
+        },
+        "propagateTags": True,
+    }
+
+
+def test_a_plan_tells_where_it_runs_and_what_it_costs() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert str(planned.run_location) == f"s3://run-bucket/research/{RUN_ID}/"
+    assert (planned.queue, planned.queue_reason) == (
+        "gaudi-spot",
+        "one node of dl1.24xlarge: Spot, started again after a reclaim",
+    )
+    assert (planned.accelerator, planned.accelerator_reason) == ("hpu", "dl1.24xlarge of stage 'dev'")
+    assert (planned.nnodes, planned.nproc_per_node) == (1, 8)
+    assert (planned.on_demand_usd_per_hour, planned.spot_usd_per_hour) == (13.10904, 3.93)
+    assert planned.notes == ()
+
+
+def test_the_same_spec_and_stage_give_the_same_plan() -> None:
+    assert plan(spec(), STAGE, run_id=RUN_ID) == plan(spec(), STAGE, run_id=RUN_ID)
+
+
+def test_the_timeout_is_the_kinds_where_the_spec_has_none() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
+
+
+@pytest.mark.parametrize("limit", ["hang_timeout_seconds", "start_timeout_seconds"])
+def test_the_launcher_is_told_of_other_limits_than_its_own(limit: str) -> None:
+    flag = f"--{limit.replace('_', '-')}"
+    told = command_of(plan(spec(**{limit: 600}), STAGE, run_id=RUN_ID))
+    assert f"{flag}=600" in told[: told.index("finetune-classification")]
+    assert not any(flag in part for part in command_of(plan(spec(), STAGE, run_id=RUN_ID)))
+
+
+def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:
+    planned = plan(spec(team="nlp-core"), STAGE, run_id=RUN_ID)
+    # Batch takes letters and digits only.
+    assert planned.request["shareIdentifier"] == "nlpcore"
+    assert planned.request["jobDefinition"] == "arn:definition/nlp:1"
+    assert planned.run_location.key == f"nlp-core/{RUN_ID}/"
+
+
+def test_data_is_found_in_the_stages_bucket() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    assert planned.inputs == (
+        ("model", "s3://data-bucket/shared/m", "a pretrained model's folder"),
+        ("train_data", "s3://data-bucket/shared/t.jsonl", "a table of examples"),
+    )
+    # The spec that is kept with the run names what was really read.
+    assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
+
+
+@pytest.mark.parametrize("location", ["hf://org/name", "s3://bucket/key", "/local/folder", "data:/odd"])
+def test_other_locations_stay_as_they_are(location: str) -> None:
+    planned = plan(spec(arguments={"model": location, "train_data": "t.jsonl"}), STAGE, run_id=RUN_ID)
+    assert f"--model={location}" in command_of(planned)
+
+
+def test_the_container_reads_back_the_arguments_of_the_spec() -> None:
+    planned = plan(spec(), STAGE, run_id=RUN_ID)
+    flags = command_of(planned)[command_of(planned).index("finetune-classification") + 1 :]
+    assert parse_flags(FinetuneClassification, flags, program="test") == planned.spec.entrypoint_arguments()
+
+
+def test_cards_that_stay_idle_are_paid_for() -> None:
+    planned = plan(spec(resources={"nproc_per_node": 2}), STAGE, run_id=RUN_ID)
+    assert planned.nproc_per_node == 2
+    assert planned.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; the whole instance is paid for",)
+    assert planned.spot_usd_per_hour == 3.93
+
+
+def test_more_ranks_than_cards_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(spec(resources={"nproc_per_node": 9}), STAGE, run_id=RUN_ID)
+    assert str(caught.value) == (
+        "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge, which has 8 HPUs\n"
+        "Next: ask for at most 8, or for more nodes"
+    )
+
+
+@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
+def test_a_batch_that_does_not_divide_over_the_ranks_on_aws_is_refused_everywhere(stage: DeployedStage) -> None:
+    # It divides over the two ranks that this machine would run.
+    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 4}
+    with pytest.raises(UsageError, match=r"global_batch_size 4 does not divide over 8 ranks\nNext: set it to 8$"):
+        plan(spec(arguments=arguments), stage, run_id=RUN_ID)
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_here_is_refused_here() -> None:
+    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 9}
+    three = spec(arguments=arguments, resources={"nproc_per_node": 3})
+    assert plan(three, STAGE, run_id=RUN_ID).nproc_per_node == 3
+    with pytest.raises(UsageError, match=r"global_batch_size 9 does not divide over 2 ranks\nNext: set it to 6 or 12$"):
+        plan(three, EMBEDDED, run_id=RUN_ID)
+
+
+def test_more_ranks_than_vcpus_allow_are_refused() -> None:
+    cpu_stage = replace(STAGE, instance_type=STAGE.cpu_instance_type)
+    with pytest.raises(UsageError, match=r"2 ranks do not fit a m6i\.4xlarge, which has 16 vCPUs"):
+        plan(spec(resources={"nproc_per_node": 2}), cpu_stage, run_id=RUN_ID)
+
+
+def test_an_accelerated_kind_on_a_stage_of_cpu_instances_asks_for_cpu() -> None:
+    planned = plan(spec(), replace(STAGE, instance_type=STAGE.cpu_instance_type), run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cpu"
+    assert planned.nproc_per_node == 1
+    assert planned.notes == ()
+
+
+def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
+    planned = plan(spec(), EMBEDDED, run_id=RUN_ID)
+    assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "auto"
+    assert planned.accelerator_reason == ("the embedded AWS runs jobs on this machine; on AWS: hpu of dl1.24xlarge")
+    assert "--nproc-per-node=2" in command_of(planned)
+    assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
+    # Everything else is what AWS would get.
+    assert planned.request["jobQueue"] == "arn:queue/gaudi"
+
+
+def test_fewer_ranks_than_the_machine_runs_stay_fewer() -> None:
+    planned = plan(spec(resources={"nproc_per_node": 1}), EMBEDDED, run_id=RUN_ID)
+    assert "--nproc-per-node=1" in command_of(planned)
+
+
+def test_a_team_or_kind_that_the_stage_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="team 'vision' not found in stage 'dev'"):
+        plan(spec(team="vision"), STAGE, run_id=RUN_ID)
+    bare = replace(STAGE, job_definitions={("research", "older-kind"): "arn"})
+    with pytest.raises(ConfigurationError, match="no job definition of 'finetune-classification' for team 'research'"):
+        plan(spec(), bare, run_id=RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("status_reason", "reason", "exit_code", "action"),
+    [
+        ("Host EC2 (instance i-0123456789abcdef0) terminated.", None, None, "RETRY"),
+        ("Essential container in task exited", None, INTERRUPTED_EXIT_CODE, "RETRY"),
+        ("Essential container in task exited", None, 1, "EXIT"),
+        ("Essential container in task exited", "OutOfMemoryError: Container killed", 137, "EXIT"),
+        ("Task failed to start", "CannotPullContainerError: not found", None, "EXIT"),
+        ("Essential container in task exited", None, 0, "EXIT"),
+    ],
+)
+def test_only_a_reclaim_and_the_reserved_code_start_a_job_again(
+    status_reason: str, reason: str | None, exit_code: int | None, action: str
+) -> None:
+    # As Batch reads them: in order, the first that matches; a condition on what is absent does not match.
+    given = {"onStatusReason": status_reason, "onReason": reason, "onExitCode": exit_code}
+    matching = [
+        rule["action"]
+        for rule in RETRY_RULES
+        if all(
+            given[key] is not None and _matches(str(given[key]), pattern)
+            for key, pattern in rule.items()
+            if key != "action"
+        )
+    ]
+    assert matching[:1] == [action]
+    assert len(RETRY_RULES) <= 5
+    assert all("*" not in pattern.rstrip("*") for rule in RETRY_RULES for pattern in rule.values())
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
+def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: DeployedStage) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        ready = parse_spec(document, origin=path.name)
+        if ready.resources.nnodes > 1:
+            stage = replace(LARGE, embedded_processes=stage.embedded_processes)
+        planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
+        assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+
+
+def test_what_a_plan_waits_for_is_in_its_request() -> None:
+    earlier = Awaited(run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",))
+    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="gaudi-spot", arguments=("model",))
+    planned = plan(spec(), LARGE, run_id=RUN_ID, awaited=(earlier, together))
+    assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
+    submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
+    assert submitted.request == {**planned.request, "dependsOn": [{"jobId": "5f3a"}, {"jobId": "77b0"}]}
+    # Only a run on Spot can be moved, and only where there is an On-Demand queue.
+    assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
+    assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
+    assert "dependsOn" not in plan(spec(), LARGE, run_id=RUN_ID).with_job_ids({}).request
+
+
+def _matches(text: str, pattern: str) -> bool:
+    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
+
+
+def test_a_model_is_pushed_to_the_hub_only_for_a_team_that_has_a_secret() -> None:
+    pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
+    other_team = replace(STAGE, huggingface_teams=frozenset({"nlp-core"}))
+    with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
+        plan(pushing, other_team, run_id=RUN_ID)
+    its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
+    for stage in (its_own, EMBEDDED):
+        assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, stage, run_id=RUN_ID))

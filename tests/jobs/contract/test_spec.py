@@ -1,0 +1,174 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs.contract.catalog import CATALOG
+from jobs.contract.errors import UsageError
+from jobs.contract.spec import JobSpec, parse_spec, spec_json_schema
+
+SPECS = sorted((Path(__file__).parents[3] / "jobs" / "specs").glob("*.yaml"))
+
+SMALLEST: dict[str, Any] = {
+    "name": "reviews",
+    "job": "finetune-classification",
+    "arguments": {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"},
+}
+
+
+def refused(data: object) -> str:
+    """What the user reads, without the file's name in front of each line."""
+    with pytest.raises(UsageError) as caught:
+        parse_spec(data, origin="a.yaml")
+    assert caught.value.exit_code == 2
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(("a.yaml: ", "Next: ")) for line in lines)
+    return "\n".join(line.removeprefix("a.yaml: ") for line in lines)
+
+
+def test_a_short_spec_has_defaults_for_the_rest() -> None:
+    spec = parse_spec(SMALLEST, origin="a.yaml")
+    assert (spec.team, spec.attempts, spec.timeout_hours) == ("research", 3, None)
+    assert (spec.resources.nnodes, spec.resources.nproc_per_node) == (1, None)
+    assert spec.kind is CATALOG["finetune-classification"]
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
+def test_the_ready_specs_are_valid_and_called_after_their_file(path: Path) -> None:
+    specs = [parse_spec(document, origin=path.name) for document in yaml.safe_load_all(path.read_text())]
+    assert specs[-1].name == path.stem
+
+
+def test_there_are_ready_specs_and_each_kind_has_one() -> None:
+    documents = [document for path in SPECS for document in yaml.safe_load_all(path.read_text())]
+    assert {parse_spec(document, origin="a ready spec").job for document in documents} == set(CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [(None, "empty"), ([], "a list"), ("name", "text"), (3, "a number"), (0.5, "a number"), (True, "true or false")],
+)
+def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
+    assert refused(data) == (
+        f"a spec is a mapping of keys to values, this is {what}\nNext: start from one of jobs/specs/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"nam": "x"}, "nam: unknown key; did you mean 'name'?"),
+        ({"resources": {"nnode": 1}}, "resources.nnode: unknown key; did you mean 'nnodes'?"),
+        (
+            {"gpu": 1},
+            (
+                "gpu: unknown key; there is 'arguments', 'attempts', 'hang_timeout_seconds', 'job', 'max_hours', "
+                "'max_usd', 'name', 'resources', 'start_timeout_seconds', 'team', 'timeout_hours'"
+            ),
+        ),
+        ({"resources": 8}, "resources: Input should be a valid dictionary or instance of Resources, not 8"),
+        (
+            {"resources": {"nproc_per_node": "all"}},
+            (
+                "resources.nproc_per_node: Input should be a valid integer, unable to parse string as an integer, "
+                "not 'all'"
+            ),
+        ),
+        (
+            {"resources": {"nnodes": 2, "min_nnodes": 1}},
+            "resources: min_nnodes: it is for several nodes on Spot: capacity: spot, and nnodes more than 1",
+        ),
+        (
+            {"resources": {"nnodes": 2, "min_nnodes": 3, "capacity": "spot"}},
+            "resources: min_nnodes: 3 are more than the 2 of nnodes",
+        ),
+        (
+            {"resources": {"nnodes": 10_001, "capacity": "spot"}},
+            "resources: nnodes: on Spot a job has at most 10000 nodes",
+        ),
+        ({"resources": {"nnodes": 0}}, "resources.nnodes: Input should be greater than or equal to 1, not 0"),
+        ({"attempts": 11}, "attempts: Input should be less than or equal to 10, not 11"),
+        (
+            {"timeout_hours": 0.001},
+            "timeout_hours: Input should be greater than or equal to 0.016666666666666666, not 0.001",
+        ),
+        ({"timeout_hours": True}, "timeout_hours: Input should be a number, not True"),
+        ({"resources": {"nnodes": True}}, "resources.nnodes: Input should be a number, not True"),
+        ({"resources": {"nproc_per_node": True}}, "resources.nproc_per_node: Input should be a number, not True"),
+        ({"timeout_hours": 337}, "timeout_hours: Input should be less than or equal to 336, not 337"),
+        ({"arguments": None}, "arguments: Input should be a valid dictionary, not None"),
+        (
+            {"job": "finetune-clasification"},
+            ("job: job kind 'finetune-clasification' not found; did you mean 'finetune-classification'?"),
+        ),
+        ({"job": None}, "job: Input should be a valid string, not None"),
+    ],
+)
+def test_mistakes_are_told_with_their_path(changed: dict[str, Any], message: str) -> None:
+    assert refused({**SMALLEST, **changed}) == message
+
+
+@pytest.mark.parametrize("name", ["", "Reviews", "my reviews", "-a", "a_b", "a" * 64, "é", "a\n"])
+def test_names_that_s3_batch_and_logs_could_not_all_hold_are_refused(name: str) -> None:
+    assert refused({**SMALLEST, "name": name}).startswith("name: String should match pattern")
+
+
+@pytest.mark.parametrize("team", ["", "Research", "a/b", "../x", "a" * 32, "*"])
+def test_a_team_cannot_reach_out_of_its_prefix(team: str) -> None:
+    assert refused({**SMALLEST, "team": team}).startswith("team: String should match pattern")
+
+
+@pytest.mark.parametrize("missing", ["name", "job"])
+def test_what_has_no_default_must_be_there(missing: str) -> None:
+    assert refused({key: value for key, value in SMALLEST.items() if key != missing}) == (
+        f"{missing}: missing; it has no default"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "arguments.model: missing; it has no default"),
+        ({"model": "m"}, "arguments: name 'train_data' or a 'glue_task'"),
+        ({"model": "m", "train_data": "t.csv", "epoch": 1}, "arguments.epoch: unknown key; did you mean 'epochs'?"),
+        (
+            {"model": "m", "train_data": "t.csv", "epochs": "two"},
+            "arguments.epochs: Input should be a valid number, unable to parse string as a number, not 'two'",
+        ),
+        ({"model": 3, "train_data": "t.csv"}, "arguments.model: Input should be a valid string, not 3"),
+        (
+            {"model": "gs://m/x", "train_data": "t.csv"},
+            "arguments.model: gs://m/x: only hf://, s3://, data://, run:// and local paths can be read",
+        ),
+        (
+            {"model": "m", "train_data": "hf://x?splt=a"},
+            "arguments.train_data: hf://x?splt=a: unknown option 'splt'; did you mean 'split'?",
+        ),
+    ],
+)
+def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any], message: str) -> None:
+    assert refused({**SMALLEST, "arguments": arguments}) == message
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    lines = refused({"nam": "x", "job": "y", "attempts": 0}).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["name", "attempts", "nam"]
+
+
+def test_the_schema_for_editors_is_the_specs_own() -> None:
+    schema = spec_json_schema()
+    assert set(schema["properties"]) == set(JobSpec.model_fields)
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["job"]["enum"] == sorted(CATALOG)
+    assert schema["required"] == ["name", "job"]
+    assert "Who pays" in schema["properties"]["team"]["description"]
+
+
+@pytest.mark.parametrize("kind", sorted(CATALOG))
+def test_the_schema_spells_out_the_arguments_of_each_kind(kind: str) -> None:
+    schema = spec_json_schema()
+    (branch,) = (item for item in schema["allOf"] if item["if"]["properties"]["job"]["const"] == kind)
+    definition = schema["$defs"][branch["then"]["properties"]["arguments"]["$ref"].removeprefix("#/$defs/")]
+    assert set(definition["properties"]) == set(CATALOG[kind].arguments.model_fields)
+    assert definition["additionalProperties"] is False

@@ -1,0 +1,154 @@
+import pytest
+
+from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.stage import (
+    BudgetStop,
+    DeployedStage,
+    budget_stop_parameter,
+    huggingface_secret_parameter,
+    image_parameter,
+    image_repository_parameter,
+    job_definition_parameter,
+    job_image_parameter,
+    parameter_path,
+    queue_parameter,
+    share_identifier,
+)
+
+PARAMETERS = {
+    "bucket/data": "data-1a2b",
+    "bucket/run": "runs-3c4d",
+    "log-group": "logs-5e6f",
+    "instance-type": "dl1.24xlarge",
+    "cpu-instance-type": "m6i.4xlarge",
+    "queue/gaudi-spot": "arn:queue/gaudi",
+    "queue/cpu-spot": "arn:queue/cpu",
+    "image-repository/gaudi": "account.dkr.ecr/gaudi",
+    "job-definition/research/finetune-classification": "arn:definition/research:3",
+    "job-definition/product/finetune-classification": "arn:definition/product:1",
+    "job-definition/product/build-corpus": "arn:definition/corpus:1",
+}
+
+
+def test_parameters_have_these_names() -> None:
+    # Deployed stages are found by them: a change here is a change for everyone who has one.
+    assert parameter_path("dev") == "/trainyard/dev/"
+    assert queue_parameter("gaudi-spot") == "queue/gaudi-spot"
+    assert job_definition_parameter("research", "finetune-classification") == (
+        "job-definition/research/finetune-classification"
+    )
+    assert job_definition_parameter("research", "finetune-classification", several_nodes=True) == (
+        "job-definition-multinode/research/finetune-classification"
+    )
+    assert queue_parameter("gaudi-spot", retiring="dl1-24xlarge-1-20-0") == "queue/gaudi-spot/dl1-24xlarge-1-20-0"
+    assert image_repository_parameter("gaudi") == "image-repository/gaudi"
+    assert image_parameter("gaudi-ray", "1.21.0") == "image/gaudi-ray/1.21.0"
+    assert job_image_parameter("notebook") == "job-image/notebook"
+    assert budget_stop_parameter("research") == "budget-stop/research"
+
+
+def test_a_stage_is_what_its_parameters_say() -> None:
+    stage = DeployedStage.from_parameters("dev", PARAMETERS)
+    assert (stage.data_bucket, stage.run_bucket, stage.log_group) == ("data-1a2b", "runs-3c4d", "logs-5e6f")
+    assert (stage.instance_type.name, stage.cpu_instance_type.name) == ("dl1.24xlarge", "m6i.4xlarge")
+    assert stage.teams == ("product", "research")
+    assert stage.queue("cpu-spot") == "arn:queue/cpu"
+    assert stage.job_definition("research", "finetune-classification") == "arn:definition/research:3"
+    assert not stage.embedded
+    assert DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=2).embedded
+
+
+def test_a_stage_knows_what_was_pushed_and_what_its_jobs_run() -> None:
+    pushed, deployed = (f"registry/gaudi@sha256:{letter * 64}" for letter in "ab")
+    values = {
+        **PARAMETERS,
+        "release": "1.21.0",
+        image_parameter("gaudi", "1.21.0"): pushed,
+        job_image_parameter("finetune-classification"): deployed,
+        "image-tag": "1.21.0-0123456789ab",
+    }
+    stage = DeployedStage.from_parameters("dev", values)
+    assert stage.images == {("gaudi", "1.21.0"): pushed}
+    assert stage.job_images == {"finetune-classification": deployed}
+    assert (stage.release, stage.image_tag) == ("1.21.0", "1.21.0-0123456789ab")
+    # Where jobs are processes, no image matters.
+    assert DeployedStage.from_parameters("dev", values, runs_containers=False).job_images == {}
+
+
+@pytest.mark.parametrize("missing", ["bucket/data", "bucket/run", "log-group", "instance-type", "cpu-instance-type"])
+def test_a_stage_that_lacks_a_parameter_is_not_deployed(missing: str) -> None:
+    values = {name: value for name, value in PARAMETERS.items() if name != missing}
+    with pytest.raises(ConfigurationError) as caught:
+        DeployedStage.from_parameters("dev", values)
+    assert str(caught.value) == (
+        f"stage 'dev' is not deployed here: SSM has no /trainyard/dev/{missing}\n"
+        "Next: cdk deploy 'dev/*' -c stage=dev (or, without an account: trainyard --stage dev local up)"
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_a_stage_of_an_instance_type_this_release_does_not_know_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"instance type 'dl9\.large' has no row"):
+        DeployedStage.from_parameters("dev", {**PARAMETERS, "instance-type": "dl9.large"})
+
+
+def test_an_unknown_queue_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).queue("gaudi-spott")
+    assert str(caught.value) == "stage 'dev' has no queue 'gaudi-spott'; did you mean 'gaudi-spot'?"
+
+
+def test_an_unknown_team_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition("reserch", "finetune-classification")
+    assert str(caught.value) == (
+        "team 'reserch' not found in stage 'dev'; did you mean 'research'?\n"
+        "Next: correct 'team' in the spec, or add the team to infra/settings.py and deploy"
+    )
+
+
+def test_a_kind_that_came_after_the_deployment_says_so() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition("research", "build-corpus")
+    assert str(caught.value) == (
+        "stage 'dev' has no job definition of 'build-corpus' for team 'research': it was deployed before that kind "
+        "existed\nNext: cdk deploy 'dev/*'"
+    )
+
+
+@pytest.mark.parametrize(("team", "identifier"), [("research", "research"), ("nlp-core-2", "nlpcore2")])
+def test_share_identifiers_are_letters_and_digits(team: str, identifier: str) -> None:
+    assert share_identifier(team) == identifier
+
+
+def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
+    stage = DeployedStage.from_parameters(
+        "dev",
+        {
+            **PARAMETERS,
+            "queue/gaudi-spot/dl1-24xlarge-1-20-0": "arn:queue/old",
+            "job-definition-multinode/research/finetune-classification": "arn:definition/several:2",
+            "shared-data-mount": "/shared-data",
+            "budget-stop/product": '{"budget_usd": 500, "since": "2026-11-20", "until": "2026-12-01"}',
+        },
+    )
+    # A retiring pool's jobs are still found, and the current queue is the one without a suffix.
+    assert stage.queues["gaudi-spot"] == "arn:queue/gaudi"
+    assert stage.queues["gaudi-spot/dl1-24xlarge-1-20-0"] == "arn:queue/old"
+    assert stage.job_definition("research", "finetune-classification", several_nodes=True) == "arn:definition/several:2"
+    assert stage.shared_data_mount == "/shared-data"
+    assert stage.budget_stop("research") is None
+    assert stage.budget_stop("product") == BudgetStop(budget_usd=500.0, since="2026-11-20", until="2026-12-01")
+
+
+def test_a_kind_without_a_definition_for_several_nodes_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="no job definition of 'finetune-classification' on several nodes for"):
+        DeployedStage.from_parameters("dev", PARAMETERS).job_definition(
+            "research", "finetune-classification", several_nodes=True
+        )
+
+
+def test_the_teams_that_have_a_secret_for_a_hugging_face_token_are_known() -> None:
+    assert DeployedStage.from_parameters("dev", PARAMETERS).huggingface_teams == frozenset()
+    values = {**PARAMETERS, huggingface_secret_parameter("research"): "arn:secret"}
+    assert DeployedStage.from_parameters("dev", values).huggingface_teams == {"research"}

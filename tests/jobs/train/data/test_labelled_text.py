@@ -1,0 +1,276 @@
+"""Labelled text from its table to classes, held-out examples and token ids; what cannot be a class is refused."""
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from jobs.contract.errors import UsageError
+from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
+from jobs.train.data import labelled_text
+from jobs.train.data.labelled_text import Examples
+from tests.support.train.hub import Splits, save_data_set
+from tests.support.train.reviews import write_jsonl
+
+Rows = list[dict[str, Any]]
+Loaded = tuple[list[str], Examples, Examples]
+Load = Callable[..., Loaded]
+
+
+def no_s3() -> Any:
+    pytest.fail("nothing here lies on S3")
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Loads the rows as a job with these arguments does, from train.jsonl and eval.jsonl."""
+
+    def load(train: Rows, held_out: Rows | None = None, **arguments: Any) -> Loaded:
+        arguments["train_data"] = str(write_jsonl(tmp_path / "train.jsonl", train))
+        if held_out is not None:
+            arguments["eval_data"] = str(write_jsonl(tmp_path / "eval.jsonl", held_out))
+        given = FinetuneClassification.model_validate({"model": "unused", **arguments})
+        return labelled_text.load(given, s3=no_s3, scratch=tmp_path)
+
+    return load
+
+
+def labelled(*labels: Any) -> Rows:
+    return [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+
+
+def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> None:
+    rows = [
+        {"first": f"text {number}", "sentence1": "no", "sentence2": f"other {number}", "label": 7, "same": number}
+        for number in range(2)
+    ]
+    names, train, _ = load(rows, rows, glue_task="mrpc", text_column="first", label_column="same")
+    assert names == ["0", "1"]
+    assert train.texts == ["text 0", "text 1"]
+    assert train.pairs == ["other 0", "other 1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "numbers"),
+    [
+        (["neutral", "bad", "good", "bad"], ["bad", "good", "neutral"], [2, 0, 1, 0]),
+        ([10, 9, -1, 9], ["-1", "9", "10"], [2, 1, 0, 1]),
+        (["10", " 9", 9.0, 9], ["9", "10"], [1, 0, 0, 0]),
+        ([True, False, "True"], ["False", "True"], [1, 0, 1]),
+        (["--5", "-", "5-", "--5"], ["-", "--5", "5-"], [1, 0, 2, 1]),
+        (["9" * 5000, "b", "b"], ["9" * 5000, "b"], [0, 1, 1]),
+    ],
+    ids=["names", "numbers in order of value", "numbers as text", "booleans", "names that look like numbers", "digits"],
+)
+def test_labels_become_classes_in_a_fixed_order(
+    load: Load, labels: list[Any], names: list[str], numbers: list[int]
+) -> None:
+    found, train, held_out = load(labelled(*labels), labelled(labels[0]))
+    assert found == names
+    assert train == Examples(texts=[f"text {row}" for row in range(len(labels))], pairs=None, labels=numbers)
+    assert held_out.labels == numbers[:1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 1, "bad"], "train.jsonl, line 3: 'label' is the name 'bad', but the number 0 in line 1\nNext: write all"),
+        (["bad", "2"], "train.jsonl, line 2: 'label' is the number '2', but the name 'bad' in line 1\nNext: write all"),
+        (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is no class"),
+        (["bad", " "], "train.jsonl, line 2: 'label' is ' ', which is no class"),
+        ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
+        ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
+        ([1, float("inf")], "train.jsonl, line 2: 'label' is inf, which is no class"),
+        (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
+        (["bad", "go\ud83dod"], r"train.jsonl, line 2: 'label' is 'go\ud83dod', which is no class"),
+        (["bad", "bad"], "train.jsonl: every 'label' is 'bad'; there is nothing to tell apart"),
+        ([1, 1.0, 1], "train.jsonl: every 'label' is 1; there is nothing to tell apart"),
+    ],
+)
+def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
+    load: Load, labels: list[Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load(labelled(*labels))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("god", "eval.jsonl, line 2: label 'god' is none of the training data's; did you mean 'good'?"),
+        (7, "eval.jsonl, line 2: label 7 is none of the training data's; there is 'bad', 'good'"),
+        (None, "eval.jsonl, line 2: label None is none of the training data's"),
+    ],
+)
+def test_a_held_out_label_that_was_never_trained_is_refused_with_its_line(load: Load, label: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load(labelled("bad", "good"), labelled("bad", label))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a \ud83d b", "line 3: 'text' has half of a surrogate pair, which is no character"),
+        (None, "line 3: 'text' is not text but None"),
+        (5, "line 3: 'text' is not text but 5"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_its_line(load: Load, text: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"train.jsonl, {message}")):
+        load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
+
+
+def test_a_whole_surrogate_pair_is_a_character(load: Load, tmp_path: Path) -> None:
+    _, train, _ = load([{"text": "\U0001f600", "label": 0}, {"text": "b", "label": 1}], labelled(0))
+    assert r"\ud83d\ude00" in (tmp_path / "train.jsonl").read_text(), "JSON spells it as a pair"
+    assert train.texts[0] == "\U0001f600"
+
+
+def test_pairs_keep_both_sides_together(load: Load) -> None:
+    rows = [{"first": f"a{number}", "second": f"b{number}", "class": number % 2} for number in range(20)]
+    columns = {"text_column": "first", "text_pair_column": "second", "label_column": "class"}
+    names, train, held_out = load(rows, **columns, eval_fraction=0.25)
+    assert names == ["0", "1"]
+    assert (len(train), len(held_out)) == (15, 5)
+    seen = []
+    for part in (train, held_out):
+        assert part.pairs is not None
+        seen += [
+            {"first": text, "second": pair, "class": label}
+            for text, pair, label in zip(part.texts, part.pairs, part.labels, strict=True)
+        ]
+    assert sorted(seen, key=rows.index) == rows
+
+
+def test_the_second_sentence_of_a_pair_must_be_text_too(load: Load) -> None:
+    rows = [{"text": "a", "other": "b", "label": 0}, {"text": "a", "other": None, "label": 1}]
+    with pytest.raises(UsageError, match=r"train\.jsonl, line 2: 'other' is not text but None"):
+        load(rows, text_pair_column="other")
+
+
+def test_the_same_column_twice_makes_pairs_of_itself(load: Load) -> None:
+    _, train, _ = load(labelled(0, 1, 0), labelled(0), text_pair_column="text")
+    assert train.pairs == train.texts == ["text 0", "text 1", "text 2"]
+
+
+def several(tmp_path: Path, *tables: Rows) -> list[str]:
+    return [str(write_jsonl(tmp_path / f"part{number}.jsonl", rows)) for number, rows in enumerate(tables)]
+
+
+def test_several_tables_are_read_as_if_they_were_one(tmp_path: Path) -> None:
+    first, second = labelled("good", "bad"), labelled("so-so", "good")
+    for train, held_out in ((first, second), (second, first)):
+        arguments = FinetuneClassification(
+            model="unused", train_data=several(tmp_path, train, held_out), eval_data=several(tmp_path, train)
+        )
+        names, together, alone = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        assert names == ["bad", "good", "so-so"]
+        assert [names[label] for label in together.labels] == [row["label"] for row in [*train, *held_out]]
+        assert [names[label] for label in alone.labels] == [row["label"] for row in train]
+
+
+def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path) -> None:
+    tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
+    arguments = FinetuneClassification(model="unused", train_data=tables)
+    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: 'label' is None, which is no class"):
+        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+    arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
+    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's"):
+        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+
+
+def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
+    rows = labelled(*[number % 2 for number in range(50)])
+    splits = {}
+    for seed in (1, 2, 3):
+        _, train, held_out = load(rows, seed=seed, eval_fraction=0.2)
+        assert (_, train, held_out) == load(rows, seed=seed, eval_fraction=0.2)
+        assert len(held_out) == 10
+        assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or doubled"
+        splits[seed] = frozenset(held_out.texts)
+    assert len(set(splits.values())) == 3
+
+
+def test_at_least_one_example_is_held_out(load: Load) -> None:
+    _, train, held_out = load(labelled(0, 1, 0), eval_fraction=0.01)
+    assert (len(train), len(held_out)) == (2, 1)
+
+
+def test_too_few_examples_to_hold_some_out_are_refused(load: Load) -> None:
+    with pytest.raises(UsageError, match=r"train\.jsonl has 2 examples: too few to hold some out; give eval_data"):
+        load(labelled(0, 1), eval_fraction=0.9)
+
+
+def columns_by_transformers(task: GlueTask) -> list[str]:
+    """The text columns of a GLUE task as transformers' own reader of that data set takes them."""
+    from transformers.data.processors.glue import glue_processors
+
+    class Record(dict[str, Any]):
+        """Holds its key in every column."""
+
+        def __missing__(self, key: str) -> Any:
+            return SimpleNamespace(numpy=key.encode)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the reader is to leave transformers; what it knows stays true
+        processor = glue_processors[{"sst2": "sst-2"}.get(task, task)]()
+        example = processor.get_example_from_tensor_dict(Record())
+    return [column for column in (example.text_a, example.text_b) if column]
+
+
+@pytest.fixture
+def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory stands in for the hub, and what is loaded stays below it."""
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("datasets_cache")
+def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_split(tmp_path: Path) -> None:
+    tasks: tuple[GlueTask, ...] = get_args(GlueTask)
+    columns = {task: columns_by_transformers(task) for task in tasks}
+    configurations: dict[str, Splits] = {
+        task: {
+            split: [{**{name: f"{task} {split} {name}" for name in columns[task]}, "label": 1, "idx": 0}]
+            for split in (
+                ("train", "validation_matched", "validation_mismatched") if task == "mnli" else ("train", "validation")
+            )
+        }
+        for task in tasks
+    }
+    save_data_set(tmp_path / "nyu-mll" / "glue", configurations, class_names=["no", "yes"])
+
+    for task in tasks:
+        arguments = FinetuneClassification(model="unused", glue_task=task)
+        names, train, held_out = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        assert names == ["no", "yes"], "the data set's own names, although only one occurs"
+        for part, split in ((train, "train"), (held_out, "validation_matched" if task == "mnli" else "validation")):
+            text, *pair = [f"{task} {split} {name}" for name in columns[task]]
+            assert part == Examples(texts=[text], pairs=pair or None, labels=[1])
+
+
+def test_a_glue_task_takes_its_columns_from_other_tables_where_they_are_given(tmp_path: Path) -> None:
+    rows = [{"question1": f"{number}?", "question2": "why?", "label": number % 2} for number in range(4)]
+    location = str(write_jsonl(tmp_path / "t.jsonl", rows))
+    arguments = FinetuneClassification(model="unused", glue_task="qqp", train_data=location, eval_data=location)
+    names, train, held_out = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+    assert names == ["0", "1"]
+    assert train == held_out == Examples(texts=["0?", "1?", "2?", "3?"], pairs=["why?"] * 4, labels=[0, 1, 0, 1])
+
+
+@pytest.mark.usefixtures("datasets_cache")
+def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) -> None:
+    """As GLUE's test splits are: their labels are all -1."""
+    rows = [{"sentence": "a", "label": 0}, {"sentence": "b", "label": -1}]
+    save_data_set(
+        tmp_path / "nyu-mll" / "glue", {"sst2": {"train": rows, "validation": rows[:1]}}, class_names=["n", "y"]
+    )
+    arguments = FinetuneClassification(model="unused", glue_task="sst2")
+    with pytest.raises(UsageError, match=r"split=train, row 2: label -1 is none of the training data's"):
+        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)

@@ -1,0 +1,114 @@
+"""Packed tokens: what is packed is read again, whole batches at a time, and a damaged folder is told."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.contract.errors import UsageError
+from jobs.train.data.packed_tokens import INDEX, Index, PackedFile, PackedTokens, pack, token_type
+
+SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+def save(
+    folder: Path, *shards: "np.ndarray[tuple[int], np.dtype[np.uint32]]", vocabulary: int = 1000
+) -> list[PackedFile]:
+    """Each shard as a file of sequences of 8; the index names them as the training part."""
+    folder.mkdir(exist_ok=True)
+    files = [
+        pack([ids], folder / f"train-{number:05}.npy", sequence_length=8, vocabulary_size=vocabulary, pad_id=0)
+        for number, ids in enumerate(shards)
+    ]
+    index = Index(
+        sequence_length=8, vocabulary_size=vocabulary, special_ids=SPECIAL, files={"train": files, "held-out": []}
+    )
+    (folder / INDEX).write_text(index.model_dump_json())
+    return files
+
+
+def ids(count: int, *, start: int = 5) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    return np.arange(start, start + count, dtype=np.uint32)
+
+
+def test_every_token_is_read_again_in_its_order(tmp_path: Path) -> None:
+    files = save(tmp_path, ids(16), ids(21, start=100), ids(3, start=500))
+    packed = PackedTokens(tmp_path, "train")
+    assert [file.sequences for file in files] == [2, 3, 1]
+    assert len(packed) == 6
+    read = packed.__getitems__(range(6))
+    assert read.dtype == torch.int64
+    assert read[read != 0].tolist() == [*range(5, 21), *range(100, 121), *range(500, 503)]
+    assert packed.index.tokens("train") == 16 + 21 + 3
+
+
+@pytest.mark.parametrize("lengths", [[16], [3, 0, 20, 1], [5_000, 7_001]])
+def test_a_file_written_in_parts_is_the_one_that_numpy_writes_at_once(tmp_path: Path, lengths: list[int]) -> None:
+    parts = [ids(length) for length in lengths]
+    file = pack(iter(parts), tmp_path / "parts.npy", sequence_length=8, vocabulary_size=10_000, pad_id=0)
+    together = np.concatenate(parts).astype("<u2")
+    assert (file.sequences, file.tokens) == (-(-len(together) // 8), len(together))
+    np.save(tmp_path / "whole.npy", np.pad(together, (0, -len(together) % 8)).reshape(-1, 8))
+    assert (tmp_path / "parts.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
+def test_only_the_last_sequence_of_a_file_is_padded(tmp_path: Path) -> None:
+    save(tmp_path, ids(16), ids(21))
+    padding = (PackedTokens(tmp_path, "train").__getitems__(range(5)) == 0).sum(dim=1)
+    assert padding.tolist() == [0, 0, 0, 0, 3]
+
+
+def test_rows_come_in_the_order_they_are_asked_for(tmp_path: Path) -> None:
+    save(tmp_path, ids(16), ids(16, start=100))
+    packed = PackedTokens(tmp_path, "train")
+    batch = packed.__getitems__([3, 0, 2, 0])
+    assert batch[:, 0].tolist() == [108, 5, 100, 5]
+    assert torch.equal(packed[-1], packed[3])
+    with pytest.raises(IndexError):
+        packed[4]
+
+
+@pytest.mark.parametrize(("vocabulary", "itemsize"), [(32_000, 2), (65_536, 2), (65_537, 4), (250_002, 4)])
+def test_ids_take_two_bytes_as_long_as_the_vocabulary_allows(tmp_path: Path, vocabulary: int, itemsize: int) -> None:
+    save(tmp_path, np.array([vocabulary - 1], dtype=np.uint32), vocabulary=vocabulary)
+    assert token_type(vocabulary).itemsize == itemsize
+    assert np.load(tmp_path / "train-00000.npy").dtype.itemsize == itemsize
+    assert PackedTokens(tmp_path, "train")[0][0] == vocabulary - 1
+
+
+def test_an_id_outside_the_vocabulary_is_not_packed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="outside a vocabulary of 10"):
+        save(tmp_path, np.array([10], dtype=np.uint32), vocabulary=10)
+
+
+def test_workers_get_no_copy_of_the_files(tmp_path: Path) -> None:
+    save(tmp_path, ids(80_000, start=5), vocabulary=100_000)
+    packed = PackedTokens(tmp_path, "train")
+    first = packed[0]
+    travels = pickle.dumps(packed)
+    assert len(travels) < 5_000
+    assert torch.equal(pickle.loads(travels)[0], first)
+
+
+def test_a_folder_without_an_index_is_no_packed_tokens(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no packed tokens"):
+        PackedTokens(tmp_path, "train")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    save(tmp_path, ids(16), ids(16))
+    (tmp_path / "train-00001.npy").unlink()
+    with pytest.raises(UsageError, match=r"train-00001\.npy is missing"):
+        PackedTokens(tmp_path, "train")
+
+
+def test_a_file_of_another_shape_than_the_index_says_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, ids(16))
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["files"]["train"][0]["sequences"] = 3
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(UsageError, match="but its index"):
+        PackedTokens(tmp_path, "train")[0]

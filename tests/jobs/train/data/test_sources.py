@@ -1,0 +1,206 @@
+"""Tables from S3 and local paths; each way in which one can be bad is told with its place."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.contract.errors import NotFoundError, UsageError
+from tests.support.train.launching import Run
+from tests.support.train.places import Place, refused
+from tests.support.train.reviews import reviews, write_jsonl
+
+ROWS = [
+    {"text": 'a "quoted", tab\tand comma', "label": "good", "more": "1"},
+    {"text": "two\nlines", "label": "bad", "more": "2"},
+    {"text": "f\u00fcnf \U0001f600", "label": "good", "more": "3"},
+]
+
+
+def delimited(delimiter: str, **options: Any) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(ROWS[0]), delimiter=delimiter, **options)
+    writer.writeheader()
+    writer.writerows(ROWS)
+    return stream.getvalue().encode()
+
+
+def json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "unit", "lines"),
+    [
+        ("table.jsonl", json_lines(ROWS), "line", [1, 2, 3]),
+        ("table.ndjson", b"\xef\xbb\xbf" + json_lines(ROWS[:1]) + b"\n \r\n" + json_lines(ROWS[1:]), "line", [1, 4, 5]),
+        # The second row ends on the line after the one it starts on.
+        ("table.csv", delimited(","), "line", [2, 4, 5]),
+        ("table.csv", b"\xef\xbb\xbf" + delimited(",", lineterminator="\n"), "line", [2, 4, 5]),
+        ("TABLE.TSV", delimited("\t"), "line", [2, 4, 5]),
+        ("table.parquet", parquet({key: [row[key] for row in ROWS] for key in ROWS[0]}), "row", [1, 2, 3]),
+    ],
+    ids=["jsonl", "with a mark and empty lines", "csv", "csv with a mark", "tsv", "parquet"],
+)
+def test_a_table_is_read_with_the_place_of_each_row(
+    place: Place, name: str, content: bytes, unit: str, lines: list[int]
+) -> None:
+    table = place.read(place.put(name, content))
+    assert table.columns == {key: [row[key] for row in ROWS] for key in ("text", "label")}
+    assert list(table.lines) == lines
+    assert table.place(1) == f"{place.at(name)}, {unit} {lines[1]}"
+
+
+def test_a_field_longer_than_the_csv_modules_own_limit_is_read(local: Place) -> None:
+    text = "word " * 100_000
+    assert local.read(local.put("t.csv", f"text,label\n{text},1\n".encode())).columns["text"] == [text]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.parquet"])
+def test_a_column_that_is_asked_for_twice_is_read_once(local: Place, name: str) -> None:
+    content = {
+        "t.jsonl": b'{"text": "a"}\n{"text": "b"}\n',
+        "t.csv": b"text\na\nb\n",
+        "t.parquet": parquet({"text": ["a", "b"]}),
+    }
+    table = local.read(local.put(name, content[name]), "text", "text")
+    assert (table.columns, len(table)) == ({"text": ["a", "b"]}, 2)
+
+
+def test_a_missing_table_is_told_with_where_to_look(local: Place, remote: Place) -> None:
+    with pytest.raises(NotFoundError, match=re.escape(f"{local.at('t.csv')} does not exist\nNext: check the path")):
+        local.read(local.at("t.csv"))
+    missing = remote.at("no/t.csv")
+    listing = f"aws s3 ls {missing.removesuffix('t.csv')}"
+    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist\nNext: {listing}")):
+        remote.read(missing)
+
+
+def test_a_bucket_that_does_not_exist_is_named(remote: Place) -> None:
+    for read in (lambda: remote.read("s3://no-such-bucket/t.csv"), lambda: remote.model("s3://no-such-bucket/model")):
+        with pytest.raises(NotFoundError, match=r"no-such-bucket"):
+            read()
+
+
+def test_the_stages_own_data_bucket_is_resolved_by_submit_only(local: Place) -> None:
+    for read in (lambda: local.read("data://team/t.csv"), lambda: local.model("data://team/model")):
+        with pytest.raises(UsageError, match="which only `trainyard submit` can resolve"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("t.jsonl", b""),
+        ("t.jsonl", b"\n \n"),
+        ("t.csv", b""),
+        ("t.csv", b"text,label\n\n"),
+        ("t.parquet", parquet({"text": pa.array([], pa.string()), "label": pa.array([], pa.int64())})),
+    ],
+    ids=["jsonl", "jsonl of blank lines", "csv", "csv with a header only", "parquet"],
+)
+def test_a_table_without_examples_is_refused(place: Place, name: str, content: bytes) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{place.at(name)} holds no examples")):
+        place.read(place.put(name, content))
+
+
+GOOD_LINE = b'{"text": "a", "label": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.jsonl", GOOD_LINE + b'{"text": "a", "lab', ", line 2: not JSON: Unterminated string starting at"),
+        ("t.jsonl", b"\n" + b"<html>\n", ", line 2: not JSON: Expecting value at position 1"),
+        ("t.jsonl", GOOD_LINE + b'["a", 1]\n', """, line 2: not a JSON object but '["a", 1]'"""),
+        ("t.jsonl", GOOD_LINE + b'{"label": ' + b"1" * 5000 + b"}\n", ", line 2: JSON that Python cannot read"),
+        ("t.jsonl", GOOD_LINE + b"[" * 200_000 + b"\n", ", line 2: JSON that Python cannot read"),
+        ("t.jsonl", GOOD_LINE + b'{"text": "\xfcber"}\n', ", line 2: not UTF-8 (byte 0xfc at position 11)"),
+        ("t.jsonl", b"\xef\xbb\xbf{}\xe9\n", ", line 1: not UTF-8 (byte 0xe9 at position 3)"),
+        ("t.csv", "text,label\nüber,1\n".encode("utf-16"), ", line 1: not UTF-8 (byte 0xff at position 1)"),
+        ("t.csv", b'text,label\n"two\nlines",1\ncaf\xe9,1\n', ", line 4: not UTF-8 (byte 0xe9 at position 4)"),
+        ("t.csv", b"text,label\na,1\nb,2,3\n", ", line 3: 3 fields, but the header has 2"),
+        ("t.tsv", b"text\tlabel\na\t1\nb\n", ", line 3: 1 fields, but the header has 2"),
+        ("t.csv", b'text,label\na,1\n"b,2\n', ", line 3: unexpected end of data"),
+        ("t.csv", b'text,label\n"a"b,1\n', ", line 2: ',' expected after '\"'"),
+        ("t.csv", b"text,label,text\na,1,b\n", ", line 1: two columns are called 'text'"),
+        ("t.parquet", parquet({"text": ["a"], "label": [1]})[:-20], " cannot be read as Parquet: "),
+        ("t.parquet", GOOD_LINE, " cannot be read as Parquet: "),
+        ("t.parquet", b"", " cannot be read as Parquet: "),
+        (
+            "t.parquet",
+            parquet({"text": pa.array([b"a", b"\xfcber"]).view(pa.string()), "label": [1, 2]}),
+            " cannot be read as Parquet: Column 0: In chunk 0: Invalid: Invalid UTF8 sequence at string index 1",
+        ),
+    ],
+    ids=[
+        "jsonl: cut off",
+        "jsonl: another format",
+        "jsonl: no object",
+        "jsonl: endless number",
+        "jsonl: endless nesting",
+        "jsonl: not UTF-8",
+        "jsonl: not UTF-8 after a mark",
+        "csv: UTF-16",
+        "csv: not UTF-8",
+        "csv: a field too many",
+        "tsv: a field too few",
+        "csv: a quote never closed",
+        "csv: text after a quote",
+        "csv: a column twice",
+        "parquet: cut off",
+        "parquet: another format",
+        "parquet: empty",
+        "parquet: not UTF-8",
+    ],
+)
+def test_a_damaged_table_is_refused_with_the_place_of_the_damage(
+    place: Place, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(place.at(name) + message)}"):
+        place.read(place.put(name, content))
+
+
+def test_text_in_another_encoding_comes_with_the_command_that_converts_it(local: Place) -> None:
+    with pytest.raises(UsageError, match=r"\nNext: iconv -f LATIN1 -t UTF-8 t\.csv, if that is its encoding$"):
+        local.read(local.put("t.csv", b"text,label\ncaf\xe9,1\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "at"),
+    [
+        ("t.jsonl", GOOD_LINE + b'{"txt": "b", "label": 1}\n', ", line 2"),
+        ("t.csv", b"txt,label\na,1\n", ", line 2"),
+        ("t.parquet", parquet({"txt": ["a"], "label": [1]}), ""),
+    ],
+    ids=["jsonl", "csv", "parquet"],
+)
+def test_a_missing_column_is_told_with_the_closest_there_is(place: Place, name: str, content: bytes, at: str) -> None:
+    message = f"{place.at(name)}{at}: no column 'text'; did you mean 'txt'?\nNext: name the columns with text_column"
+    with pytest.raises(UsageError, match=re.escape(message)):
+        place.read(place.put(name, content))
+
+
+def test_where_no_column_is_close_all_are_listed(local: Place) -> None:
+    location = local.put("t.csv", b"text,stars\na,1\n")
+    with pytest.raises(UsageError, match=r"no column 'label'; there is 'stars', 'text'"):
+        local.read(location)
+
+
+def test_a_job_ends_with_one_line_on_a_damaged_table(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    table = write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1))
+    table.write_text(table.read_text() + '{"text": "the film is\n')
+    line = refused(run, tiny_bert, table)
+    assert line == f"error: {table}, line 41: not JSON: Invalid control character at at position 22\n"

@@ -1,0 +1,243 @@
+"""A fabric-check over real gloo ranks: what it says of healthy ones, and of one that is wrong, hung or slow."""
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.train.kinds.fabric_check import values as fabric_values
+from jobs.train.kinds.fabric_check.links import rounds
+from jobs.train.kinds.fabric_check.report import FabricReport, Link, Measurement, below_minimum, laggards
+from tests.support.train.launching import Run
+
+QUICK = ("--smallest-message-bytes=64", "--largest-message-bytes=65536", "--growth=1024")
+
+
+def report_of(run: Run) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(run.read("fabric.json"))
+    return report
+
+
+def test_two_nodes_are_measured_each_by_itself_and_between_them(run: Run) -> None:
+    """Also: a bandwidth below what was asked for fails the job, once everything is measured."""
+    flags = (*QUICK, "--seconds-per-measurement=0.02", "--minimum-bus-gigabytes-per-second-across-nodes=1000")
+    nodes: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+    main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "fabric#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+    child: dict[str, Any] = {
+        "AWS_BATCH_JOB_ID": "fabric#1",
+        "AWS_BATCH_JOB_NODE_INDEX": "1",
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
+    }
+    started = [run.start(*flags, kind="fabric-check", nproc=2, **nodes, **own) for own in (main, child)]
+    assert started[0].wait() == 1, started[0].output
+    started[1].wait()
+
+    lines = started[0].lines
+    assert "fabric: 4 ranks on 2 node(s) over gloo, values checked in float32 and bfloat16\n" in lines
+    assert [line for line in lines if line.startswith("fabric: ")][1:] == [
+        "fabric: within nodes\n",
+        "fabric: across nodes\n",
+        "fabric: all ranks\n",
+    ]
+    report = report_of(run)
+    assert report["wrong"] == []
+    measured = {(item["phase"], item["group"], item["ranks"]) for item in report["measurements"]}
+    assert measured == {
+        ("within nodes", "node 0", 2),
+        ("within nodes", "node 1", 2),
+        ("across nodes", "card 0 of every node", 2),
+        ("across nodes", "card 1 of every node", 2),
+        ("all ranks", "all ranks", 4),
+    }
+    links = {tuple(link["ranks"]): tuple(link["nodes"]) for link in report["links"]}
+    assert links == {(a, b): (a // 2, b // 2) for a, b in combinations(range(4), 2)}
+    assert lines[-1].startswith("error: all-reduce of 64 KiB, card 0 of every node: ")
+    assert "less than the 1000 asked for; all-reduce of 64 KiB, card 1 of every node: " in lines[-1]
+    assert "Traceback" not in started[0].output
+
+
+FAULTY_RANKS = """
+import os, time
+if os.environ.get("RANK") in ("1", "2"):
+    import torch.distributed as dist
+    intact, exchange = dist.all_reduce, dist.batch_isend_irecv
+    def all_reduce(tensor, *arguments, **named):
+        return intact(tensor.zero_() if tensor.numel() > 100 else tensor, *arguments, **named)
+    def batch_isend_irecv(operations):
+        time.sleep(0.1)
+        return exchange(operations)
+    if os.environ["RANK"] == "1":
+        dist.all_reduce = all_reduce
+    else:
+        dist.batch_isend_irecv = batch_isend_irecv
+"""
+"""What Python runs first in each process: rank 1 loses what it should send, rank 2 takes its time."""
+
+
+def test_a_rank_whose_part_gets_lost_is_named_and_fails_the_job_and_a_slow_one_is_named(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULTY_RANKS)
+    flags = ("--smallest-message-bytes=64", "--largest-message-bytes=1048576", "--growth=100000")
+
+    launched = run.attempt(
+        *(*flags, "--seconds-per-measurement=0.01"), kind="fabric-check", nproc=3, expect=1, PYTHONPATH=str(tmp_path)
+    )
+
+    lost = "rank 1's part is missing (43691 of 43691 values); seen by ranks 0, 1, 2"
+    assert launched.lines[-1].startswith(f"error: a result was wrong: all-reduce of 1 MiB, node 0, float32: {lost}")
+    # float32 and bfloat16 (which has twice the values), and nothing of the small message and the other collectives.
+    report = report_of(run)
+    assert len(report["wrong"]) == 2
+    assert all(line.startswith("all-reduce of 1 MiB") for line in report["wrong"])
+    assert run.receipt().result["wrong_results"] == 2
+    assert run.receipt().state == "failed"
+    [slow] = report["slow"]
+    assert slow.startswith("rank 2 (node 0) is slow: its fastest connection within its node reaches 0.0")
+    assert f"warning: fabric: {slow}\n" in launched.lines
+    assert "Traceback" not in launched.output
+
+
+def test_a_rank_that_hangs_is_named_within_the_timeout(run: Run) -> None:
+    launched = run.start(
+        *QUICK, "--seconds-per-measurement=1", "--peer-timeout-seconds=4", kind="fabric-check", nproc=2
+    )
+    launched.wait_for_line("[progress] 1/2")
+    healthy, hung = launched.ranks()
+    hung.suspend()
+    healthy.wait(60)
+    hung.resume()  # or the launcher waits 30 s before it kills it
+
+    assert launched.wait() == 1
+    assert re.match(
+        r"error: (all-reduce|broadcast|all-gather) of 64 KiB, node 0: (rank 1 \(node 0, last at .*\) did not arrive|"
+        r"all of its 2 ranks arrived, but it did not end) within 4 s",
+        launched.lines[-1],
+    )
+    assert "Traceback" not in launched.output
+
+
+def test_a_rank_that_never_starts_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        'import os, time\nif os.environ.get("RANK") == "1":\n    time.sleep(60)\n'
+    )
+    launched = run.start(*QUICK, "--peer-timeout-seconds=2", kind="fabric-check", nproc=2, PYTHONPATH=str(tmp_path))
+    assert launched.wait() == 1
+    assert launched.lines[-1].startswith("error: the start: rank 1 (node 0, never seen) did not arrive within 2 s.")
+
+
+MEMBERS = (4, 5, 6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ((4, 5, 6), None),
+        ((4, 6), "rank 5's part is missing (67 of 67 values)"),
+        ((4, 5, 6, 6), "rank 6's part is counted twice (67 of 67 values)"),
+        ((4, 4, 6), "rank 4's part is counted twice (67 of 67 values), rank 5's part is missing (67 of 67 values)"),
+    ],
+)
+def test_a_sum_tells_whose_part_is_wrong(dtype: str, parts: tuple[int, ...], fault: str | None) -> None:
+    import torch
+
+    count = 3 * 133
+    total = torch.zeros(count, dtype=getattr(torch, dtype))
+    for rank in parts:
+        total += fabric_values.contribution(rank, MEMBERS, count, total.dtype)
+    assert fabric_values.wrong_sum(total, MEMBERS) == fault
+
+
+def test_one_damaged_value_is_found_and_laid_to_a_rank() -> None:
+    import torch
+
+    total = sum(fabric_values.contribution(rank, MEMBERS, 3 * 133, torch.float32) for rank in MEMBERS)
+    assert isinstance(total, torch.Tensor)
+    total[6 * 3 + 1] += 1
+    assert fabric_values.wrong_sum(total, MEMBERS) == "rank 5's part is damaged (1 of 67 values)"
+    total[6 * 3 + 1] -= 1
+    total[3 * 3] += 1
+    assert fabric_values.wrong_sum(total, MEMBERS) == "what all ranks add up to is wrong (1 values)"
+
+
+def test_gathered_values_tell_whose_place_they_are_in() -> None:
+    import torch
+
+    parts = [fabric_values.own_values(rank, 500, torch.bfloat16) for rank in MEMBERS]
+    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) is None
+    parts[1] = parts[0]
+    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) == "in place of rank 5's values there are rank 4's"
+    parts[1] = torch.zeros_like(parts[0])
+    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) == "rank 5's values are damaged (500 of 500)"
+
+
+@pytest.mark.parametrize("players", [2, 5, 8])
+def test_all_ranks_meet_once_and_none_twice_in_a_round(players: int) -> None:
+    played = list(rounds(range(players)))
+    for pairs in played:
+        assert len({rank for pair in pairs for rank in pair}) == 2 * (players // 2)
+    met = [tuple(sorted(pair)) for pairs in played for pair in pairs]
+    assert sorted(met) == list(combinations(range(players), 2))
+
+
+@pytest.mark.parametrize(
+    ("collective", "bus"),
+    [("all-reduce", 1.75), ("all-gather", 0.875), ("broadcast", 1.0)],
+    ids=str,
+)
+def test_bandwidths_are_those_of_nccl_tests(collective: Any, bus: float) -> None:
+    """8 ranks, 1 MB in 1 ms: 1 GB/s of algorithm bandwidth, times the factor of doc/PERFORMANCE.md there."""
+    measured = measurement("node 0", 1000.0, collective=collective)
+    assert measured.algorithm_gigabytes_per_second == pytest.approx(1.0)
+    assert measured.bus_gigabytes_per_second == pytest.approx(bus)
+
+
+def measurement(group: str, microseconds: float, *, collective: Any = "all-reduce") -> Measurement:
+    return Measurement(
+        phase="within nodes",
+        group=group,
+        ranks=8,
+        collective=collective,
+        message_bytes=1_000_000,
+        microseconds=microseconds,
+    )
+
+
+def report(measurements: list[Measurement], links: dict[tuple[int, int], float]) -> FabricReport:
+    return FabricReport(
+        accelerator="cpu",
+        backend="gloo",
+        world_size=8,
+        nnodes=2,
+        dtypes=["float32"],
+        measurements=measurements,
+        links=[
+            Link(ranks=pair, nodes=(0, 0), message_bytes=1_000_000, gigabytes_per_second=speed)
+            for pair, speed in links.items()
+        ],
+    )
+
+
+def test_a_slow_node_and_a_slow_rank_are_named_and_those_that_wait_for_them_are_not() -> None:
+    found = report(
+        [measurement("node 0", 1000.0), measurement("node 1", 5000.0), measurement("node 2", 1100.0)],
+        # One slow connection between two sound ranks, and a rank none of whose connections is fast.
+        {(0, 1): 9.0, (0, 2): 1.0, (0, 3): 2.0, (1, 2): 10.0, (1, 3): 2.0, (2, 3): 2.1},
+    )
+    assert laggards(found) == [
+        "node 1 is slow: its all-reduce reaches 0.35 GB/s, the others' 1.67 GB/s",
+        "rank 3 (node 0) is slow: its fastest connection within its node reaches 2.1 GB/s, the others' 10 GB/s",
+    ]
+    assert below_minimum(found, 1.0, 99.0) == [
+        "all-reduce of 976.6 KiB, node 1: 0.35 GB/s of bus bandwidth, less than the 1 asked for"
+    ]
+    assert below_minimum(found, None, None) == []
+
+
+def test_ranks_of_one_speed_are_not_called_slow() -> None:
+    pairs = dict.fromkeys(combinations(range(4), 2), 3.0)
+    assert laggards(report([measurement("node 0", 1000.0), measurement("node 1", 1500.0)], pairs)) == []

@@ -1,0 +1,160 @@
+"""A fine-tuning from the launcher's start to the files it leaves, over real ranks."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.contract.errors import UsageError
+from jobs.contract.runs import Progress
+from jobs.kinds.finetune_classification import FinetuneClassification
+from tests.support.train.launching import Run
+from tests.support.train.reviews import reviews
+
+
+@pytest.mark.every_release
+def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
+    run: Run, recipe: tuple[str, ...], tmp_path: Path
+) -> None:
+    launched = run.attempt(*recipe, nproc=2)
+
+    # What a user reads while it trains.
+    assert "accelerator: cpu (auto: no HPU found, no CUDA device found)\n" in launched.lines
+    progress = [line for line in map(Progress.parse, launched.lines) if line]
+    assert [line.step for line in progress] == [0, *range(4, 49, 4)]
+    assert all(line.total_steps == 48 for line in progress)
+    assert "loss" in progress[-1].note
+    assert "samples/s" in progress[-1].note
+    assert "[rank 1]" not in launched.output, "rank 1 has nothing to say in a healthy run"
+    assert "arning" not in launched.output
+
+    # The result is that of the model it left, over each held-out example once.
+    receipt = run.receipt()
+    expected = _evaluated_by_hand(run.download("model/", tmp_path / "model"))
+    for name, value in expected.items():
+        assert receipt.result[name] == pytest.approx(value, abs=1e-5), name
+    assert receipt.result["eval_accuracy"] > receipt.result["eval_majority_accuracy"] + 0.2
+    assert receipt.result["eval_samples"] == 37
+    assert receipt.result["train_samples_per_second"] > 0
+
+    # Metrics: one line for each log, the result last, and the same in TensorBoard.
+    lines = run.metrics()
+    assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
+    assert lines[0]["loss"] > lines[-2]["loss"], "it did not learn"
+    assert lines[-1]["eval_accuracy"] == receipt.result["eval_accuracy"]
+    assert dict(run.tensorboard_losses(tmp_path / "events")) == pytest.approx(
+        {line["step"]: line["loss"] for line in lines[:-1]}
+    )
+
+    # Checkpoints: the newest two.
+    assert run.complete_checkpoints() == [40, 48]
+    assert not [name for name in run.keys("checkpoints/") if "step-40" not in name and "step-48" not in name]
+
+    # The receipt: what it cost, and what that figure is not.
+    assert receipt.state == "succeeded"
+    assert (receipt.team, receipt.job) == ("research", "finetune-classification")
+    assert run.location.key == f"research/{receipt.run_id}/"
+    attempt = run.recorded_attempt(1)
+    assert receipt.attempts == [attempt]
+    assert attempt.finished_at is not None
+    assert (attempt.exit_code, attempt.accelerator, attempt.world_size, attempt.last_step) == (0, "cpu", 2, 48)
+    seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+    assert receipt.duration_seconds == pytest.approx(seconds, abs=0.01)
+    assert receipt.on_demand_usd == pytest.approx(seconds / 3600 * 13.10904, abs=1e-5)
+    assert "not spent on dl1.24xlarge" in receipt.estimate_note
+
+    assert not list(run.scratch.iterdir()), "files left behind on the node"
+    run.wait_until_gone()
+
+
+def test_another_seed_gives_other_weights(new_run: Callable[[], Run], recipe: tuple[str, ...]) -> None:
+    """That the same one gives the same, bit by bit, is what test_resuming.py holds."""
+    weights = []
+    for seed in (1, 2):
+        run = new_run()
+        run.attempt(*recipe, f"--seed={seed}", "--epochs=1")
+        weights.append(run.read("model/model.safetensors"))
+    assert weights[0] != weights[1]
+
+
+@pytest.mark.every_release
+def test_pairs_with_numbers_as_labels_from_csv_with_a_share_held_out(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    """Also: a local model and table, three classes, and a batch of which a rank holds a quarter at once."""
+    rows = [
+        {"first": a["text"], "second": b["text"], "class": a["label"] + b["label"]}
+        for a, b in zip(reviews(80, seed=3, labels=(0, 1)), reviews(80, seed=4, labels=(0, 1))[20:] * 2, strict=False)
+    ]
+    table = tmp_path / "pairs.csv"
+    with table.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+    launched = run.attempt(
+        f"--model={tiny_bert}",
+        f"--train-data={table}",
+        "--text-column=first",
+        "--text-pair-column=second",
+        "--label-column=class",
+        "--eval-fraction=0.25",
+        "--epochs=2",
+        "--max-length=12",
+        "--global-batch-size=16",
+        "--max-batch-size-per-rank=4",
+    )
+
+    assert "batch: 16 = 1 ranks x 4 sequences x 4 accumulated\n" in launched.lines
+    data = "data: 60 training and 20 held-out examples, 2 classes; sequences of 12 tokens (the longest has 12, "
+    assert data in launched.output
+    assert run.metrics()[-1]["step"] == 8
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(run.download("model/", tmp_path / "model"))
+    assert config.id2label == {0: "0", 1: "2"}
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "at_most", "world_size", "expected"),
+    [(32, 32, 1, (32, 1)), (32, 32, 2, (16, 1)), (256, 32, 2, (32, 4)), (24, 16, 1, (12, 2)), (8, 32, 8, (1, 1))],
+)
+def test_the_global_batch_is_split_over_ranks_and_accumulated(
+    global_batch_size: int, at_most: int, world_size: int, expected: tuple[int, int]
+) -> None:
+    arguments = _arguments(global_batch_size=global_batch_size, max_batch_size_per_rank=at_most)
+    assert arguments.batch_of_rank(world_size) == expected
+
+
+@pytest.mark.parametrize(("global_batch_size", "sizes"), [(30, "24 or 32"), (4, "8")])
+def test_a_global_batch_that_does_not_divide_is_refused_with_sizes_that_do(global_batch_size: int, sizes: str) -> None:
+    with pytest.raises(UsageError, match=f"does not divide over 8 ranks\nNext: set it to {sizes}$"):
+        _arguments(global_batch_size=global_batch_size).batch_of_rank(8)
+
+
+def _arguments(**values: int) -> FinetuneClassification:
+    return FinetuneClassification.model_validate({"model": "m", "train_data": "t.jsonl", **values})
+
+
+def _evaluated_by_hand(folder: Path) -> dict[str, float]:
+    """The figures of the model in `folder` on the recipe's held-out examples, without any code of ours."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    rows = reviews(37, seed=2)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    encoded = AutoTokenizer.from_pretrained(folder)(
+        [row["text"] for row in rows], padding=True, truncation=True, max_length=16, return_tensors="pt"
+    )
+    labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
+    with torch.no_grad():
+        logits = model(**encoded).logits
+    predicted = logits.argmax(-1)
+    hits = int(((predicted == 1) & (labels == 1)).sum())
+    return {
+        "eval_accuracy": float(np.mean((predicted == labels).numpy())),
+        "eval_f1": 2 * hits / float((predicted == 1).sum() + (labels == 1).sum()),
+        "eval_loss": float(torch.nn.functional.cross_entropy(logits, labels)),
+        "eval_majority_accuracy": 19 / 37,
+    }

@@ -1,0 +1,143 @@
+"""JupyterLab as a child process: its environment, and when somebody last worked in it."""
+
+import json
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.train.kinds.notebook.jupyter import JupyterLab
+from jobs.train.launcher.request import parse
+from tests.support.jobs.notebooks import Browser, wait_until
+
+
+def install_broken_plugin(folder: Path) -> Path:
+    """A package whose plugin for TensorBoard asks for another that is not there."""
+    package = folder / "broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[tensorboard_plugins]\nbroken = not_there:Plugin\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
+    folder = tmp_path_factory.mktemp("notebook")
+    packages = install_broken_plugin(tmp_path_factory.mktemp("packages"))
+    for name in ("jupyterlab.py", "jobs.py"):
+        (folder / name).write_text("raise SystemExit('a file of the user, who may call it so')")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x", "KEPT": "yes"}.items():
+            patch.setenv(name, value)
+        # A proxy that is not there must not stand between it and this machine.
+        patch.setenv("http_proxy", "http://127.0.0.1:9")
+        patch.setenv("PYTHONPATH", str(packages))
+        with JupyterLab(folder, settings=folder / "settings", tensorboard_logdir=".") as lab:
+            yield lab
+
+
+@pytest.fixture(scope="module")
+def browser(lab: JupyterLab) -> Browser:
+    return Browser(lab.port, lab.token)
+
+
+def test_its_settings_are_for_this_user_only(browser: Browser) -> None:
+    code = "import os; print(os.environ['JUPYTER_CONFIG_DIR'])"
+    settings = Path(browser.run(browser.start_kernel(), code).strip())
+    assert stat.S_IMODE(settings.stat().st_mode) == 0o700
+    assert stat.S_IMODE((settings / "jupyter_server_config.json").stat().st_mode) == 0o600
+    assert browser.token in (settings / "jupyter_server_config.json").read_text()
+
+
+def test_tensorboard_starts_though_a_plugin_cannot_be_loaded(browser: Browser) -> None:
+    assert browser.ask("/tensorboard/data/logdir")[0] == 200
+    assert "broken" not in browser.json("/tensorboard/data/plugins_listing")
+
+
+def test_files_of_the_user_are_where_kernels_start_and_hide_no_module(browser: Browser) -> None:
+    code = "import pathlib; print(sorted(path.name for path in pathlib.Path().glob('*.py')))"
+    assert browser.run(browser.start_kernel(), code) == "['jobs.py', 'jupyterlab.py']\n"
+    assert browser.ask("/tensorboard/data/logdir")[0] == 200
+
+
+def test_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    environment = json.loads(browser.run(browser.start_kernel(), code))
+    assert environment["KEPT"] == "yes"
+    assert {"RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "JUPYTER_TOKEN"} & environment.keys() == set()
+
+
+def works(lab: JupyterLab) -> bool:
+    """Whether somebody, or something, works in it right now."""
+    asked_at = datetime.now(timezone.utc)
+    worked_at = lab.last_activity()
+    return worked_at is not None and worked_at >= asked_at
+
+
+def test_a_cell_that_runs_is_work_and_one_that_has_run_was(lab: JupyterLab, browser: Browser) -> None:
+    kernel = browser.start_kernel()
+    browser.run(kernel, "pass")
+    wait_until(lambda: not works(lab), what="idle")
+    worked_at = lab.last_activity()
+    assert worked_at is not None
+    assert datetime.now(timezone.utc) - timedelta(minutes=1) < worked_at
+    # WHEN nothing runs, though somebody looks, THEN that is no work
+    browser.json("/api/contents")
+    assert lab.last_activity() == worked_at
+    # WHEN a cell runs and nobody looks, THEN it is work all the time
+    browser.run(kernel, "import time; time.sleep(3)", until="busy")
+    assert works(lab)
+    assert works(lab)
+    wait_until(lambda: not works(lab), what="idle")
+
+
+def test_a_terminals_command_is_work_without_a_word_or_a_viewer(lab: JupyterLab, browser: Browser) -> None:
+    browser.type_in_terminal("echo begin''s; sleep 3; exit\r", until="begins")
+    wait_until(lambda: works(lab), what="seen to run")
+    assert works(lab)
+    wait_until(lambda: not works(lab), what="idle")
+
+
+def test_one_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN an installation that is broken
+    (tmp_path / "jupyterlab.py").write_text("raise SystemExit(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lab = JupyterLab(tmp_path, settings=tmp_path / "settings", tensorboard_logdir=".")
+    with pytest.raises(TrainyardError, match=r"^JupyterLab ended as it started \(exit code 7\)$"):
+        lab.__enter__()
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, os, sys; from jobs.train.kinds.notebook.jupyter import JupyterLab\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "with JupyterLab(folder, settings=folder / 'settings', tensorboard_logdir='.') as lab:\n"
+        "    print(lab._process.pid, flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lab = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    assert psutil.wait_procs([lab], timeout=30)[1] == []
+
+
+def test_an_image_without_it_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python's own way to say that there is no such module.
+    monkeypatch.setitem(sys.modules, "jupyterlab", None)
+    arguments = ["--instance-type=dl1.24xlarge", "--nproc-per-node=1", "notebook"]
+    with pytest.raises(ConfigurationError, match=r"^jupyterlab not installed here: .*<root>-notebook"):
+        parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})
+
+
+def test_a_notebook_of_several_processes_is_refused() -> None:
+    arguments = ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", "notebook"]
+    with pytest.raises(TrainyardError, match=r"^a notebook is one process, not 8"):
+        parse(arguments, {"TRAINYARD_RUN_URI": "s3://runs/research/x/"})

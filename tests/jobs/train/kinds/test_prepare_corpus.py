@@ -1,0 +1,397 @@
+"""A corpus from tables and text files: all that should be in it, in its order, and every bad input told."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.kinds.prepare_corpus import PrepareCorpus
+from jobs.train.data import byte_stream
+from jobs.train.kinds import prepare_corpus
+from tests.support.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
+from tests.support.train.hub import save_data_set
+
+
+def all_texts(artifact: Any) -> Counter[str]:
+    return Counter(texts_of(artifact) + texts_of(artifact, "held-out"))
+
+
+def test_every_document_is_in_one_of_the_parts_and_train_keeps_their_order(workshop: Workshop, tmp_path: Path) -> None:
+    texts = paragraphs(300)
+    corpus = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
+    train, held_out = texts_of(corpus), texts_of(corpus, "held-out")
+    assert Counter(train + held_out) == Counter(texts)
+    assert train == [text for text in texts if text in set(train)]
+    assert 10 <= len(held_out) <= 60
+    assert corpus.manifest.count("documents") == 300
+    assert corpus.manifest.count("text_bytes") == sum(len(text.encode()) for text in texts)
+    assert workshop.result()["documents"] == len(train)
+    assert workshop.result()["held_out_bytes"] == sum(len(text.encode()) for text in held_out)
+    assert workshop.metrics()[-1]["bytes_per_second"] > 0
+
+
+def test_what_is_held_out_depends_on_the_document_alone(workshop: Workshop, tmp_path: Path) -> None:
+    texts = list(paragraphs(300))
+    first = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
+    more = workshop.corpus(
+        data=[str(put_jsonl(tmp_path / "b.jsonl", [*texts[::-1], "something new", "and more"]))], held_out_fraction=0.1
+    )
+    before, after = set(texts_of(first, "held-out")), set(texts_of(more, "held-out"))
+    assert before == after - {"something new", "and more"}
+
+
+def save_in_every_format(folder: Path, texts: list[str]) -> dict[str, str]:
+    """Name and column of each, with the same documents."""
+    import csv
+
+    put_jsonl(folder / "a.jsonl", texts, column="body")
+    for name, delimiter in (("b.csv", ","), ("c.tsv", "\t")):
+        with (folder / name).open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream, delimiter=delimiter).writerows([["id", "prose"], *enumerate(texts)])
+    table = pa.table({"id": range(len(texts)), "words": texts})
+    pq.write_table(table, folder / "d.parquet", row_group_size=70)
+    (folder / "e.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return {"a.jsonl": "body", "b.csv": "prose", "c.tsv": "prose", "d.parquet": "words", "e.txt": "none"}
+
+
+@pytest.fixture(scope="module")
+def without_empty_lines() -> list[str]:
+    return [text for text in paragraphs(200) if "\n\n" not in text and "\r" not in text and "\n \n" not in text]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.csv", "c.tsv", "d.parquet", "e.txt"])
+def test_every_format_gives_the_same_documents_shard_by_shard(
+    workshop: Workshop,
+    put: Callable[[Path, str], str],
+    tmp_path: Path,
+    without_empty_lines: list[str],
+    name: str,
+) -> None:
+    column = save_in_every_format(tmp_path, without_empty_lines)[name]
+    location = put(tmp_path / name, f"{tmp_path.name}/{name}")
+    corpus = workshop.corpus(
+        data=[location],
+        text_columns=[column],
+        text_documents="paragraphs",
+        shard_bytes=13_000,
+        held_out_fraction=0.1,
+    )
+    shards = [file.bytes for name, file in corpus.manifest.files.items()]
+    assert len(shards) >= 6
+    assert all_texts(corpus) == Counter(without_empty_lines)
+
+    # AND a job that was interrupted goes on where its shards end, in the middle of the file
+    workshop.delete(corpus, "train-00001.txt", "train-00002.txt", "held-out-00002.txt")
+    again = workshop.corpus(
+        data=[location],
+        text_columns=[column],
+        text_documents="paragraphs",
+        shard_bytes=13_000,
+        held_out_fraction=0.1,
+    )
+    assert contents(again.manifest) == contents(corpus.manifest)
+
+
+def test_several_inputs_follow_one_another_each_with_its_own_column(
+    workshop: Workshop, tmp_path: Path, without_empty_lines: list[str]
+) -> None:
+    columns = save_in_every_format(tmp_path, without_empty_lines)
+    corpus = workshop.corpus(
+        data=[str(tmp_path / name) for name in columns],
+        text_columns=list(columns.values()),
+        text_documents="paragraphs",
+        shard_bytes=50_000,
+        held_out_fraction=0.1,
+    )
+    train = texts_of(corpus)
+    assert train == [text for text in without_empty_lines if text in set(train)] * 5
+
+
+def test_a_data_set_of_the_hub_is_streamed(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = paragraphs(120)
+    rows = [{"text": text, "title": str(number)} for number, text in enumerate(texts)]
+    save_data_set(tmp_path / "org" / "articles", {"en": {"train": rows}}, class_names=())
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {
+        "data": ["hf://org/articles?config=en&split=train"],
+        "shard_bytes": 8_000,
+        "held_out_fraction": 0.1,
+    }
+    corpus = workshop.corpus(**arguments)
+    assert all_texts(corpus) == Counter(texts)
+    workshop.delete(corpus, "train-00001.txt")
+    assert contents(workshop.corpus(**arguments).manifest) == contents(corpus.manifest)
+    with pytest.raises(UsageError, match=r"org/articles.*: no column 'body'"):
+        workshop.corpus(**arguments, text_columns=["body"])
+
+
+def test_a_corpus_is_made_once(workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(100)))]
+    first = workshop.corpus(data=data, held_out_fraction=0.1)
+    written = workshop.modified(first)
+    with caplog.at_level("INFO", logger="trainyard"):
+        second = workshop.corpus(data=data, held_out_fraction=0.1)
+    assert "corpus exists" in caplog.text
+    assert second.location == first.location
+    assert workshop.modified(first) == written
+    # AND other content is another corpus
+    put_jsonl(tmp_path / "a.jsonl", paragraphs(101))
+    assert workshop.corpus(data=data, held_out_fraction=0.1).location != first.location
+
+
+def test_only_missing_shards_are_made_again(workshop: Workshop, tmp_path: Path) -> None:
+    data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))]
+    arguments: dict[str, Any] = {"data": data, "held_out_fraction": 0.1, "shard_bytes": 20_000}
+    corpus = workshop.corpus(**arguments)
+    before = workshop.modified(corpus)
+    workshop.delete(corpus, "train-00002.txt")
+    workshop.corpus(**arguments)
+    after = workshop.modified(corpus)
+    rewritten = {name for name in after if after[name] != before[name] and name.endswith(".txt")}
+    assert rewritten <= {"train-00002.txt", "held-out-00002.txt"}
+    assert workshop.metrics()[0]["step"] == 3
+
+
+def test_a_data_set_that_changed_is_another_corpus_than_the_one_begun(workshop: Workshop, tmp_path: Path) -> None:
+    data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))]
+    arguments: dict[str, Any] = {"data": data, "held_out_fraction": 0.1, "shard_bytes": 20_000}
+    begun = workshop.corpus(**arguments)
+    workshop.delete(begun, "train-00002.txt")
+    put_jsonl(tmp_path / "a.jsonl", paragraphs(300)[::-1])
+    assert workshop.corpus(**arguments).manifest.fingerprint != begun.manifest.fingerprint
+
+
+def test_empty_documents_and_nuls_are_dropped(workshop: Workshop, tmp_path: Path) -> None:
+    texts = [*paragraphs(60), "", "  \n\t ", "\u00a0\u2003", None, "with\0nul \0", "\0"]
+    corpus = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
+    assert all_texts(corpus) == Counter([*paragraphs(60), "withnul"])
+    assert workshop.result()["dropped_empty"] == 5
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_equal_documents_are_dropped_where_that_is_asked_for(workshop: Workshop, tmp_path: Path, drop: bool) -> None:
+    texts = [*paragraphs(100), *paragraphs(50)]
+    arguments: dict[str, Any] = {
+        "data": [str(put_jsonl(tmp_path / "a.jsonl", texts))],
+        "held_out_fraction": 0.1,
+        "shard_bytes": 8_000,
+        "drop_duplicates": drop,
+    }
+    corpus = workshop.corpus(**arguments)
+    assert all_texts(corpus) == Counter(paragraphs(100) if drop else texts)
+    assert workshop.result()["dropped_duplicates"] == (50 if drop else 0)
+    # AND a job that goes on knows what its earlier shards hold
+    last = max(name for name in corpus.manifest.files if name.startswith("train"))
+    workshop.delete(corpus, last)
+    assert contents(workshop.corpus(**arguments).manifest) == contents(corpus.manifest)
+
+
+def test_beyond_what_can_be_remembered_equal_documents_stay_and_the_log_says_so(
+    workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [*paragraphs(100), *paragraphs(100)]
+    data = [str(put_jsonl(tmp_path / "a.jsonl", texts))]
+    workshop.corpus(data=data, held_out_fraction=0.1, drop_duplicates=True, max_remembered_documents=30)
+    assert workshop.result()["dropped_duplicates"] == 30
+    assert "after the first 30 different ones" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, tmp_path: Path, name: str) -> None:
+    long = " ".join(f"wörd{number}" for number in range(1000))
+    texts = [*(text.replace("\n", " ").replace("\r", " ") for text in paragraphs(60)), long, "漢" * 2000]
+    if name == "a.txt":
+        (tmp_path / name).write_text("\n".join(texts), encoding="utf-8")
+    else:
+        put_jsonl(tmp_path / name, texts)
+    corpus = workshop.corpus(data=[str(tmp_path / name)], held_out_fraction=0.1, max_document_bytes=4096)
+    kept = all_texts(corpus)
+    assert max(len(text.encode()) for text in kept) <= 4096
+    words = Counter(word for text in kept for word in text.split() if "漢" not in word)
+    assert words == Counter(word for text in texts for word in text.split() if "漢" not in word)
+    assert sum(text.count("漢") * count for text, count in kept.items()) == 2000 + sum(
+        t.count("漢") for t in texts[:60]
+    )
+    assert workshop.result()["cuts"] >= 3
+
+
+TOO_LONG = ["one", "two", "three", "é\n" * 1500]
+
+
+def put_too_long(folder: Path, kind: str) -> str:
+    if kind == "hub":
+        save_data_set(folder / "org" / "long", {"en": {"train": [{"text": text} for text in TOO_LONG]}}, class_names=())
+        return "hf://org/long?config=en&split=train"
+    path = folder / f"a.{kind}"
+    if kind == "jsonl":
+        put_jsonl(path, TOO_LONG)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"text": TOO_LONG}), path)
+    else:
+        path.write_text("text\none\ntwo\nthree\n" + f'"{TOO_LONG[3]}"\nfour\n')
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("jsonl", "line 4"), ("csv", "line 5"), ("tsv", "line 5"), ("parquet", "row 4"), ("hub", "row 4")],
+)
+def test_a_row_that_no_memory_may_hold_is_told_with_its_place(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, place: str
+) -> None:
+    """In CSV it has many lines, none of which is long; counted are bytes, of which it has more than characters."""
+    monkeypatch.chdir(tmp_path)
+    location = put_too_long(tmp_path, kind)
+    with pytest.raises(UsageError, match=rf", {place}: longer than 4096 bytes.*\n.*max_document_bytes higher"):
+        workshop.corpus(data=[location], max_document_bytes=1024)
+
+
+READS_LITTLE_MEMORY = """
+import resource, sys
+import pyarrow.parquet
+from jobs.contract.errors import UsageError
+from jobs.train.data.document_pieces import At
+from jobs.train.data.documents import Input
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
+for location in sys.argv[1:]:
+    source = Input(location=location, column="text", paragraphs=False, max_document_bytes=1 << 30, s3=None)
+    try:
+        print(len(list(source.read(At()))))
+    except UsageError as error:
+        print(str(error).replace("\\n", " "))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no limit of a process's memory")
+def test_a_document_that_memory_does_not_hold_is_told_too(tmp_path: Path) -> None:
+    long = "word word\n" * (7 << 20)
+    (tmp_path / "a.csv").write_text(f'text\none\n"{long}"\n')
+    put_jsonl(tmp_path / "a.jsonl", ["one", long])
+    pq.write_table(pa.table({"text": ["one", long]}), tmp_path / "a.parquet", row_group_size=1)
+    locations = [str(tmp_path / f"a.{kind}") for kind in ("csv", "jsonl", "parquet")]
+    done = subprocess.run(
+        [sys.executable, "-c", READS_LITTLE_MEMORY, *locations], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for line, place in zip(done.stdout.splitlines(), ("line 2", "line 1", "row 1"), strict=True):
+        assert f"the document after {place} does not fit into memory" in line
+        assert "an instance type with more memory" in line
+
+
+BROKEN = b"caf\xe9 au lait"
+
+
+def put_broken(folder: Path, kind: str) -> Path:
+    """A file with 60 documents, of which the 41st is no UTF-8."""
+    texts = [text.replace("\n", " ").replace("\r", " ").replace('"', "") for text in paragraphs(60)]
+    lines = [text.encode() for text in texts]
+    lines[40] = BROKEN
+    path = folder / f"a.{kind}"
+    if kind == "txt":
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif kind == "jsonl":
+        path.write_bytes(
+            b"".join(b'{"text": "' + line.replace(b"\\", b"/").replace(b"\t", b" ") + b'"}\n' for line in lines)
+        )
+    elif kind == "csv":
+        path.write_bytes(b"text\n" + b"".join(b'"' + line + b'"\n' for line in lines))
+    else:
+        binary = pa.array(lines, type=pa.binary())
+        pq.write_table(pa.table({"text": binary.view(pa.string())}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "position"),
+    [("txt", "line 41", 4), ("jsonl", "line 41", 14), ("csv", "line 42", 4), ("parquet", "row 41", 4)],
+)
+def test_broken_text_is_told_with_its_place_or_counted_and_skipped(
+    workshop: Workshop, tmp_path: Path, kind: str, place: str, position: int
+) -> None:
+    path = put_broken(tmp_path, kind)
+    with pytest.raises(UsageError, match=rf"a\.{kind}, {place}: no.* UTF-8.*position {position}"):
+        workshop.corpus(data=[str(path)], held_out_fraction=0.1)
+    corpus = workshop.corpus(data=[str(path)], held_out_fraction=0.1, on_broken_text="skip")
+    assert corpus.manifest.count("documents") == 59
+    assert workshop.result()["dropped_broken"] == 1
+
+
+def test_half_of_a_surrogate_pair_is_broken_text(workshop: Workshop, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": "\\ud800 alone"}\n')
+    with pytest.raises(UsageError, match=r"line 2: no UTF-8 \(half of a surrogate pair"):
+        workshop.corpus(data=[str(path)])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "no text"),
+        ("a.jsonl", b'{"text": ""}\n{"text": " "}\n', r"no text \(2 documents are empty"),
+        ("a.txt", b"\n\n \n", "no text"),
+        ("a.jsonl", b'{"text": "a"}\n{"txet": "b"}\n', r"line 2: no column 'text'; did you mean 'txet'\?"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2: not a JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": 5}\n', "line 2: 'text' is not text but 5"),
+        ("a.csv", b"text,b\na\n", "line 2: 1 fields, but the header has 2"),
+        ("a.csv", b"body,b\na,b\n", "line 1: no column 'text'"),
+        ("a.csv", b"", "line 1: no column 'text'"),
+        ("a.parquet", b"PAR1 nonsense", "cannot be read as Parquet"),
+        ("a.jsonl", b'{"text": "only one"}\n', "none of 1 documents is in the part"),
+    ],
+)
+def test_bad_input_is_told(workshop: Workshop, tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        workshop.corpus(data=[str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("location", ["/nowhere/a.jsonl", "s3://data/nowhere/a.jsonl"])
+def test_what_is_not_there_is_told(workshop: Workshop, location: str) -> None:
+    with pytest.raises(NotFoundError, match="does not exist"):
+        workshop.corpus(data=[location])
+
+
+def test_the_hub_that_is_not_reached_is_told(workshop: Workshop) -> None:
+    with pytest.raises(TrainyardError, match="hf://no/such"):
+        workshop.corpus(data=["hf://no/such"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": []}, "at least 1 item"),
+        ({"data": ["a.jsonl", "b.jsonl", "c.jsonl"], "text_columns": ["x", "y"]}, "2 columns for 3 inputs"),
+        ({"data": ["a.jsonl", "a.jsonl"]}, "names a.jsonl twice"),
+        ({"data": ["a.docx"]}, "is no table"),
+        ({"data": ["a.jsonl"], "held_out_fraction": 0}, "greater than 0"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_runs(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrepareCorpus(**arguments)
+
+
+def test_it_is_one_process() -> None:
+    with pytest.raises(UsageError, match="one process, not 2"):
+        prepare_corpus.check(PrepareCorpus(data=["a.jsonl"]), 2)
+
+
+def test_a_large_object_is_read_in_blocks(
+    workshop: Workshop, put: Callable[[Path, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(byte_stream, "BLOCK_BYTES", 1000)
+    texts = paragraphs(100)
+    location = put(put_jsonl(tmp_path / "a.jsonl", texts), f"{tmp_path.name}/a.jsonl")
+    assert all_texts(workshop.corpus(data=[location], held_out_fraction=0.1)) == Counter(texts)
+    assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])["text"] == texts[0]

@@ -1,0 +1,204 @@
+"""A pre-training from the launcher's start to the files it leaves, over real ranks, and what it refuses."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
+from jobs.contract.runs import S3Location
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.accelerator import Accelerator
+from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
+from jobs.train.data.packed_tokens import PackedTokens
+from jobs.train.kinds.pretrain_mlm import fetch_inputs, new_model
+from tests.support.train.hub_server import TOKEN, Hub
+from tests.support.train.launching import Run
+from tests.support.train.packing import publish
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+KIND = "pretrain-mlm"
+
+MODEL = "model/model.safetensors"
+
+CPU = Accelerator(name="cpu", devices=0, reason="a test")
+
+
+@pytest.mark.every_release
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_it_trains_evaluates_and_resumes_as_if_nothing_had_been(
+    nproc: int, run: Run, pretraining: tuple[str, ...], packed: Path, *, hub: Hub, tmp_path: Path
+) -> None:
+    launched = run.attempt(*pretraining, kind=KIND, nproc=nproc)
+
+    assert "arning" not in launched.output
+    assert "start: from random weights\n" in launched.lines
+    lines = run.metrics()
+    trained = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in trained] == [*range(4, 49, 4)]
+    assert trained[-1]["epoch"] == pytest.approx(48 * 16 / len(PackedTokens(packed, "train")), abs=1e-3)
+    evaluated = [line for line in lines if "eval_loss" in line]
+    assert [line["step"] for line in evaluated] == [16, 32, 48]
+    assert trained[0]["loss"] > evaluated[-1]["eval_loss"] + 1, "it did not learn"
+    receipt = run.receipt()
+    assert receipt.result["eval_loss"] == evaluated[-1]["eval_loss"]
+    assert receipt.result["eval_perplexity"] == pytest.approx(math.exp(receipt.result["eval_loss"]))
+    assert receipt.result["eval_loss"] == pytest.approx(_evaluated_by_hand(run, packed, tmp_path), abs=1e-5)
+
+    # A second attempt, after one that was cut off in its last upload.
+    weights = run.read(MODEL)
+    run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
+    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    second = run.attempt(*pretraining, "--push-to-hub=acme/bert", kind=KIND, nproc=nproc, attempt=2, **push)
+
+    assert "start: resumed from checkpoint step-32\n" in second.lines
+    assert run.read(MODEL) == weights, "the resumed run went another way"
+    for name in ("step", "loss", "eval_loss"):
+        assert [line.get(name) for line in run.metrics()] == [line.get(name) for line in lines]
+    assert hub.files["acme/bert"] == {name.removeprefix("model/"): run.read(name) for name in run.keys("model/")}
+    assert "model.safetensors" in hub.by_lfs["acme/bert"]
+    assert f"| data | {pretraining[0].removeprefix('--data=')} |" in hub.files["acme/bert"]["README.md"].decode()
+
+
+def _evaluated_by_hand(run: Run, packed: Path, folder: Path) -> float:
+    """The loss of the model it left on all held-out sequences, by transformers' own head on every place."""
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    left = run.download("model/", folder / "model")
+    model = AutoModelForMaskedLM.from_pretrained(left).eval()
+    assert model.config.vocab_size == 128
+    tokenizer = AutoTokenizer.from_pretrained(left)
+    masking = Masking(
+        fraction=0.15,
+        vocabulary_size=len(tokenizer),
+        mask_id=tokenizer.mask_token_id,
+        pad_id=tokenizer.pad_token_id,
+        special_ids=tokenizer.all_special_ids,
+        seed=EVALUATION_SEED,
+    )
+    data = MaskedSequences(PackedTokens(packed, "held-out"), masking)
+    batch = data.__getitems__(range(len(data)))
+    labels = torch.full_like(batch["input_ids"], -100).scatter(1, batch["masked_positions"], batch["labels"])
+    with torch.no_grad():
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
+    return float(loss)
+
+
+@pytest.mark.every_release
+@pytest.mark.parametrize(("ranks", "at_once"), [(1, 4), (2, 8), (2, 4), (4, 2)])
+def test_a_step_trains_on_the_same_sequences_on_any_number_of_ranks(ranks: int, at_once: int) -> None:
+    """As DataLoader and accelerate deal the batches that the Trainer takes in their order, and then accumulates."""
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler, SequentialSampler
+
+    steps, global_batch = 5, 16
+    batches = BatchSampler(SequentialSampler(range(steps * global_batch)), at_once, drop_last=False)
+    dealt = [list(BatchSamplerShard(batches, ranks, rank)) for rank in range(ranks)]
+    accumulated = global_batch // ranks // at_once
+    for step in range(steps):
+        of_step = [batch for rank in dealt for batch in rank[step * accumulated : (step + 1) * accumulated]]
+        numbers = sorted(number for batch in of_step for number in batch)
+        assert numbers == list(range(step * global_batch, (step + 1) * global_batch))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"data_fingerprint": "0123456789abcdef"},
+            r"has the fingerprint \w{64}, not 0123456789abcdef\nNext: name the data",
+        ),
+        (
+            {"global_batch_size": 4096},
+            r"has \d+ sequences of part 'train': at least 4096 are needed\nNext: make the data",
+        ),
+        ({"data": "s3://runs/research/corpus/"}, "is a 'corpus', not a 'packed-tokens'\nNext: "),
+        ({"data": "s3://runs/research/nothing/"}, "holds neither manifest.json nor artifact.json\nNext: "),
+        ({"config": "s3://runs/nowhere/"}, "s3://runs/nowhere/ has no config.json\nNext: "),
+        ({"config": "gpt2"}, "gpt2 has a config.json of 'gpt2': only 'bert' can be pre-trained\nNext: "),
+        ({"config": "small"}, r"small: vocab_size is 8, but s3://.* needs 25\nNext: set vocab_size to 25 or more"),
+        ({"config": "short"}, r"short: max_position_embeddings is 8, but s3://.* needs 16\nNext: "),
+        ({"config": "text"}, "text: its config.json is not JSON"),
+        ({"config": "list"}, "list: its config.json is no configuration but list"),
+    ],
+    ids=str,
+)
+def test_inputs_that_do_not_fit_are_refused(
+    s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path, values: dict[str, Any], message: str
+) -> None:
+    for name, content in {
+        "gpt2": '{"model_type": "gpt2"}',
+        "small": '{"model_type": "bert", "vocab_size": 8}',
+        "short": '{"model_type": "bert", "max_position_embeddings": 8}',
+        "text": "{",
+        "list": "[]",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    publish(tmp_path / "gpt2", s3, S3Location("runs", "research/corpus/"), kind="corpus")
+    if "config" in values and "://" not in values["config"]:
+        values = {"config": str(tmp_path / values["config"])}
+    arguments = PretrainMlm.model_validate(
+        {"data": pretraining[0].removeprefix("--data="), "global_batch_size": 8, **values}
+    )
+
+    with pytest.raises((UsageError, NotFoundError), match=message):
+        fetch_inputs(arguments, s3, tmp_path)
+
+
+def test_a_configuration_on_s3_says_the_shape(s3: "S3Client", pretraining: tuple[str, ...], tmp_path: Path) -> None:
+    s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=b'{"model_type": "bert", "num_hidden_layers": 3}')
+    data = pretraining[0].removeprefix("--data=")
+    arguments = PretrainMlm(data=data, config="s3://runs/shapes/a/", global_batch_size=8)
+    model = new_model(fetch_inputs(arguments, s3, tmp_path).config | {"hidden_size": 24}, CPU)
+    assert (model.config.num_hidden_layers, model.config.vocab_size) == (3, 30522)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
+        ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
+        ({"mask_fraction": 1}, "less than 1"),
+        ({"deepspeed_zero_stage": 3}, "Input should be 0 or 1"),
+        ({"data_fingerprint": "abc"}, "should match pattern"),
+    ],
+    ids=str,
+)
+def test_arguments_that_cannot_work_are_refused_before_anything_is_submitted(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PretrainMlm.model_validate({"data": "d", **values})
+
+
+def test_zero_is_refused_where_it_cannot_work() -> None:
+    assert CPU.zero_arguments(0) == {}
+    with pytest.raises(ConfigurationError, match="needs an HPU, and this job runs on cpu\nNext: submit it to a stage"):
+        CPU.zero_arguments(1)
+    with pytest.raises(
+        ConfigurationError, match="needs DeepSpeed, which is not installed\nNext: use the image `gaudi`"
+    ):
+        Accelerator(name="hpu", devices=8, reason="a test").zero_arguments(1)
+
+
+def test_on_an_hpu_with_deepspeed_its_configuration_goes_to_the_training_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read by the class of accelerate that Habana's Trainer reads it with; DeepSpeed itself is not here."""
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+    (tmp_path / "deepspeed.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    passed = Accelerator(name="hpu", devices=8, reason="a test").zero_arguments(1)
+    assert set(passed) == {"deepspeed"}
+    config = HfDeepSpeedConfig(passed["deepspeed"])
+    assert config.get_value("zero_optimization.stage") == 1
+    assert not config.is_offload()
+    assert config.is_true("bf16.enabled")
+    assert config.get_value("train_batch_size") == "auto"

@@ -1,0 +1,110 @@
+"""The three jobs before pre-training as Batch starts them, each reading what the one before has made."""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.contract.artifact import Pointer
+from jobs.contract.runs import Progress
+from jobs.train.data.artifacts import open_artifact
+from tests.support.train.corpora import paragraphs, put_jsonl
+from tests.support.train.hub_server import TOKEN, Hub
+from tests.support.train.launching import NewRun
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+def test_receipts_metrics_logs_and_the_hub_tell_what_was_made(
+    new_run: NewRun, hub: Hub, s3: "S3Client", tmp_path: Path
+) -> None:
+    to_hub: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(200))
+    prepare, train, tokenize = new_run(), new_run(), new_run()
+    prepare.attempt(
+        *(f"--data={json.dumps([str(data)])}", "--held-out-fraction=0.1", "--push-to-hub=acme/texts"),
+        kind="prepare-corpus",
+        **to_hub,
+    )
+    train.attempt(
+        *(f"--corpus={prepare.location}", "--vocabulary-size=1000", "--sample-fraction=1"),
+        "--push-to-hub=acme/vocabulary",
+        kind="train-tokenizer",
+        **to_hub,
+    )
+    launched = tokenize.attempt(
+        *(f"--corpus={prepare.location}", f"--tokenizer={train.location}", "--sequence-length=32"),
+        "--push-to-hub=acme/tokens",
+        kind="tokenize",
+        **to_hub,
+    )
+
+    assert prepare.receipt().result["documents"] + prepare.receipt().result["held_out_documents"] == 200
+    assert train.receipt().result["vocabulary_size"] == 1000
+    receipt = tokenize.receipt()
+    assert (receipt.state, receipt.job) == ("succeeded", "tokenize")
+    assert receipt.result["tokens"] > 32 * (receipt.result["sequences"] - 1)
+    assert {"bytes", "tokens_per_second", "encoder", "encoder_reason"} <= receipt.result.keys()
+    assert tokenize.metrics()[-1]["tokens_per_second"] == receipt.result["tokens_per_second"]
+    assert Pointer.model_validate_json(tokenize.read("artifact.json")).kind == "packed-tokens"
+    progress = [Progress.parse(line) for line in launched.lines if "[progress]" in line]
+    assert progress[-1] is not None
+    assert progress[-1].step == progress[-1].total_steps == 2
+    assert any(line.startswith("encoder: ") for line in launched.lines)
+
+    assert hub.private == {"datasets/acme/texts": True, "acme/vocabulary": True, "datasets/acme/tokens": True}
+    assert hub.commits == [f"Run {run.receipt().run_id}" for run in (prepare, train, tokenize)]
+    assert f"hub: pushed to {hub.url}/datasets/acme/tokens\n" in launched.lines
+    assert "arning" not in launched.output
+    for name, run in (("datasets/acme/texts", prepare), ("acme/vocabulary", train), ("datasets/acme/tokens", tokenize)):
+        pushed = hub.files[name]
+        pointer = Pointer.model_validate_json(run.read("artifact.json"))
+        copy = tmp_path / name
+        for file, content in pushed.items():
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            (copy / file).write_bytes(content)
+        artifact = open_artifact(str(copy), kind=pointer.kind, s3=lambda: s3, scratch=tmp_path)
+        artifact.download()  # which verifies each file
+        assert pushed.keys() == {*artifact.manifest.files, "manifest.json", "README.md"}
+        assert hub.by_lfs[name] <= artifact.manifest.files.keys()
+        assert "push_to_hub" not in artifact.manifest.options, "it would be another artifact"
+        card = pushed["README.md"].decode()
+        for row in (
+            f"| fingerprint | {pointer.fingerprint} |",
+            f"| run | {run.location} |",
+            f"| bytes | {artifact.manifest.total_bytes} |",
+        ):
+            assert row in card
+        assert not re.search("^licen[cs]e", card, re.MULTILINE)
+    assert "train-00000.npy" in hub.by_lfs["datasets/acme/tokens"]
+    assert "index.json" not in hub.by_lfs["datasets/acme/tokens"], "what goes the other way is there too"
+    assert "| sequence_length | 32 |" in hub.files["datasets/acme/tokens"]["README.md"].decode()
+
+
+def test_an_artifact_whose_push_fails_is_kept_and_pushed_by_a_run_that_finds_it(
+    new_run: NewRun, hub: Hub, tmp_path: Path
+) -> None:
+    data = put_jsonl(tmp_path / "corpus.jsonl", paragraphs(50))
+    flags = (f"--data={json.dumps([str(data)])}", "--held-out-fraction=0.2")
+    push: dict[str, Any] = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url}
+    first, second, third = new_run(), new_run(), new_run()
+
+    launched = first.start(*flags, "--push-to-hub=acme/texts", kind="prepare-corpus", HF_ENDPOINT=hub.url)
+    assert launched.wait() == 1
+    assert launched.lines[-1].startswith("error: push_to_hub: there is no HF_TOKEN here"), launched.output
+    assert not first.keys()
+
+    hub.refuses_commits = True
+    failed = second.attempt(*flags, "--push-to-hub=acme/texts", kind="prepare-corpus", **push)
+    [warning] = [line for line in failed.lines if "warning" in line]
+    assert warning.startswith("warning: the corpus was not pushed to acme/texts: 500 Server Error")
+    pointer = Pointer.model_validate_json(second.read("artifact.json"))
+    assert f"To repeat it: submit the same job once more, which finds {pointer.location}" in warning
+    assert second.receipt().state == "succeeded"
+
+    hub.refuses_commits = False
+    again = third.attempt(*flags, "--push-to-hub=acme/copy", kind="prepare-corpus", **push)
+    assert f"corpus exists: {pointer.location}\n" in again.lines, "where it is pushed to is no part of what it is"
+    assert hub.commits == [f"Run {third.receipt().run_id}"]
+    assert f"| run | {second.location} |" in hub.files["datasets/acme/copy"]["README.md"].decode(), "which made it"

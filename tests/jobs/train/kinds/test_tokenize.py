@@ -1,0 +1,256 @@
+"""Packed tokens from a corpus: the ids of Hugging Face's tokenizer, none lost, whichever library makes them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.contract.errors import UsageError
+from jobs.kinds.tokenize import Tokenize
+from jobs.train.data import corpus_packing, encoders
+from jobs.train.data.artifacts import OpenArtifact
+from jobs.train.data.corpus_files import END, documents
+from jobs.train.data.corpus_packing import CorpusPacking, Ends
+from jobs.train.data.packed_tokens import Index, PackedTokens, Split
+from jobs.train.kinds import tokenize
+from tests.support.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
+
+VOCABULARY = 1500
+
+
+@pytest.fixture
+def corpus(real_corpus: OpenArtifact) -> OpenArtifact:
+    return real_corpus
+
+
+@pytest.fixture
+def tokenizer(real_tokenizer: OpenArtifact) -> OpenArtifact:
+    return real_tokenizer
+
+
+def expected_ids(corpus: OpenArtifact, tokenizer: OpenArtifact, split: Split) -> list[int]:
+    """As `transformers` gives them, document by document."""
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(tokenizer.download())
+    return [number for text in texts_of(corpus, split) for number in loaded(text)["input_ids"]]
+
+
+def packed_ids(packed: OpenArtifact, split: Split) -> list[int]:
+    """Without the padding that ends each file."""
+    index = Index.read(packed.download())
+    rows = PackedTokens(packed.download(), split)
+    ids, start = [], 0
+    for file in index.files[split]:
+        batch = rows.__getitems__(range(start, start + file.sequences)).flatten().tolist()
+        assert set(batch[file.tokens :]) <= {index.pad_id}
+        ids += batch[: file.tokens]
+        start += file.sequences
+    return ids
+
+
+@pytest.mark.parametrize("encoder", ["auto", "tokenizers"])
+def test_the_ids_are_hugging_faces_and_none_is_lost(
+    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, encoder: str
+) -> None:
+    packed = workshop.packed(corpus, tokenizer, sequence_length=64, encoder=encoder)
+    for split in ("train", "held-out"):
+        expected = expected_ids(corpus, tokenizer, split)
+        assert packed_ids(packed, split) == expected
+        assert len(expected) > 1000
+    index = Index.read(packed.download())
+    assert (index.sequence_length, index.vocabulary_size) == (64, VOCABULARY)
+    assert index.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert len(index.files["train"]) > 2
+    result = workshop.result()
+    assert result["tokens"] == index.tokens("train")
+    assert result["held_out_tokens"] == index.tokens("held-out")
+    assert result["bytes"] == 128 * (result["sequences"] + result["held_out_sequences"] + len(index.files["train"]) * 2)
+    assert result["tokens_per_second"] > 0
+    assert result["encoder"] == ("nanotoken" if encoder == "auto" else "tokenizers")
+    assert result["encoder_reason"]
+    assert workshop.metrics()[-1]["tokens"] == result["tokens"]
+
+
+def test_the_tokenizer_comes_with_the_tokens(workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact) -> None:
+    from transformers import AutoTokenizer
+
+    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    loaded = AutoTokenizer.from_pretrained(packed.download() / "tokenizer")
+    assert loaded.get_vocab() == AutoTokenizer.from_pretrained(tokenizer.download()).get_vocab()
+    assert packed.manifest.inputs == {
+        "corpus": corpus.manifest.fingerprint,
+        "tokenizer": tokenizer.manifest.fingerprint,
+    }
+
+
+def test_only_the_missing_files_are_made_again(
+    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    before = workshop.modified(packed)
+    workshop.delete(packed, "train-00001.npy", "index.json")
+    with caplog.at_level("INFO", logger="trainyard"):
+        again = workshop.packed(corpus, tokenizer, sequence_length=64)
+    after = workshop.modified(packed)
+    assert {name for name in after if name.endswith(".npy") and after[name] != before[name]} <= {"train-00001.npy"}
+    assert contents(again.manifest) == contents(packed.manifest)
+    assert "files are there already" in caplog.text
+    # AND what is complete is not made again
+    assert workshop.packed(corpus, tokenizer, sequence_length=64).location == packed.location
+    assert workshop.modified(packed) == after
+    assert workshop.packed(corpus, tokenizer, sequence_length=128).location != packed.location
+
+
+def test_without_nanotoken_tokenizers_does_the_work_and_the_job_says_so(
+    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nanotoken", None)  # as where it is not installed
+    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
+    assert workshop.result()["encoder"] == "tokenizers"
+    assert "nanotoken is not installed" in workshop.result()["encoder_reason"]
+
+
+class Wrong(encoders.Nanotoken):
+    """The library, with a mistake in it."""
+
+    def encode(self, documents: list[bytes]) -> Any:
+        ids = super().encode(documents)
+        return ids if len(documents) == 1 and b"\xc4\xb0" not in documents[0] else ids[::-1]
+
+
+def test_a_library_that_gives_other_ids_is_not_used(
+    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_packing, "Nanotoken", Wrong)
+    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
+    assert "nanotoken gives other ids for 'İstanbul" in workshop.result()["encoder_reason"]
+
+
+class Broken(encoders.Nanotoken):
+    """It raises when it is used."""
+
+    def encode(self, documents: list[bytes]) -> Any:
+        raise RuntimeError(f"a mistake in {len(documents)} documents")
+
+
+def test_a_library_that_raises_is_not_used(
+    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_packing, "Nanotoken", Broken)
+    path = tmp_path / "train-00000.txt"
+    path.write_bytes(b"the text" + END)
+    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+    with CorpusPacking(loaded, sequence_length=8, pad_id=0) as packing:
+        file = packing.pack(path, tmp_path / "train-00000.npy")
+    assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == loaded.encode("the text").ids
+    assert str(packing.choice) == "tokenizers (nanotoken cannot be used: RuntimeError: a mistake in 1 documents)"
+
+
+def wrong_for(document: bytes) -> type[encoders.Nanotoken]:
+    class WrongForOne(encoders.Nanotoken):
+        """A mistake that shows in one file only."""
+
+        def encode(self, documents: list[bytes]) -> Any:
+            ids = super().encode(documents)
+            return ids[1:] if document in documents else ids
+
+    return WrongForOne
+
+
+def test_a_file_with_other_ids_is_made_again_by_tokenizers(
+    workshop: Workshop,
+    corpus: OpenArtifact,
+    tokenizer: OpenArtifact,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(corpus_packing, "SAMPLE_BYTES", 1000)
+    first = next(documents(corpus.path("train-00001.txt")))
+    monkeypatch.setattr(corpus_packing, "Nanotoken", wrong_for(first))
+    with caplog.at_level("INFO", logger="trainyard"):
+        packed = workshop.packed(corpus, tokenizer, sequence_length=64)
+    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
+    assert "encoder: nanotoken (its ids equal those of tokenizers on" in caplog.text
+    assert "gave other ids for documents of train-00001.txt" in caplog.text
+    assert workshop.result()["encoder"] == "tokenizers"
+
+
+def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
+    """What `tokenize` does with each file, with a vocabulary for which no corpus of a test is large enough."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    words = [f"word{number}" for number in range(70_000)]
+    vocabulary = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    path = tmp_path / "train-00000.txt"
+    path.write_bytes(" ".join(words).encode() + END)
+    with CorpusPacking(tokenizer, sequence_length=512, pad_id=0) as packing:
+        file = packing.pack(path, tmp_path / "train-00000.npy")
+    array = np.load(tmp_path / file.name)
+    assert array.dtype == np.uint32
+    assert array.flatten()[: file.tokens].tolist() == [2, *range(5, 70_005), 3]
+
+
+def test_ids_of_four_bytes_go_from_the_tokenizer_to_what_is_trained_on(workshop: Workshop, tmp_path: Path) -> None:
+    """Learnt from numbers of five digits, of which there are enough for that many tokens."""
+    words = [f"{number:05}" for number in range(70_000)]
+    texts = [" ".join(words[start : start + 500]) for start in range(0, len(words), 500)]
+    data = put_jsonl(tmp_path / "words.jsonl", [*texts, *(text + " again" for text in texts)])
+    corpus = workshop.corpus(data=[str(data)], held_out_fraction=0.01)
+    tokenizer = workshop.tokenizer(corpus, vocabulary_size=67_000, sample_fraction=1)
+    packed = workshop.packed(corpus, tokenizer, sequence_length=128)
+
+    expected = expected_ids(corpus, tokenizer, "train")
+    assert max(expected) >= 1 << 16
+    assert packed_ids(packed, "train") == expected
+    assert np.load(packed.download(["train-00000.npy"]) / "train-00000.npy").dtype == np.uint32
+
+
+@pytest.mark.parametrize("only_tokenizers", [False, True])
+def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
+    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch, only_tokenizers: bool
+) -> None:
+    path = tmp_path / "train-00000.txt"
+    texts = ["", *paragraphs(60), "", "a long document " * 200, ""]
+    path.write_bytes(b"".join(text.encode() + END for text in texts))
+    loaded = encoders.load(tokenizer.download() / "tokenizer.json")
+    expected = [number for text in texts for number in loaded.encode(text).ids]
+    for block_bytes in (1, 100, 1000, 1 << 20):
+        monkeypatch.setattr(corpus_packing, "BLOCK_BYTES", block_bytes)
+        with CorpusPacking(loaded, sequence_length=32, pad_id=0, only_tokenizers=only_tokenizers) as packing:
+            file = packing.pack(path, tmp_path / "train-00000.npy")
+            assert packing.choice
+            assert packing.choice.encoder.name == ("tokenizers" if only_tokenizers else "nanotoken")
+        assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == expected
+
+
+@pytest.mark.parametrize("each_bytes", [1, 60, 100_000])
+def test_the_check_of_a_file_sees_its_ends(tmp_path: Path, tokenizer: OpenArtifact, each_bytes: int) -> None:
+    reference = encoders.HuggingFace(encoders.load(tokenizer.download() / "tokenizer.json"))
+    path = tmp_path / "train-00000.txt"
+    path.write_bytes(b"".join(text.encode() + END for text in paragraphs(30)))
+    ids = reference.encode(list(documents(path)))
+    ends = Ends.of(path, reference, each_bytes=each_bytes)
+    assert ends.agree(ids)
+    for wrong in (ids[1:], ids[:-1], np.concatenate([ids[:1], ids])):
+        assert not ends.agree(wrong)
+
+
+def test_a_tokenizer_is_no_corpus(workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact) -> None:
+    with pytest.raises(UsageError, match="is a 'tokenizer', not a 'corpus'"):
+        workshop.packed(tokenizer, tokenizer)
+    with pytest.raises(UsageError, match="is a 'corpus', not a 'tokenizer'"):
+        workshop.packed(corpus, corpus)
+
+
+def test_it_is_one_process() -> None:
+    with pytest.raises(UsageError, match="one process, not 2"):
+        tokenize.check(Tokenize(corpus="run://corpus", tokenizer="run://tokenizer"), 2)

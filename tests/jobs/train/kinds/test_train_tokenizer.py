@@ -1,0 +1,125 @@
+"""A WordPiece vocabulary from a sample of a corpus: what `AutoTokenizer` loads, the same one from the same text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.contract.errors import NotFoundError, UsageError
+from jobs.kinds.train_tokenizer import TrainTokenizer
+from jobs.train.data.artifacts import OpenArtifact
+from jobs.train.data.vocabulary import learn
+from jobs.train.kinds import train_tokenizer
+from tests.support.train.corpora import Workshop, contents
+
+CASED = "Crème brûlée in Paris"
+
+
+@pytest.fixture
+def corpus(real_corpus: OpenArtifact) -> OpenArtifact:
+    return real_corpus
+
+
+def loaded(artifact: OpenArtifact) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(artifact.download())
+
+
+def test_it_is_loaded_as_berts_tokenizer_and_measured_on_held_out_text(
+    workshop: Workshop, corpus: OpenArtifact
+) -> None:
+    made = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
+    tokenizer = loaded(made)
+    assert type(tokenizer).__name__ == "BertTokenizerFast"
+    assert (len(tokenizer), tokenizer.model_max_length, tokenizer.is_fast) == (1500, 512, True)
+    assert tokenizer.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
+    assert tokenizer.tokenize("the Package") == ["the", "package"]
+    assert tokenizer.tokenize(CASED) == tokenizer.tokenize("creme brulee in paris")
+    assert tokenizer("the package", "the test")["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+    assert tokenizer.decode(tokenizer("the package")["input_ids"]) == "[CLS] the package [SEP]"
+
+    result = workshop.result()
+    assert result["vocabulary_size"] == 1500
+    assert 0.1 < result["held_out_tokens_per_byte"] < 0.6
+    assert result["held_out_bytes"] == corpus.manifest.files["held-out-00000.txt"].counts["text_bytes"] + sum(
+        file.counts["text_bytes"]
+        for name, file in corpus.manifest.files.items()
+        if name.startswith("held-out") and name != "held-out-00000.txt"
+    )
+    assert 0.3 < result["sample_bytes"] / corpus.manifest.count("text_bytes") < 0.7
+    assert workshop.metrics()[-1]["training_seconds"] > 0
+
+
+def test_cased_keeps_case_and_accents(workshop: Workshop, corpus: OpenArtifact) -> None:
+    tokenizer = loaded(workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=1, lowercase=False))
+    assert tokenizer.tokenize("The") == ["The"]
+    assert tokenizer.tokenize(CASED) != tokenizer.tokenize(CASED.lower())
+
+
+def test_the_same_text_gives_the_same_vocabulary_and_it_is_made_once(workshop: Workshop, corpus: OpenArtifact) -> None:
+    first = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
+    written = workshop.modified(first)
+    again = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
+    assert (again.location, workshop.modified(first)) == (first.location, written)
+    workshop.delete(first)
+    remade = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5)
+    assert contents(remade.manifest) == contents(first.manifest)
+    other = workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=0.5, seed=1)
+    assert contents(other.manifest) != contents(first.manifest)
+
+
+def test_ties_are_broken_alike_in_every_run() -> None:
+    """Words of equal frequency and many characters: what the library itself orders anew in each run."""
+    words = [f"{first}{second}{third}" for first in "abcdefgh" for second in "ijklmnop" for third in "qrstuvwx"]
+
+    def texts() -> Iterator[list[str]]:
+        yield words * 2
+
+    vocabularies = {learn(texts, size=200, lowercase=True, max_characters=1000).to_str() for _ in range(6)}
+    assert len(vocabularies) == 1
+
+
+def test_rare_characters_are_unknown() -> None:
+    def texts() -> Iterator[list[str]]:
+        yield ["common words and common letters"] * 5 + ["漢字 rare"]
+
+    tokenizer = learn(texts, size=100, lowercase=True, max_characters=12)
+    assert tokenizer.encode("漢字").tokens == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
+    assert "[UNK]" not in tokenizer.encode("common").tokens
+
+
+def test_a_vocabulary_that_is_smaller_than_asked_for_is_told(
+    workshop: Workshop, corpus: OpenArtifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    workshop.tokenizer(corpus, vocabulary_size=500_000)
+    assert "tokens only, not 500000" in caplog.text
+    assert workshop.result()["vocabulary_size"] < 20_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"vocabulary_size": 100, "sample_fraction": 1}, "vocabulary_size 100 is less than the .* tokens that"),
+        ({"sample_fraction": 0.0001}, r"none of the corpus's .* documents was drawn"),
+    ],
+)
+def test_what_cannot_work_is_told(
+    workshop: Workshop, corpus: OpenArtifact, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        workshop.tokenizer(corpus, **arguments)
+
+
+def test_what_is_no_corpus_is_told(workshop: Workshop, corpus: OpenArtifact, tmp_path: Path) -> None:
+    made = workshop.tokenizer(corpus, vocabulary_size=1500)
+    with pytest.raises(UsageError, match="is a 'tokenizer', not a 'corpus'"):
+        workshop.tokenizer(made)
+    with pytest.raises(NotFoundError, match="is no 'corpus'"):
+        workshop.run(train_tokenizer.train_tokenizer, TrainTokenizer(corpus=str(tmp_path)))
+
+
+def test_it_is_one_process() -> None:
+    with pytest.raises(UsageError, match="one process, not 8"):
+        train_tokenizer.check(TrainTokenizer(corpus="run://corpus"), 8)

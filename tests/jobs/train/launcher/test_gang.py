@@ -1,0 +1,449 @@
+"""Nodes that are jobs of their own meet through S3, and train as one job."""
+
+import re
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.contract.runs import S3Location
+from jobs.train.attempts import job_id
+from jobs.train.channel import RequestFiles
+from jobs.train.launcher.endings import Endings
+from jobs.train.launcher.gang import GangMember
+from jobs.train.launcher.gang_address import own_address
+from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member
+from jobs.train.launcher.instance_metadata import InstanceMetadata
+from jobs.train.launcher.latecomers import Latecomers
+from jobs.train.launcher.outcome import End, retried
+from jobs.train.launcher.request import Gang, Node, parse
+from tests.support.train.launching import PATIENCE_SECONDS, Launched, Run
+from tests.support.train.metadata_service import MetadataService
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+BEAT_SECONDS = 0.1
+FRESH_SECONDS = 5.0
+JOB = "8d2f"
+
+
+class Nodes:
+    """The launchers of a gang's nodes, as far as they meet: each a thread that waits."""
+
+    def __init__(self, s3: "S3Client", run: S3Location, *sizes: int) -> None:
+        """`sizes`: on how many nodes it may train; the last is all of them."""
+        self.s3 = s3
+        self.run = run
+        self.sizes = sizes
+        self._pool = ThreadPoolExecutor()
+        self._attempts: list[Attempt] = []
+
+    def close(self) -> None:
+        """Whoever still waits hears that it is over."""
+        self.folder().end(Ended(code=1, reason="the test has ended"))
+        for attempt in self._attempts:
+            attempt.leave()
+        self._pool.shutdown()
+
+    def folder(self, job: str = JOB) -> GangFolder:
+        return GangFolder(self.s3, self.run, job, fresh_seconds=FRESH_SECONDS)
+
+    def start(
+        self, index: int, wait_seconds: float = PATIENCE_SECONDS, job: str = JOB, *, is_last: bool = False
+    ) -> "Attempt":
+        gang = Gang(index=index, size=self.sizes[-1], sizes=self.sizes, wait_seconds=wait_seconds, is_last=is_last)
+        member = GangMember(gang, self.folder(job), "127.0.0.1", beat_seconds=BEAT_SECONDS)
+        self._attempts.append(Attempt(member, self._pool.submit(member.meet)))
+        return self._attempts[-1]
+
+    def meet(self, *indices: int, wait_seconds: float = PATIENCE_SECONDS) -> "list[Attempt]":
+        """Those of one meeting."""
+        attempts = [self.start(index, wait_seconds) for index in indices]
+        assert {attempt.nodes for attempt in attempts} == {indices}
+        return attempts
+
+    def wait_until_waiting(self, index: int) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        key = f"{self.run.key}gang/{JOB}/member-{index}.json"
+        while not self.s3.list_objects_v2(Bucket=self.run.bucket, Prefix=key).get("KeyCount"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+class Attempt:
+    """One start of one node."""
+
+    def __init__(self, member: GangMember, found: "Future[Meeting | End]") -> None:
+        self.member = member
+        self.found = found
+
+    @property
+    def meeting(self) -> Meeting:
+        found = self.found.result(PATIENCE_SECONDS)
+        assert isinstance(found, Meeting), found
+        return found
+
+    @property
+    def end(self) -> End:
+        found = self.found.result(PATIENCE_SECONDS)
+        assert isinstance(found, End), found
+        return found
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(member.index for member in self.meeting.members)
+
+    @property
+    def node(self) -> Node:
+        return self.member.node(self.meeting)
+
+    def leave(self) -> None:
+        """With 75, or as Batch's SIGTERM makes it."""
+        self.member.__exit__(None, None, None)
+
+
+NewNodes = Callable[..., Nodes]
+
+
+@pytest.fixture
+def new_nodes(s3: "S3Client", tmp_path: Path) -> Iterator[NewNodes]:
+    run = S3Location("runs", f"research/{tmp_path.name}-{uuid.uuid4().hex}/")
+    with ExitStack() as stack:
+
+        def new(*sizes: int) -> Nodes:
+            nodes = Nodes(s3, run, *sizes)
+            stack.callback(nodes.close)
+            return nodes
+
+        yield new
+
+
+def test_all_meet_and_again_where_one_was_lost(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(3)
+    first = nodes.meet(0, 1, 2)
+    # They are numbered as Batch has numbered them, and agree on where the main node is
+    assert [(attempt.node.index, attempt.node.nnodes, attempt.node.is_main) for attempt in first] == [
+        (0, 3, True),
+        (1, 3, False),
+        (2, 3, False),
+    ]
+    assert len({(attempt.node.main_address, attempt.node.port) for attempt in first}) == 1
+    assert {attempt.meeting.number for attempt in first} == {1}
+
+    # WHEN node 1 is lost without a word and started again, while the others still think that they train
+    again = nodes.start(1)
+    nodes.wait_until_waiting(1)
+    time.sleep(5 * BEAT_SECONDS)
+    assert not again.found.done()
+    # and those end, and are started again
+    for attempt in (first[0], first[2]):
+        attempt.leave()
+    others = [nodes.start(0), nodes.start(2)]
+    # THEN they meet a second time, without the one that was lost
+    assert {attempt.meeting.number for attempt in (again, *others)} == {2}
+    assert again.node.index == 1
+    assert not any(member.nonce == first[1].meeting.members[1].nonce for member in again.meeting.members)
+
+
+def test_of_two_meetings_that_are_proposed_at_once_one_counts(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2)
+    members = [Member(index=index, nonce=f"{index}", address="127.0.0.1", port=1) for index in range(2)]
+    proposed = [Meeting(number=1, members=[member]) for member in members]
+    folders = [nodes.folder() for _ in members]
+    barrier = threading.Barrier(2)
+
+    def propose(index: int) -> Meeting | None:
+        barrier.wait()
+        folders[index].propose(proposed[index])
+        return folders[index].look(members[index]).meeting
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(propose, range(2)))
+    assert found[0] == found[1]
+    assert found[0] in proposed
+    for meeting in proposed:
+        if meeting != found[0]:
+            folders[0].propose(meeting)
+    assert folders[1].look(members[1]).meeting == found[0]
+
+
+def test_those_that_lack_are_named_and_fewer_begin_where_they_may(new_nodes: NewNodes) -> None:
+    # Nobody comes
+    alone = new_nodes(4).start(1, wait_seconds=0.5)
+    reason = "node 0, node 2, node 3 of 4 did not come within 0 s"
+    assert alone.end == retried(reason, "lost")
+    assert new_nodes(2, 4).start(1, wait_seconds=0.5).end == retried(f"{reason}, and at least 2 are needed", "lost")
+    time.sleep(FRESH_SECONDS + 1)
+
+    # What those left who were lost counts no more. Three do not work on this batch: two begin, the third waits
+    nodes = new_nodes(2, 4)
+    third = nodes.start(3)
+    nodes.wait_until_waiting(3)
+    pair = nodes.meet(0, 2, wait_seconds=3)
+    assert [attempt.node.index for attempt in pair] == [0, 1]
+    assert pair[0].meeting.waited_seconds >= 2
+    assert pair[0].member.latecomers() == []
+    assert not third.found.done()
+
+    # With the fourth there are enough: the main node has all save and meet again
+    fourth = nodes.start(1)
+    nodes.wait_until_waiting(1)
+    asked: list[str] = []
+    is_asked = threading.Event()
+
+    def ask_to_stop(reason: str) -> None:
+        asked.append(reason)
+        is_asked.set()
+
+    with Latecomers(pair[0].member, ask_to_stop, look_seconds=0.05):
+        assert is_asked.wait(PATIENCE_SECONDS)
+        time.sleep(0.3)
+    assert asked == ["node 1, node 3 of 4 came late, and the nodes meet again"]
+    for attempt in pair:
+        attempt.leave()
+    whole = [nodes.start(0), fourth, nodes.start(2), third]
+    assert [attempt.nodes for attempt in whole] == [(0, 1, 2, 3)] * 4
+    assert [attempt.node.index for attempt in whole] == [0, 1, 2, 3]
+
+
+def test_a_late_one_does_not_end_those_that_could_not_begin_again(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2, 3)
+    pair = [nodes.start(index, wait_seconds=0.5, is_last=True) for index in range(2)]
+    assert [attempt.nodes for attempt in pair] == [(0, 1)] * 2
+    late = nodes.start(2)
+    nodes.wait_until_waiting(2)
+    assert pair[0].member.latecomers() == []
+    assert not late.found.done()
+
+
+def test_one_that_may_train_alone_does(new_nodes: NewNodes) -> None:
+    [alone] = new_nodes(1, 2).meet(1, wait_seconds=0)
+    assert alone.node == Node(index=0, nnodes=1, main_address="localhost", port=0)
+
+
+def test_one_that_has_used_up_its_attempts_is_not_waited_for(new_nodes: NewNodes) -> None:
+    # Whoever cannot train without it ends at once, and so does whoever is started again
+    nodes = new_nodes(2)
+    first = nodes.start(0), nodes.start(1, is_last=True)
+    assert [attempt.nodes for attempt in first] == [(0, 1)] * 2
+    for attempt in first:
+        attempt.leave()
+    spent = End(code=75, reason="node 1 of 2 used up all attempts. Next: trainyard resume", cause="lost")
+    assert [nodes.start(0).end for _ in range(2)] == [spent] * 2
+
+
+def test_fewer_begin_at_once_without_one_that_has_used_up_its_attempts(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2, 3)
+    in_vain = nodes.start(0, wait_seconds=0, is_last=True)
+    assert in_vain.end.code == 75
+    in_vain.leave()
+    pair = nodes.start(1), nodes.start(2, is_last=True)
+    assert [attempt.nodes for attempt in pair] == [(1, 2)] * 2
+    # WHEN one of those was lost without a word, THEN they are too few
+    pair[0].leave()
+    reason = "node 0, node 2 of 3 used up all attempts, and at least 2 are needed. Next: trainyard resume"
+    assert nodes.start(1).end.reason == reason
+
+
+def test_nor_is_one_waited_for_that_was_lost_while_it_waited(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2)
+    one, lost = (Member(index=i, nonce=f"{i}", address="127.0.0.1", port=1, is_last=i == 1) for i in range(2))
+    assert not nodes.folder().look(lost).without_return
+    assert not nodes.folder().look(one).without_return
+    silent = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0).look(one)
+    assert (set(silent.waiting), silent.without_return) == (set(), set()), "it may only wait for S3"
+    gone = GangFolder(nodes.s3, nodes.run, JOB, fresh_seconds=0, lost_seconds=0).look(one)
+    assert gone.without_return == {1}
+
+
+PEERS = End(code=1, reason="RuntimeError: Connection closed by peer", cause="peers")
+DONE = End(code=0, reason=None, cause="done")
+SAVED = End(code=75, reason="SIGTERM; saved step 7", cause="done")
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "expected"),
+    [
+        (0, DONE, DONE),
+        (0, PEERS, DONE),
+        (1, PEERS, PEERS),
+        (1, SAVED, End(code=1, reason="the run has ended: node 2: no such label", cause="done")),
+        (75, SAVED, SAVED),
+        (75, PEERS, retried(f"the main node ended the attempt: {PEERS.reason}", "peers")),
+        (75, DONE, retried("the main node ended the attempt", "done")),
+    ],
+)
+def test_the_main_nodes_word_is_that_of_all(new_nodes: NewNodes, code: int, own: End, expected: End) -> None:
+    nodes = new_nodes(2)
+    main, other = nodes.meet(0, 1)
+    with ThreadPoolExecutor() as pool:
+        followed = pool.submit(other.member.followed, own)
+        time.sleep(0.2)
+        assert not followed.done()
+        main.member.end(code, "node 2: no such label" if code else None)
+        main.leave()
+        assert followed.result(PATIENCE_SECONDS) == expected
+    other.leave()
+    # Whoever is started again ends so too, at once; a resumed run, which is another job, begins anew
+    if code != 75:
+        again = nodes.start(1)
+        assert again.end.code == code
+        again.leave()
+        assert nodes.start(1, wait_seconds=0, job="9e3a").end.code == 75
+
+
+def test_whoever_waits_for_the_main_nodes_ranks_hears_that_it_has_ended_the_run(new_nodes: NewNodes) -> None:
+    main, other = new_nodes(2).meet(0, 1)
+    lost = retried("node 0 did not come within 120 s", "lost")
+    assert not other.member.is_over()
+    assert other.member.followed(lost) == lost
+    main.member.end(1, "budget: max_hours 8 reached")
+    main.leave()
+    assert other.member.is_over()
+    reason = "the run has ended: budget: max_hours 8 reached"
+    assert other.member.followed(lost) == End(code=1, reason=reason, cause="done")
+
+
+def test_one_that_fails_before_it_meets_the_others_ends_the_run(new_nodes: NewNodes) -> None:
+    nodes = new_nodes(2)
+    other = nodes.start(0)
+    with pytest.raises(TrainyardError), nodes.start(1).member:
+        raise TrainyardError("no HPU found", next_step="none")
+    assert other.end == End(code=1, reason="the run has ended: node 1: no HPU found. Next: none", cause="done")
+
+
+def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
+    def give_up(number: int) -> None:
+        pytest.fail("the ranks were ended")
+
+    endings = Endings(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=give_up)
+    files = RequestFiles(tmp_path)
+    files.listen(0)
+    with endings:
+        endings.ask_to_stop("node 3 of 4 came late")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while files.reason("stop") != "node 3 of 4 came late":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(2)
+        assert endings.overdue_seconds is None
+
+
+def test_a_node_is_reached_where_ec2_says_or_where_it_reaches_s3(s3: "S3Client") -> None:
+    with MetadataService() as service:
+        metadata = InstanceMetadata.of(service.environment, on_instance=True)
+        assert own_address(metadata, s3.meta.endpoint_url) == "127.0.0.1"
+        service.news["/latest/meta-data/local-ipv4"] = "10.1.2.3"
+        assert own_address(metadata, s3.meta.endpoint_url) == "10.1.2.3"
+    assert own_address(None, "https://127.0.0.2") == "127.0.0.1"
+
+
+FINETUNING = ("finetune-classification", "--model=m", "--train-data=t.jsonl")
+SHARDED = ("pretrain-mlm", "--data=s3://runs/research/tokens/", "--deepspeed-zero-stage=1")
+
+
+def asked(*options: str, kind: tuple[str, ...] = FINETUNING, batch: int = 32, **environment: Any) -> Gang:
+    flags = (*options, *kind, f"--global-batch-size={batch}")
+    argv = ["--instance-type=dl1.24xlarge", "--nproc-per-node=2", *flags]
+    launch = parse(argv, {"TRAINYARD_RUN_URI": "s3://runs/research/a/", **environment})
+    assert launch.gang is not None
+    return launch.gang
+
+
+def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> None:
+    child: dict[str, Any] = {"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ARRAY_SIZE": "4"}
+    assert asked("--gang-min-nnodes=1", **child) == Gang(index=3, size=4, sizes=(1, 2, 4), wait_seconds=900)
+    gang = asked("--gang-min-nnodes=2", "--gang-wait-seconds=60", batch=24, **child)
+    assert gang == Gang(index=3, size=4, sizes=(2, 3, 4), wait_seconds=60)
+    assert [gang.most(count) for count in range(5)] == [0, 0, 2, 3, 4]
+    attempts = [asked("--gang-min-nnodes=4", "--gang-attempts=3", AWS_BATCH_JOB_ATTEMPT=n, **child) for n in "23"]
+    assert [gang.is_last for gang in attempts] == [False, True]
+    for least in (0, 5):
+        with pytest.raises(UsageError, match=rf"--gang-min-nnodes is {least}; it goes from 1 to 4"):
+            asked(f"--gang-min-nnodes={least}", **child)
+    with pytest.raises(UsageError, match="global_batch_size 12 does not divide over 8 ranks"):
+        asked("--gang-min-nnodes=1", batch=12, **child)
+    assert asked("--gang-min-nnodes=4", kind=SHARDED, **child).sizes == (4,)
+    with pytest.raises(UsageError, match="its checkpoints are of one number of ranks"):
+        asked("--gang-min-nnodes=2", kind=SHARDED, **child)
+    with pytest.raises(ConfigurationError, match="AWS_BATCH_JOB_ARRAY_INDEX is not set"):
+        asked("--gang-min-nnodes=1")
+
+
+def test_the_job_of_a_child_is_the_array_job() -> None:
+    assert job_id({"AWS_BATCH_JOB_ID": "8d2f:3"}) == job_id({"AWS_BATCH_JOB_ID": "8d2f#3"}) == "8d2f"
+
+
+def child(
+    run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), job: str = JOB, **env: Any
+) -> Launched:
+    """The launcher of one child of an array job of two, as AWS Batch starts it."""
+    return run.start(
+        *flags,
+        attempt=attempt,
+        options=["--gang-min-nnodes=1", *options],
+        AWS_BATCH_JOB_ID=f"{job}:{index}",
+        AWS_BATCH_JOB_ARRAY_INDEX=str(index),
+        AWS_BATCH_JOB_ARRAY_SIZE="2",
+        **env,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_one_begins_alone_then_two_train_and_meet_again_where_one_is_reclaimed(
+    run: Run, recipe: tuple[str, ...]
+) -> None:
+    # WHEN one of two nodes has waited for the other in vain, THEN it begins alone
+    alone = child(run, 1, *recipe, attempt=1, options=("--gang-wait-seconds=1",))
+    alone.wait_for_line("[progress] 4/")
+    [rank] = alone.ranks()
+    rank.suspend()  # a training of many minutes: who comes late is looked for every 15 s only
+    # WHEN the other one comes, THEN the one that trains saves, and ends to be resumed
+    late = child(run, 0, *recipe, attempt=1)
+    reason = "node 0 of 2 came late, and the nodes meet again"
+    alone.wait_for_line(reason)
+    rank.resume()
+    assert alone.wait() == 75
+    first = re.fullmatch(rf"interrupted: ({reason}; saved step (\d+))\n", alone.lines[-1])
+    assert first, alone.output
+
+    # WHEN it is started again, THEN both go on from there, of which the late one is the main node
+    nodes = [late, child(run, 1, *recipe, attempt=2)]
+    late.wait_for_line(f"start: resumed from checkpoint step-{first[2]}")
+    late.wait_for_line("[progress] 24/")
+    # WHEN the one that is not the main node is to end, THEN both save, and end to be resumed
+    nodes[1].process.send_signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [75, 75]
+    assert nodes[0].lines[-1] == nodes[1].lines[-1]
+    second = re.fullmatch(r"interrupted: (SIGTERM; saved step (\d+))\n", nodes[0].lines[-1])
+    assert second, nodes[0].output
+    run.wait_until_gone()
+
+    # WHEN both are started again, THEN they go on together
+    nodes = [child(run, index, *recipe, attempt=attempt) for index, attempt in enumerate((2, 3))]
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert f"start: resumed from checkpoint step-{second[2]}\n" in nodes[0].lines
+    receipt = run.receipt()
+    assert receipt.state == "succeeded"
+    assert [(attempt.number, attempt.job_id, attempt.nnodes) for attempt in receipt.attempts] == [
+        (1, JOB, 1),
+        (2, JOB, 2),
+        (3, JOB, 2),
+    ]
+    assert [attempt.reason for attempt in receipt.attempts] == [first[1], second[1], None]
+    assert not [name for name in run.keys("gang/") if "member" in name]
+    assert "[W" not in nodes[1].output
+    # AND it was one training: of its 48 steps, on one node or on two, each was done once
+    losses = [line for line in run.metrics() if "loss" in line]
+    assert [line["step"] for line in losses] == list(range(4, 49, 4))
+    assert [line["epoch"] for line in losses] == pytest.approx([step / 12 for step in range(4, 49, 4)])
+    assert [line["step"] for line in run.metrics() if "eval_accuracy" in line] == [48]

@@ -1,0 +1,76 @@
+"""The head on masked places only, held against transformers' own on every place."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from jobs.train.data.masked_tokens import IGNORED, MaskedSequences
+from jobs.train.models.masked_bert import BertForMaskedLM
+from tests.jobs.train.data.test_masked_tokens import VOCABULARY, Rows, masking
+
+
+@pytest.fixture
+def model() -> BertForMaskedLM:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=128,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return BertForMaskedLM(config)
+
+
+def full_labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Those of all places."""
+    labels = torch.full_like(batch["input_ids"], IGNORED)
+    return labels.scatter(1, batch["masked_positions"], batch["labels"])
+
+
+def test_the_loss_and_its_gradients_are_those_of_a_head_on_every_place(model: BertForMaskedLM) -> None:
+    rows = Rows(8)
+    batch = MaskedSequences(rows, masking()).__getitems__(range(8))  # the last is padded, and has fewer masks
+    whole = transformers.BertForMaskedLM(model.config)
+    whole.load_state_dict(model.state_dict())
+
+    found = model.train()(**batch)
+    expected = whole.train()(
+        input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=full_labels(batch)
+    )
+    assert found["loss"].item() == pytest.approx(expected.loss.item(), abs=1e-6)
+    assert found["sums"][:, 1].tolist() == [19] * 7 + [9]
+    assert (found["sums"][:, 0].sum() / found["sums"][:, 1].sum()).item() == pytest.approx(
+        expected.loss.item(), abs=1e-6
+    )
+
+    found["loss"].backward()
+    expected.loss.backward()
+    of_whole = dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} is not trained"
+        torch.testing.assert_close(parameter.grad, of_whole[name].grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_batch_with_nothing_masked_has_a_loss_of_zero(model: BertForMaskedLM) -> None:
+    batch = MaskedSequences(Rows(2), masking()).__getitems__([0])
+    batch["labels"][:] = IGNORED
+    assert model(**batch)["loss"].item() == 0
+
+
+def test_what_is_saved_is_a_plain_bert_with_tied_embeddings(model: BertForMaskedLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert type(plain) is transformers.BertForMaskedLM
+    assert plain.config.architectures == ["BertForMaskedLM"]
+    assert plain.cls.predictions.decoder.weight is plain.bert.embeddings.word_embeddings.weight
+    for name, weights in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], weights), name
+    encoder = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert torch.equal(
+        encoder.bert.encoder.layer[1].output.dense.weight, model.bert.encoder.layer[1].output.dense.weight
+    )

@@ -1,0 +1,119 @@
+"""Models from S3 and local paths; each way in which one can be bad is told."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs.contract.errors import NotFoundError, UsageError
+from jobs.train.kinds import finetune_classification
+from tests.support.train.launching import Run
+from tests.support.train.places import Place, refused
+from tests.support.train.reviews import reviews, write_jsonl
+
+
+def put_model(place: Place, tiny_bert: Path, *left_out: str, more: tuple[str, ...] = ()) -> str:
+    for file in tiny_bert.iterdir():
+        if file.name not in left_out:
+            place.put(f"model/{file.name}", file.read_bytes())
+    for name in more:
+        place.put(f"model/{name}", b"\0" * 10)
+    return place.at("model")
+
+
+def test_a_model_is_read_from_where_it_lies(local: Place, tiny_bert: Path) -> None:
+    assert local.model(put_model(local, tiny_bert)) == Path(local.at("model"))
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
+    remote: Place, tiny_bert: Path, slash: str
+) -> None:
+    more = ("pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "onnx/model.onnx", "training_args.bin")
+    folder = remote.model(put_model(remote, tiny_bert, more=more) + slash)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        path.name: path.read_bytes() for path in tiny_bert.iterdir()
+    }
+
+
+def test_weights_as_pickles_are_taken_where_there_are_no_others(remote: Place, tiny_bert: Path) -> None:
+    location = put_model(remote, tiny_bert, "model.safetensors", more=("pytorch_model.bin",))
+    assert (remote.model(location) / "pytorch_model.bin").stat().st_size == 10
+
+
+@pytest.mark.parametrize(
+    ("missing", "what"),
+    [
+        (["config.json"], "config.json"),
+        (["model.safetensors"], "weights (model.safetensors or pytorch_model.bin)"),
+        (["tokenizer.json", "tokenizer_config.json", "vocab.txt"], "tokenizer (tokenizer.json or a vocabulary)"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_with_what_it_lacks_and_what_is_there(
+    place: Place, tiny_bert: Path, missing: list[str], what: str
+) -> None:
+    location = put_model(place, tiny_bert, *missing)
+    there = ", ".join(sorted(file.name for file in tiny_bert.iterdir() if file.name not in missing))
+    with pytest.raises(UsageError, match=re.escape(f"{location} is no model: it has no {what}; there is {there}")):
+        place.model(location)
+
+
+def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
+    with pytest.raises(NotFoundError, match=re.escape(f"model folder {local.at('none')} does not exist")):
+        local.model(local.at("none"))
+    missing = remote.at("none")
+    with pytest.raises(NotFoundError, match=re.escape(f"{missing} does not exist: no object lies below it")):
+        remote.model(missing)
+    remote.put("none-such/config.json", b"{}")  # only the start of its name is the same
+    with pytest.raises(NotFoundError, match="no object lies below it"):
+        remote.model(missing)
+
+
+def test_a_job_ends_with_one_line_on_truncated_weights(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    line = refused(run, model, write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1)))
+    assert line.startswith(f"error: {model}: it cannot be loaded as an encoder for classification: ")
+    assert line.endswith(". Next: stage the model's folder again, or name another\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", "its config.json has no model_type"),
+        (b'{"hidden_size": 32}', "its config.json has no model_type"),
+        (b'{"model_type": ', "its config.json is not JSON: Expecting value: line 1 column 16"),
+        (b"\xff\x00", "its config.json is not JSON: "),
+    ],
+    ids=["a list", "no model_type", "truncated", "not text"],
+)
+def test_a_configuration_that_is_none_is_refused(place: Place, tiny_bert: Path, content: bytes, message: str) -> None:
+    location = put_model(place, tiny_bert, "config.json")
+    place.put("model/config.json", content)
+    with pytest.raises(UsageError, match=re.escape(f"{location} is no model: {message}")):
+        place.model(location)
+
+
+def load_model(folder: Path) -> None:
+    finetune_classification._tokenizer(folder, "s3://models/m")
+    finetune_classification._model(folder, "s3://models/m", ["bad", "good"])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer.json", b'{"version": ', "its tokenizer cannot be loaded: EOF while parsing"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "it cannot be loaded as an encoder"),
+    ],
+    ids=["truncated tokenizer", "a pointer in place of weights"],
+)
+def test_a_damaged_file_of_a_model_is_a_mistake_that_names_the_model(
+    tiny_bert: Path, tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    load_model(model)
+    (model / file).write_bytes(content)
+    with pytest.raises(UsageError, match=f"^s3://models/m: {message}"):
+        load_model(model)

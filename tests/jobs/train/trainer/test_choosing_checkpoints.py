@@ -1,0 +1,184 @@
+"""Which checkpoint an attempt goes on from: the newest that is whole, or none where that cannot be told."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.runs import S3Location
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.rank import Rank, one_line
+from jobs.train.trainer.checkpoint import File, Manifest, Resume, fingerprint, newest_complete
+from jobs.train.trainer.metrics import Throughput
+from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.launching import environment_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+ARGUMENTS = PretrainMlm(data="run://tokens")
+WEIGHTS = "model.safetensors"
+
+
+def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: PretrainMlm) -> S3Location:
+    """A complete one of eight ranks; its folder."""
+    content = f"weights of step {step}".encode()
+    manifest = Manifest(
+        step=step,
+        world_size=8,
+        fingerprint=fingerprint(arguments.decisive()),
+        arguments=arguments.decisive(),
+        written_at=datetime.now(timezone.utc),
+        throughput=Throughput(),
+        files={WEIGHTS: File(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())},
+    )
+    folder = run / "checkpoints" / f"step-{step}"
+    object_store.write(s3, folder / WEIGHTS, content)
+    object_store.write(s3, folder / "manifest.json", manifest.model_dump_json(indent=2).encode())
+    return folder
+
+
+@pytest.fixture
+def first_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Rank]]:
+    """The first of so many ranks of one run, in this process."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+
+    store = TCPStore("127.0.0.1", 0, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+
+    def first_of(ranks: int) -> Rank:
+        return Rank(
+            rank=0,
+            local_rank=0,
+            world_size=ranks,
+            local_world_size=ranks,
+            node=0,
+            nnodes=1,
+            run=run,
+            scratch=tmp_path / str(ranks),
+            allows_changes=True,  # which this is none of
+        )
+
+    yield first_of
+    del store  # it has served the ranks until here
+
+
+@pytest.fixture
+def faulty(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """A proxy, to which clients that are made from now on connect."""
+    with FaultyS3(s3_endpoint) as proxy:
+        for name, value in environment_of(proxy.url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        (WEIGHTS, lambda content: content[:9], "model.safetensors has 9 bytes instead of 18"),
+        (WEIGHTS, lambda _: None, "model.safetensors is missing"),
+        (WEIGHTS, lambda content: content.upper(), "the checksum of model.safetensors does not match"),
+        ("manifest.json", lambda content: content[: len(content) // 2], "its manifest is damaged: Invalid JSON: EOF"),
+        ("manifest.json", lambda _: b"{}", "its manifest is damaged: Field required"),
+        ("manifest.json", lambda _: None, "it has no manifest: its upload was cut off"),
+    ],
+)
+def test_a_damaged_one_is_skipped_with_a_warning_and_the_one_before_is_used(
+    *,
+    name: str,
+    damage: Callable[[bytes], bytes | None],
+    said: str,
+    first_rank: Callable[[int], Rank],
+    s3: "S3Client",
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank = first_rank(8)
+    for step in (8, 16):
+        newest = put_checkpoint(s3, rank.run, step, ARGUMENTS)
+    content = object_store.read(s3, newest / name)
+    assert content is not None
+    damaged = damage(content)
+    if damaged is None:
+        object_store.delete_all(s3, newest, [name])
+    else:
+        object_store.write(s3, newest / name, damaged)
+
+    found = newest_complete(rank, s3, ARGUMENTS)
+
+    assert found is not None
+    assert (found.step, (found.folder / WEIGHTS).read_bytes()) == (8, b"weights of step 8")
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"warning: checkpoint step-16 is skipped: {said}")
+
+
+def test_one_that_vanishes_while_it_is_read_is_skipped_too(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = first_rank(8)
+    for step in (8, 16):
+        newest = put_checkpoint(s3, rank.run, step, ARGUMENTS)
+
+    def vanishes(_method: str, path: str) -> bool:
+        if path.endswith(f"/step-16/{WEIGHTS}"):
+            object_store.delete_all(s3, newest, [WEIGHTS])
+        return False
+
+    faulty.denies = vanishes
+    found = newest_complete(rank, object_store.connect(), ARGUMENTS)
+    assert found is not None
+    assert found.step == 8
+    assert f"checkpoint step-16 is skipped: {newest / WEIGHTS} does not exist" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["manifest.json", WEIGHTS])
+def test_one_that_may_not_be_read_ends_the_attempt_and_none_before_it_is_taken(
+    name: str, first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
+) -> None:
+    rank = first_rank(8)
+    for step in (8, 16):
+        newest = put_checkpoint(s3, rank.run, step, ARGUMENTS)
+    faulty.denies = lambda _method, path: path.endswith(f"/step-16/{name}")
+    with pytest.raises(TrainyardError) as refused:
+        newest_complete(rank, object_store.connect(), ARGUMENTS)
+    assert one_line(refused.value).startswith(f"cannot read {newest / name}: AWS denied ")
+    faulty.denies = lambda _method, _path: False
+    found = newest_complete(rank, object_store.connect(), ARGUMENTS)
+    assert found is not None
+    assert found.step == 16
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_what_deepspeed_has_saved_in_parts_is_refused_by_another_number_of_ranks(
+    zero_stage: Literal[0, 1],
+    first_rank: Callable[[int], Rank],
+    s3: "S3Client",
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    arguments = PretrainMlm(data="run://tokens", deepspeed_zero_stage=zero_stage)
+    put_checkpoint(s3, first_rank(8).run, 16, arguments)
+
+    def resumed(ranks: int) -> Resume:
+        found = newest_complete(first_rank(ranks), s3, arguments)
+        assert found is not None
+        return found
+
+    assert (resumed(8).folder / WEIGHTS).read_bytes() == b"weights of step 16"
+    caplog.set_level("INFO", "trainyard")
+    if zero_stage == 0:
+        assert resumed(4).step == 16
+        assert "checkpoint step-16 was made by 8 rank(s) and goes on on 4" in caplog.text
+        return
+    with pytest.raises(UsageError) as refused:
+        resumed(4)
+    assert one_line(refused.value) == (
+        "checkpoint step-16 has the optimizer's states in 8 parts, one a rank (deepspeed_zero_stage); 4 ranks cannot "
+        "resume it. Next: start 8 ranks, or submit a new run"
+    )

@@ -1,0 +1,173 @@
+"""The calls that the tests of Batch make, and waiting for what they bring."""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.support.embedded_aws import EmbeddedAws
+
+STOP_TIMEOUT_SECONDS = 1
+"""Of the server that the fixture `batch` starts."""
+ENDED = ("SUCCEEDED", "FAILED")
+
+FoundT = TypeVar("FoundT")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Queues, job definitions and jobs, each test with its own."""
+
+    aws: EmbeddedAws
+    client: Any
+    subnet: str
+    security_group: str
+    instance_profile: str
+
+    def environment(self, *, max_vcpus: int = 64, kind: str = "EC2") -> str:
+        """A compute environment's name."""
+        name = f"environment-{uuid.uuid4().hex[:8]}"
+        self.client.create_compute_environment(
+            computeEnvironmentName=name,
+            type="MANAGED",
+            computeResources={
+                "type": kind,
+                "minvCpus": 0,
+                "maxvCpus": max_vcpus,
+                "instanceTypes": ["dl1.24xlarge"],
+                "subnets": [self.subnet],
+                "securityGroupIds": [self.security_group],
+                "instanceRole": self.instance_profile,
+            },
+        )
+        return name
+
+    def queue(self, *environments: str, priority: int = 1, **more: Any) -> str:
+        """A queue's name; an environment of its own where none is given."""
+        name = f"queue-{uuid.uuid4().hex[:8]}"
+        order = [
+            {"order": place, "computeEnvironment": environment}
+            for place, environment in enumerate(environments or (self.environment(),))
+        ]
+        self.client.create_job_queue(
+            jobQueueName=name, state="ENABLED", priority=priority, computeEnvironmentOrder=order, **more
+        )
+        return name
+
+    def definition(self, *command: str, vcpus: int = 1, **more: Any) -> str:
+        """A containerProperties definition; its name."""
+        name = f"definition-{uuid.uuid4().hex[:8]}"
+        self.client.register_job_definition(
+            jobDefinitionName=name, type="container", containerProperties=container(*command, vcpus=vcpus), **more
+        )
+        return name
+
+    def ecs_definition(self, containers: Sequence[Mapping[str, Any]], **more: Any) -> str:
+        name = f"definition-{uuid.uuid4().hex[:8]}"
+        self.client.register_job_definition(
+            jobDefinitionName=name,
+            type="container",
+            ecsProperties={"taskProperties": [{"containers": list(containers)}]},
+            **more,
+        )
+        return name
+
+    def multinode_definition(self, command: str, *, nodes: int = 2, targets: str = "0:", **more: Any) -> str:
+        """Every node runs the same shell command; one vCPU each."""
+        name = f"definition-{uuid.uuid4().hex[:8]}"
+        self.client.register_job_definition(
+            jobDefinitionName=name,
+            type="multinode",
+            nodeProperties={
+                "numNodes": nodes,
+                "mainNode": 0,
+                "nodeRangeProperties": [{"targetNodes": targets, "container": container("sh", "-c", command)}],
+            },
+            **more,
+        )
+        return name
+
+    def submit(self, definition: str, queue: str, **more: Any) -> str:
+        """A job's id."""
+        job_id: str = self.client.submit_job(
+            jobName=f"job-{uuid.uuid4().hex[:8]}", jobDefinition=definition, jobQueue=queue, **more
+        )["jobId"]
+        return job_id
+
+    def run(self, *command: str, **more: Any) -> dict[str, Any]:
+        """Submit a command to a queue of its own, and wait for its end."""
+        return self.ended(self.submit(self.definition(*command), self.queue(), **more))
+
+    def shell(self, script: str, **more: Any) -> dict[str, Any]:
+        return self.run("sh", "-c", script, **more)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        (job,) = self.client.describe_jobs(jobs=[job_id])["jobs"]
+        return dict(job)
+
+    def ended(self, job_id: str) -> dict[str, Any]:
+        return self.reached(job_id, *ENDED)
+
+    def reached(self, job_id: str, *states: str) -> dict[str, Any]:
+        """Wait until a job is in one of the states."""
+
+        def look() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            if job["status"] in ENDED and job["status"] not in states:
+                pytest.fail(f"job {job_id} ended as {job['status']}: {job.get('statusReason')}")
+            return job if job["status"] in states else None
+
+        return until(look, f"job {job_id} is {' or '.join(states)}")
+
+    def lines(self, stream: str, group: str = "/aws/batch/job") -> list[str]:
+        """What a log stream holds now."""
+        events = self.aws.client("logs").get_log_events(
+            logGroupName=group, logStreamName=stream, startFromHead=True, limit=10000
+        )["events"]
+        return [event["message"] for event in events]
+
+    def output(self, job: Mapping[str, Any]) -> list[str]:
+        """All that a job's last attempt wrote."""
+        return self.lines(job["container"]["logStreamName"])
+
+    def said(self, job_id: str, line: str) -> dict[str, Any]:
+        """Wait until a running job has written a line."""
+
+        def look() -> dict[str, Any] | None:
+            job = self.job(job_id)
+            return job if "logStreamName" in job["container"] and line in self.output(job) else None
+
+        return until(look, f"job {job_id} says {line!r}")
+
+
+def container(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
+    """containerProperties, or with a name a container of ecsProperties."""
+    return {
+        "image": "stand-in",
+        "command": list(command),
+        "resourceRequirements": [{"type": "VCPU", "value": str(vcpus)}, {"type": "MEMORY", "value": "128"}],
+        **more,
+    }
+
+
+def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
+    """What `look` finds, once it finds something."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {what}")
+        time.sleep(0.03)
+    return found
+
+
+def prepare(aws: EmbeddedAws) -> Batch:
+    """A network and an instance profile, which compute environments need."""
+    ec2, iam = aws.client("ec2"), aws.client("iam")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
+    group = ec2.create_security_group(GroupName="jobs", Description="jobs", VpcId=vpc)["GroupId"]
+    profile = iam.create_instance_profile(InstanceProfileName="instances")["InstanceProfile"]["Arn"]
+    return Batch(aws=aws, client=aws.client("batch"), subnet=subnet, security_group=group, instance_profile=profile)

@@ -1,0 +1,210 @@
+"""What tests of images share: a Docker engine, an image to build on, and an index that has torch's CPU build.
+
+Tests that need the engine carry the marker `docker`. Where none answers they are left out of a run of the whole suite,
+which says so at its end; they fail where they are asked for by name, or in CI (CI=true). To run them with an engine of
+their own:
+
+    .ci/docker-engine .venv/bin/pytest -m docker
+"""
+
+import functools
+import gc
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import docker
+import pytest
+from docker.errors import DockerException, ImageNotFound
+
+ROOT = Path(__file__).parents[3]
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Debian's: on the host where the stand-in is made, and in it."""
+
+BOOTSTRAP = (
+    "mmdebstrap",
+    "--quiet",
+    "--variant=minbase",
+    "--include=ca-certificates,python3,python3-pip,python3-venv",
+    f"--customize-hook=copy-in {CA_BUNDLE} {CA_BUNDLE.parent}",
+    '--customize-hook=ln --symbolic python3 "$1/usr/bin/python"',
+    '--customize-hook=rm "$1"/usr/lib/python3*/EXTERNALLY-MANAGED',
+    "bookworm",
+)
+"""Debian 12 with its Python 3.11, laid out as Docker's official Python image: `python` and pip work as root."""
+
+NEXT_STEP = "run `.ci/docker-engine .venv/bin/pytest -m docker` as root, or point DOCKER_HOST at an engine"
+
+
+@functools.cache
+def _missing_engine() -> str | None:
+    """Why no engine answers."""
+    with warnings.catch_warnings():
+        # docker leaves the socket open that it could not connect.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            docker.from_env().close()  # which asks the engine for its version
+        except DockerException as error:
+            return str(error)
+        finally:
+            gc.collect()
+    return None
+
+
+def _leaves_docker_out(config: pytest.Config) -> bool:
+    asked_for = config.args != config.getini("testpaths") or "docker" in config.option.markexpr
+    return not asked_for and os.environ.get("CI") != "true" and _missing_engine() is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "docker: needs a Docker engine (tests/support/images/docker_engine.py)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _leaves_docker_out(config):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("docker")])
+        items[:] = [item for item in items if not item.get_closest_marker("docker")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if _leaves_docker_out(config):
+        terminalreporter.write_line(f"No Docker engine answers: tests of images were left out. Next: {NEXT_STEP}")
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[Any]:
+    """A docker.DockerClient of the engine that DOCKER_HOST or Docker's default names."""
+    if reason := _missing_engine():
+        pytest.fail(f"no Docker engine answers ({reason}). Next: {NEXT_STEP}")
+    client = docker.from_env(timeout=300)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def base_image(docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return python_base(docker_engine, tmp_path_factory.mktemp("base-image"))
+
+
+@pytest.fixture(scope="session")
+def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    # The address is part of what the engine caches layers by: the last run's port, if it is free, keeps them.
+    known = request.config.cache
+    assert known
+    folder = tmp_path_factory.mktemp("torch-index")
+    with index_of_torch(folder, port=known.get("trainyard/torch-index-port", 0)) as url:
+        if (port := urlsplit(url).port) is not None:
+            known.set("trainyard/torch-index-port", port)
+        yield url
+
+
+def python_base(client: docker.DockerClient, folder: Path) -> str:
+    """What images/cpu and images/cuda are built on: their own default where that can be pulled, else a stand-in made of
+    Debian packages, which stays in the engine.
+
+    The stand-in trusts who the host trusts, and its pip asks the indexes that the host's asks.
+    """
+    default = _default_argument("BASE_IMAGE")
+    try:
+        client.images.pull(default)
+    except DockerException as error:
+        print(f"{default} cannot be pulled ({error}): a stand-in takes its place", file=sys.stderr)
+    else:
+        return default
+    return stand_in(client, "python-3.11", BOOTSTRAP, folder)
+
+
+def stand_in(
+    client: docker.DockerClient, name: str, system: Sequence[str], folder: Path, *, source: Sequence[str] = ()
+) -> str:
+    """An image of a system that mmdebstrap makes, unless the engine has it already; `folder` is for what lies about
+    meanwhile, `source` tells where packages come from if not from where this machine's own do.
+    """
+    changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
+    content = hashlib.sha256(json.dumps([system, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
+    tag = f"{name}-{content[:12]}"
+    image = f"stand-in:{tag}"
+    try:
+        client.images.get(image)
+    except ImageNotFound:
+        archive = folder / "base.tar"
+        made = subprocess.run([*system, str(archive), *source], capture_output=True, text=True, check=False)
+        assert made.returncode == 0, made.stderr
+        client.api.import_image_from_file(str(archive), repository="stand-in", tag=tag, changes=changes)
+        archive.unlink()
+    return image
+
+
+@contextmanager
+def index_of_torch(folder: Path, port: int = 0) -> Iterator[str]:
+    """A TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has at hand."""
+    if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
+        yield _default_argument("TORCH_INDEX")
+        return
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "torch")]
+    subprocess.run([*download, f"torch=={pinned_torch()}"], check=True)
+    handler = functools.partial(_QuietHandler, directory=str(folder))
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def pinned_torch() -> str:
+    """The version of this machine's PyTorch."""
+    pinned = re.search(r"^torch==(\S+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
+    assert pinned
+    return pinned[1]
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's own name
+        pass
+
+
+def _default_argument(name: str) -> str:
+    """What images/cpu/Dockerfile takes where a build does not say."""
+    default = re.search(rf"^ARG {name}=(\S+)$", (ROOT / "images/cpu/Dockerfile").read_text(), flags=re.MULTILINE)
+    assert default
+    return default[1]
+
+
+def _pip_settings() -> list[tuple[str, str]]:
+    """pip's settings on this machine, wherever they are made: [('global.index-url', …), (':env:.cert', …)]."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    return re.findall(r"^(\S+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
+
+
+def pip_environment() -> dict[str, str]:
+    """What a build needs to reach the indexes that pip asks here, as far as they lie on the network."""
+    environment = {"PIP_CERT": str(CA_BUNDLE)}
+    for name, value in _pip_settings():
+        option = name.rpartition(".")[2]
+        if option in {"index-url", "extra-index-url"}:
+            reachable = [url for url in value.split() if url.startswith(("http://", "https://"))]
+        elif option == "trusted-host":
+            reachable = value.split()
+        else:
+            continue
+        if reachable:
+            environment["PIP_" + option.replace("-", "_").upper()] = f'"{" ".join(reachable)}"'
+    return environment

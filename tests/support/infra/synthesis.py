@@ -1,0 +1,75 @@
+"""What the tests of the stacks read templates with."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+
+from infra.app import build
+from infra.settings import Stage
+
+ROOT = Path(__file__).parents[3]
+
+Templates = dict[str, dict[str, Any]]
+"""`<stage>/<stack>` to template."""
+
+
+def new_app(directory: Path) -> cdk.App:
+    """An app with the feature flags of cdk.json that synthesises into `directory`."""
+    return cdk.App(context=json.loads((ROOT / "cdk.json").read_text())["context"], outdir=str(directory))
+
+
+def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
+    """The templates of `rows`, made as `cdk synth` makes them and put into `directory`."""
+    app = new_app(directory)
+    build(app, rows)
+    app.synth()
+    return read_assembly(directory)
+
+
+def read_assembly(directory: Path) -> Templates:
+    return {
+        artifact["displayName"].split(" ")[0]: json.loads((nested / artifact["properties"]["templateFile"]).read_text())
+        for nested in directory.glob("assembly-*")
+        for artifact in json.loads((nested / "manifest.json").read_text())["artifacts"].values()
+        if artifact["type"] == "aws:cloudformation:stack"
+    }
+
+
+def resources(template: dict[str, Any], resource_type: str) -> dict[str, dict[str, Any]]:
+    """Logical id to properties, of all resources of a type."""
+    return {
+        name: resource.get("Properties", {})
+        for name, resource in template["Resources"].items()
+        if resource["Type"] == resource_type
+    }
+
+
+def only(template: dict[str, Any], resource_type: str) -> dict[str, Any]:
+    """Properties of the one resource of a type."""
+    found = list(resources(template, resource_type).values())
+    assert len(found) == 1, f"{len(found)} resources of type {resource_type}"
+    return found[0]
+
+
+def flatten(value: Any) -> str:
+    """A template's string with what only CloudFormation knows in angle brackets, as cdk-nag writes it."""
+    match value:
+        case str():
+            return value
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(flatten(part) for part in parts)
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"<{name}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return str(name)
+        case {"Fn::Sub": text}:
+            return re.sub(r"\$\{([\w:]+)\}", r"<\1>", str(text))
+        case {"Fn::Select": [_, inner]} | {"Fn::Split": [_, inner]}:
+            return flatten(inner)
+    raise AssertionError(f"no rule for {value}")

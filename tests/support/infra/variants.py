@@ -1,0 +1,83 @@
+"""Settings besides those of infra/settings.py that the stacks must hold for: one row a corner."""
+
+from infra.settings import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
+from jobs.contract.instance_types import INSTANCE_TYPES
+
+_ALERTS = Alerts(emails=("ops@example.com",), webhook_secret="trainyard/chat")
+_CI = GitHub(repository="example/models", environment="production")
+
+ALL = Stage(
+    name="all",
+    teams=(
+        Team(
+            name="research",
+            share=2.0,
+            monthly_budget_usd=20_000,
+            huggingface_token=True,
+            member_principals=("arn:aws:iam::123456789012:role/people/researcher",),
+        ),
+        Team(name="product", monthly_budget_usd=5_000),
+    ),
+    account="123456789012",
+    region="us-east-1",
+    retiring=(Pool(instance_type="dl1.24xlarge", release="1.20.0"),),
+    machine_image=None,
+    max_nodes=8,
+    max_on_demand_nodes=4,
+    max_multinode_nodes=4,
+    spot_wait_hours=4,
+    availability_zone_ids=("use1-az2", "use1-az1"),
+    nat_gateways=2,
+    interface_endpoints=True,
+    own_kms_key=True,
+    fsx_gib=1_200,
+    monthly_budget_usd=30_000,
+    alerts=_ALERTS,
+    deploy_from=_CI,
+    termination_protection=True,
+)
+"""Everything that can be asked for, in a VPC of its own."""
+
+EXISTING_VPC = Stage(
+    name="existing",
+    teams=(Team(name="research", huggingface_token=True),),
+    vpc=ExistingVpc(
+        vpc_id="vpc-0123456789abcdef0",
+        private_subnet_ids=("subnet-0123456789abcdef0", "subnet-0123456789abcdef1"),
+        private_route_table_ids=("rtb-0123456789abcdef0",),
+        default_security_group_id="sg-0123456789abcdef0",
+    ),
+    interface_endpoints=True,
+    max_on_demand_nodes=1,
+    max_multinode_nodes=2,
+    permissions_boundary="organisation-boundary",
+    alerts=_ALERTS,
+)
+"""What an organisation with a network and a boundary of its own would write."""
+
+NO_WAY_OUT = Stage(
+    name="closed",
+    teams=(Team(name="research"),),
+    nat_gateways=0,
+    machine_image="ami-0123456789abcdef0",
+    own_kms_key=True,
+)
+"""No NAT: jobs reach AWS and nothing else."""
+
+CUDA = tuple(
+    Stage(
+        name=row.name.replace(".", "-"),
+        teams=(Team(name="research"),),
+        instance_type=row.name,
+        machine_image=None,
+        root_device_name="/dev/xvda",
+        max_on_demand_nodes=1,
+        # Jobs of several nodes want EFA.
+        max_multinode_nodes=2 if row.network_cards else 0,
+    )
+    for row in INSTANCE_TYPES.values()
+    if row.accelerator == "cuda"
+)
+"""One for each CUDA instance type."""
+
+VARIANTS = (ALL, EXISTING_VPC, NO_WAY_OUT, *CUDA)

@@ -1,0 +1,64 @@
+"""A stage as the tests of plans see it, and what they read a plan with."""
+
+from dataclasses import replace
+from typing import Any
+
+from jobs.contract.catalog import CATALOG
+from jobs.contract.instance_types import instance_type
+from jobs.contract.plan import Plan
+from jobs.contract.spec import JobSpec, parse_spec
+from jobs.contract.stage import DeployedStage
+
+RUN_ID = "reviews-20261121-120005-00ab"
+
+STAGE = DeployedStage(
+    name="dev",
+    data_bucket="data-bucket",
+    run_bucket="run-bucket",
+    log_group="logs",
+    instance_type=instance_type("dl1.24xlarge"),
+    cpu_instance_type=instance_type("m6i.4xlarge"),
+    queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
+    job_definitions={
+        **{("research", kind): f"arn:definition/{kind}:1" for kind in CATALOG},
+        ("research", "finetune-classification"): "arn:definition/research:3",
+        ("nlp-core", "finetune-classification"): "arn:definition/nlp:1",
+    },
+)
+EMBEDDED = replace(STAGE, embedded_processes=2)
+LARGE = replace(
+    STAGE,
+    queues={**STAGE.queues, "gaudi-on-demand": "arn:queue/on-demand", "gaudi-multinode": "arn:queue/multinode"},
+    multinode_job_definitions={
+        **{("research", kind): f"arn:definition/{kind}-several:1" for kind in CATALOG},
+        ("research", "finetune-classification"): "arn:definition/several:7",
+    },
+)
+"""A stage with On-Demand instances and jobs of several nodes."""
+
+
+ARGUMENTS = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"}
+
+
+def spec(**changed: Any) -> JobSpec:
+    return parse_spec(
+        {
+            "name": "reviews",
+            "job": "finetune-classification",
+            "arguments": ARGUMENTS,
+            **changed,
+        },
+        origin="a.yaml",
+    )
+
+
+def command_of(planned: Plan) -> list[str]:
+    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    command = container["command"]
+    assert isinstance(command, list)
+    return command
+
+
+def environment_of(planned: Plan) -> dict[str, str]:
+    (container,) = planned.request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    return {item["name"]: item["value"] for item in container["environment"]}

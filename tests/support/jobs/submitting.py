@@ -1,0 +1,98 @@
+"""Plans whose job runs a command of the test in place of a training, and everything else as it is."""
+
+import copy
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import boto3
+
+from jobs.aws.connection import Aws
+from jobs.cli.submit import plan_run
+from jobs.client import batch
+from jobs.client.job import Job
+from jobs.contract.plan import Plan
+from jobs.contract.spec import parse_spec
+from jobs.contract.stage import DeployedStage
+
+MODEL_KEY = "tests/model"
+DATA_KEY = "tests/train.jsonl"
+SPEC = {
+    "name": "probe",
+    "job": "finetune-classification",
+    "team": "research",
+    "arguments": {"model": f"data://{MODEL_KEY}", "train_data": f"data://{DATA_KEY}"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    plan: Plan
+    ended: Job
+
+
+RunCommand = Callable[..., Run]
+"""`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
+
+
+def environment_of(endpoint: str) -> dict[str, str]:
+    """What points a process at an embedded AWS."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+def create_plain_queue(aws: Aws) -> str:
+    """ARN of a queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
+    iam, name = boto3.client("iam"), f"plain-{uuid.uuid4().hex[:8]}"
+    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
+    profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]
+    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=role)
+    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
+    groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
+    environment = aws.batch.create_compute_environment(
+        computeEnvironmentName=name,
+        type="MANAGED",
+        computeResources={
+            "type": "EC2",
+            "minvCpus": 0,
+            "maxvCpus": 192,
+            "instanceTypes": ["dl1.24xlarge"],
+            "subnets": [subnet["SubnetId"]],
+            "securityGroupIds": [groups["SecurityGroups"][0]["GroupId"]],
+            "instanceRole": profile["Arn"],
+        },
+    )
+    return aws.batch.create_job_queue(
+        jobQueueName=name,
+        state="ENABLED",
+        priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
+    )["jobQueueArn"]
+
+
+def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
+    """The plan of `SPEC`, with `command` in the container."""
+    plan = plan_run(aws, stage, parse_spec({**SPEC, "name": name}, origin="the test"))
+    request = copy.deepcopy(plan.request)
+    request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = list(command)
+    return replace(plan, request=request)
+
+
+def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
+    """The job once it is in `state`, or has ended; fails after 30 seconds."""
+    give_up_at = time.monotonic() + 30
+    while time.monotonic() < give_up_at:
+        [job] = batch.describe(aws, stage, [job_id])
+        if job.state == state or (job.ended and state is None):
+            return job
+        if job.ended:
+            raise AssertionError(f"ended as {job.state} ({job.reason}) before it was {state}")
+        time.sleep(0.05)
+    raise AssertionError(f"still {job.state} after 30 s")

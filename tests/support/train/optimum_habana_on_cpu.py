@@ -1,0 +1,200 @@
+r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
+
+    python -m torch.distributed.run --nproc-per-node=2 --module \
+        tests.support.train.optimum_habana_on_cpu finetune-classification --model=… --train-data=… --eval-data=…
+    python -m tests.support.train.optimum_habana_on_cpu describe
+
+The first is the entrypoint itself with an accelerator that changes what a CPU forces it to; the second prints, as JSON,
+what the HPU branch passes and what optimum-habana makes of it. Two things of Habana's are stood in for, because no
+registry has them: the version of habana-torch-plugin, and the memory of a card. To describe what is passed for
+DeepSpeed, an empty module takes its place: where arguments are made, nothing is asked of it but that it is found.
+"""
+
+import dataclasses
+import importlib.metadata
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from jobs.contract.releases import releases
+from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.accelerator import Accelerator
+from jobs.train.kinds import finetune_classification, pretrain_mlm
+from jobs.train.rank import run
+
+PACKAGES = ("optimum-habana", "transformers", "accelerate")
+
+BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+"""Given beside the configuration of DeepSpeed, which leaves it to them."""
+
+
+class HpuOnCpu(Accelerator):
+    """All that the HPU branch passes, without the HPU."""
+
+    def training_arguments(self) -> dict[str, Any]:
+        # Lazy mode, and graphs in it, are refused without an HPU.
+        refused = dict.fromkeys(("use_habana", "use_lazy_mode", "use_hpu_graphs_for_inference"), False)
+        return {**super().training_arguments(), **refused, "use_cpu": True}
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        arguments = super().trainer_arguments()
+        # GaudiTrainer uses it on an HPU only, but through release 1.19 imports it anyway.
+        arguments["gaudi_config"].use_fused_clip_norm = False
+        return arguments
+
+    def set_seed(self, seed: int) -> None:
+        Accelerator(name="cpu", devices=0, reason="Habana's asks for the cards").set_seed(seed)
+
+    def prepare(self) -> None:
+        super().prepare()
+        Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare()
+
+
+def stand_in_for_habana() -> None:
+    """Imports optimum.habana, which otherwise fails on what `pip list` does not show."""
+    real = subprocess.run
+    version = importlib.metadata.version("optimum-habana")
+    row = next(row for row in releases().values() if row.optimum_habana == version)
+
+    def answer(command: Any, *args: Any, **options: Any) -> Any:
+        if command == "pip list | grep habana-torch-plugin":
+            listed = f"habana-torch-plugin {row.name}.{row.build}\n"
+            return subprocess.CompletedProcess(command, 0, stdout=listed, stderr="")
+        return real(command, *args, **options)
+
+    subprocess.run = answer  # type: ignore[assignment]  # overloaded
+    import optimum.habana.transformers.trainer as gaudi
+
+    gaudi.get_hpu_memory_stats = lambda _device=None: {}
+
+
+def stand_in_for_deepspeed(folder: Path) -> None:
+    """Has it found in `folder`, by whoever asks before transformers is imported."""
+    (folder / "deepspeed.py").touch()
+    described = folder / "deepspeed-0.16.1.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: deepspeed\nVersion: 0.16.1\n")
+    sys.path.append(str(folder))
+
+
+def synchronise_ranks() -> None:
+    """Ranks on CPUs count as ranks on HPUs: only for those GaudiAccelerator makes the model DistributedDataParallel."""
+    from optimum.habana.accelerate import state
+
+    if hasattr(state, "GaudiPartialState"):
+        _synchronise_ranks_before_release_1_21(state.GaudiPartialState)
+        return
+    from accelerate import Accelerator as HuggingFaceAccelerator
+    from accelerate.utils import DistributedType
+    from optimum.habana.accelerate import GaudiAccelerator
+
+    def distributed_type(self: Any) -> Any:
+        real = HuggingFaceAccelerator.distributed_type.fget(self)
+        return DistributedType.MULTI_HPU if real == DistributedType.MULTI_CPU else real
+
+    GaudiAccelerator.distributed_type = property(distributed_type)
+
+
+def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
+    """GaudiAccelerator had a state of its own, in which a CPU is always alone: it is told of an HPU named `cpu`.
+
+    A third thing of Habana's is stood in for: the function that reads a rank's place from its environment.
+    """
+    names = ["habana_frameworks", "habana_frameworks.torch", "habana_frameworks.torch.distributed"]
+    hccl = types.ModuleType("habana_frameworks.torch.distributed.hccl")
+    hccl.initialize_distributed_hpu = lambda: tuple(  # type: ignore[attr-defined]
+        int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    )
+    sys.modules |= {name: types.ModuleType(name) for name in names} | {hccl.__name__: hccl}
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    real = partial_state.__init__
+
+    def initialise(self: Any, cpu: bool = False, **options: Any) -> None:
+        real(self, cpu=False, **{**options, "backend": "gloo"})
+
+    partial_state.__init__ = initialise
+
+
+def describe() -> dict[str, Any]:
+    """What is passed, what is known, and what became of it."""
+    import torch
+    from optimum import habana
+
+    passed_to_config: dict[str, Any] = {}
+
+    class RecordingConfig(habana.GaudiConfig):  # type: ignore[misc]  # optimum has no types
+        def __init__(self, **values: Any) -> None:
+            passed_to_config.update(values)
+            super().__init__(**values)
+
+    class OnAnyDevice(habana.GaudiTrainingArguments):  # type: ignore[misc]
+        """Checks its values as on an HPU, opens none."""
+
+        _setup_devices = torch.device("cpu")
+        distributed_state = None
+
+    class OnHpu(OnAnyDevice):
+        """DeepSpeed is refused elsewhere."""
+
+        _setup_devices = torch.device("hpu")
+
+    hpu = Accelerator(name="hpu", devices=8, reason="described")
+    known = {field.name: field.default for field in dataclasses.fields(habana.GaudiTrainingArguments) if field.init}
+    arguments = hpu.training_arguments()
+    checked = OnAnyDevice(output_dir="unused", **{name: arguments[name] for name in arguments if name in known})
+    zero = hpu.zero_arguments(1)
+    sharded = OnHpu(output_dir="unused", **arguments, **BATCH, **zero)
+    sharded.hf_deepspeed_config.trainer_config_finalize(sharded, model=None, num_training_steps=1000)
+    real_config, habana.GaudiConfig = habana.GaudiConfig, RecordingConfig
+    trainer_arguments = hpu.trainer_arguments()
+    config = vars(trainer_arguments["gaudi_config"])
+    return {
+        "versions": {
+            name: importlib.metadata.version(name) for name in ("optimum-habana", "transformers", "accelerate")
+        },
+        "trainer": [hpu.trainer_class().__name__, hpu.training_arguments_class().__name__],
+        "arguments": arguments,
+        "arguments_known": sorted(known),
+        "arguments_default": {name: known[name] for name in arguments if name in known},
+        "arguments_kept": {name: getattr(checked, name) for name in arguments if name in known},
+        "zero_arguments": sorted(zero),
+        "zero_config": sharded.hf_deepspeed_config.config,
+        "zero_kept": {
+            "stage": sharded.deepspeed_plugin.zero_stage,
+            "dtype": str(sharded.hf_deepspeed_config.dtype()),
+            "max_grad_norm": sharded.max_grad_norm,
+        },
+        "model_arguments": hpu.model_arguments(),
+        "attention_default": known.get("attn_implementation"),
+        "trainer_arguments": sorted(trainer_arguments),
+        "trainer_arguments_known": sorted(inspect.signature(habana.GaudiTrainer.__init__).parameters),
+        "config": passed_to_config,
+        "config_known": sorted(vars(real_config())),
+        "config_kept": {name: config.get(name) for name in passed_to_config},
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["describe"]:
+        with tempfile.TemporaryDirectory() as name:
+            stand_in_for_deepspeed(Path(name))
+            stand_in_for_habana()
+            print(json.dumps(describe()))
+    else:
+        stand_in_for_habana()
+        synchronise_ranks()
+        hpu = HpuOnCpu(name="hpu", devices=0, reason="a test")
+        kind = sys.argv.pop(1)
+        if kind == "pretrain-mlm":
+            pretrain_mlm.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
+            run(pretrain_mlm.pretrain, PretrainMlm)
+        else:
+            finetune_classification.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
+            run(finetune_classification.finetune, FinetuneClassification)
