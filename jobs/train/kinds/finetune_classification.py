@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.kinds.finetune_classification import FinetuneClassification
@@ -24,10 +26,10 @@ from jobs.train.data.length_buckets import in_batches
 from jobs.train.data.packed_examples import PackedExamples, check_model, model_type
 from jobs.train.data.tokenized_text import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.rank import Rank, run
-from jobs.train.trainer.training import Task, train
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
 
     from jobs.train.trainer.checkpoint import CheckpointUploads
 
@@ -74,6 +76,9 @@ def finetune(
             prepared.longest,
             100 * padding,
         )
+    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    from jobs.train.trainer.training import Task, train
+
     train(
         rank,
         arguments,
@@ -170,12 +175,48 @@ def _explained_loading(location: str, what: str) -> Iterator[None]:
 
 
 def _evaluate(trainer: Any, prepared: Prepared, arguments: FinetuneClassification) -> dict[str, float]:
-    from jobs.train.trainer.metrics import classification_metrics
-
     examples = prepared.evaluation
     batches = InBatches(examples, arguments.eval_batch_size)
     logits = batches.in_order(trainer.predict(batches).predictions)
     return classification_metrics(logits, examples.labels, glue_task=arguments.glue_task)
+
+
+def classification_metrics(
+    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
+) -> dict[str, float]:
+    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
+
+    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
+    class that is neither there nor predicted is left out of the mean. GLUE scores MRPC and QQP by the mean of accuracy
+    and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
+    """
+    predicted = logits.argmax(axis=-1)
+    classes = logits.shape[-1]
+    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
+    support = np.bincount(labels, minlength=classes)
+    relevant = support + np.bincount(predicted, minlength=classes)
+    f1 = 2 * true_positives / np.maximum(relevant, 1)
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
+    accuracy = float((predicted == labels).mean())
+    metrics = {
+        "eval_accuracy": accuracy,
+        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
+        "eval_majority_accuracy": float(support.max() / len(labels)),
+        "eval_loss": float(-log_likelihood.mean()),
+    }
+    if glue_task in ("mrpc", "qqp"):
+        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
+    if glue_task == "cola":
+        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
+    return metrics
+
+
+def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
+    """Return 0 where all are of one class, or predicted to be."""
+    if predicted.all() or true.all() or not (predicted.any() and true.any()):
+        return 0.0
+    return float(np.corrcoef(predicted, true)[0, 1])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
 from jobs.train.data.packed_tokens import PackedTokens
 from jobs.train.rank import Rank, run
-from jobs.train.trainer.training import Task, train
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -84,6 +83,9 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             len(eval_data),
             inputs.fingerprint,
         )
+    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    from jobs.train.trainer.training import Task, train
+
     train(
         rank,
         # A checkpoint is resumed with the same arguments only, and so with the same data only.
