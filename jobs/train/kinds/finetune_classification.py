@@ -37,7 +37,7 @@ log = logging.getLogger("trainyard")
 
 
 def check(arguments: FinetuneClassification, world_size: int) -> None:
-    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
     arguments.check(world_size)
 
 
@@ -106,7 +106,7 @@ def finetune(
 
 
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
-    """Model and examples as local files; one rank of each node fetches and tokenizes them, the others load torch."""
+    """Return model and examples as local files. One rank of a node fetches and tokenizes, the others load torch."""
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
@@ -164,7 +164,7 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
 
 @contextlib.contextmanager
 def _explained_loading(location: str, what: str) -> Iterator[None]:
-    """Turns whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
+    """Turn whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
     try:
         yield
     except Exception as error:
