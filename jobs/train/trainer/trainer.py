@@ -69,7 +69,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
         def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
             if not self._keeps_settings:
                 return super()._load_optimizer_and_scheduler(*args, **kwargs)
-            with kept_settings(self.optimizer, self.lr_scheduler):
+            with kept_settings(self):
                 return super()._load_optimizer_and_scheduler(*args, **kwargs)
 
         def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
