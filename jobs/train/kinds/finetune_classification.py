@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from jobs.train.trainer.checkpoint import CheckpointUploads
+    from jobs.train.trainer.determinism import Order
 
 log = logging.getLogger("trainyard")
 
@@ -55,27 +56,7 @@ def finetune(
         os.environ["HF_HUB_OFFLINE"] = "1"
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
-    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
-    train_data: TokenizedExamples | PackedExamples
-    if arguments.packing:
-        train_data = packed = PackedExamples(prepared.train, at_once)
-        order = functools.partial(packed.order, batch)
-        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
-    else:
-        train_data = prepared.train
-        order = functools.partial(in_batches, train_data.buckets, batch)
-        widths, padding = train_data.shapes(batch)
-        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
-    if rank.is_first:
-        log.info(
-            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
-            prepared.train_examples,
-            prepared.eval_examples,
-            len(prepared.class_names),
-            shapes,
-            prepared.longest,
-            100 * padding,
-        )
+    train_data, order = _training_data(rank, arguments, prepared)
     # Now, not above: it loads the Trainer, which takes seconds that the data need first.
     from jobs.train.trainer.training import Task, train
 
@@ -132,6 +113,34 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
     model_folder = Path(rank.once_per_node("model", model))
     return model_folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _training_data(
+    rank: Rank, arguments: FinetuneClassification, prepared: Prepared
+) -> "tuple[TokenizedExamples | PackedExamples, Order]":
+    """Return the examples, padded or packed, and the order in which an epoch takes them; say so in the log."""
+    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
+    train_data: TokenizedExamples | PackedExamples
+    if arguments.packing:
+        train_data = packed = PackedExamples(prepared.train, at_once)
+        order = functools.partial(packed.order, batch)
+        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
+    else:
+        train_data = prepared.train
+        order = functools.partial(in_batches, train_data.buckets, batch)
+        widths, padding = train_data.shapes(batch)
+        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
+    if rank.is_first:
+        log.info(
+            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
+            prepared.train_examples,
+            prepared.eval_examples,
+            len(prepared.class_names),
+            shapes,
+            prepared.longest,
+            100 * padding,
+        )
+    return train_data, order
 
 
 def _tokenizer(folder: Path, location: str) -> Any:

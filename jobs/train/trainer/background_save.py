@@ -1,4 +1,4 @@
-"""How a Trainer saves while the training goes on: it stands still for a copy in the host's memory, no longer.
+"""Save while the training goes on: it stands still for a copy in the host's memory, no longer.
 
 What is large, the model and the optimizer's state, is copied at the end of a step. A thread writes the copy to disk, as
 the Trainer would, and then uploads all that was saved (jobs/train/trainer/checkpoint.py). One save is under way at a
@@ -53,7 +53,7 @@ class BackgroundSave:
         self._snapshot: Snapshot | None = None
         self._has_looked = False
         self.has_copied = False
-        """Whether the save under way need not write model and optimizer, for there is a copy of them."""
+        """True while a save need not write model and optimizer, for a copy of them is written later."""
 
     def make_room(self, trainer: Any) -> None:
         """Take the memory for copies, once; none is taken where the training waits until all is written."""

@@ -1,4 +1,4 @@
-"""What makes a step the same in every attempt: which examples it has, and in which order gradients are added.
+"""Keep a step the same in every attempt: its examples, and the order in which gradients are added.
 
 The examples of a step follow from the seed and the epoch alone, not from the number of ranks, nor from where an attempt
 resumes. The Trainer's own do: GaudiTrainer before 1.21 has several ranks shuffle with a generator that starts from one
@@ -7,17 +7,16 @@ of one. Either way a resumed run would take some examples twice and others not a
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Sampler, SequentialSampler
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Order = Callable[[np.random.Generator], NDArray[np.int64]]
+Order = Callable[[np.random.Generator], NDArray[np.int64]]
+"""Gives the places of an epoch, from random numbers of its own."""
 
 
 class BatchOrder(Sampler[int]):
@@ -28,7 +27,7 @@ class BatchOrder(Sampler[int]):
     would continue at the wrong example.
     """
 
-    def __init__(self, order: "Order", length: int, trainer: Any) -> None:
+    def __init__(self, order: Order, length: int, trainer: Any) -> None:
         """`order` gives the `length` places of an epoch; seed and epoch are those of `trainer`."""
         self._order = order
         self._length = length
@@ -43,12 +42,12 @@ class BatchOrder(Sampler[int]):
         yield from self._order(chance).tolist()
 
 
-def in_order(order: "Order", length: int) -> "Callable[[Any], Sampler[int]]":
+def in_order(order: Order, length: int) -> Callable[[Any], Sampler[int]]:
     """Return what makes the sampler of a Trainer that takes `length` places an epoch in this order."""
     return lambda trainer: BatchOrder(order, length, trainer)
 
 
-def as_it_comes(trainer: Any) -> "Sampler[int]":
+def as_it_comes(trainer: Any) -> Sampler[int]:
     """Make the sampler of a Trainer whose training data lie in their order already."""
     return SequentialSampler(trainer.train_dataset)
 

@@ -21,7 +21,7 @@ _COMPILING_BATCHES = 10
 of it, so the wait may come some batches later, at the latest where a loss is logged."""
 
 _STILL_SECONDS = 3600.0
-"""How long an upload may be waited for; after that the rank gives no more heartbeats."""
+"""The longest wait for an upload; after that the rank gives no more heartbeats."""
 
 
 class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no types

@@ -1,4 +1,4 @@
-"""How an attempt goes on from the newest complete checkpoint of its run, as if the run had not been interrupted.
+"""Go on from the newest complete checkpoint of a run, as if the run had not been interrupted.
 
 `newest_complete` finds, downloads and verifies it. The rest restores what a Trainer by itself does not: the losses
 between two log lines, the settings of this attempt, and the state of ranks of which there is another number now.

@@ -1,4 +1,4 @@
-"""How the ranks shut down when that was announced: all save, and stop where that is asked for, at the same step.
+"""Shut the ranks down when that was announced: all save, and stop where that is asked for, at the same step.
 
 From its first step on an attempt listens to its launcher (`channel.RequestFiles`); what came before is quickly done
 again. An evaluation is left in its midst, for it may take longer than what time is left: the next attempt makes up for
@@ -34,7 +34,7 @@ _REQUESTS: tuple[Request, ...] = ("stop", "save")
 """In the order in which they are looked for."""
 
 _AHEAD_SECONDS = 0.1
-"""How far ahead rank 0 decides."""
+"""The time for which rank 0 decides ahead."""
 
 _AHEAD_BOUNDARIES = 10
 """The most boundaries that rank 0 decides ahead, in case those that follow take longer."""

@@ -1,4 +1,4 @@
-"""What every entrypoint that trains has in common: resume, build, train, evaluate, and leave model and metrics.
+"""Train as every entrypoint does: resume, build, train, evaluate, and leave model and metrics.
 
 An entrypoint prepares its data, describes the rest as a `Task`, and calls `train`. It imports this module once its data
 are there, for that loads PyTorch and transformers, which takes seconds.
@@ -25,7 +25,7 @@ from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
 from jobs.train.trainer.checkpoint_interval import ChosenSaves
-from jobs.train.trainer.determinism import as_it_comes, in_order
+from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics, StopOnNan, Throughput
@@ -34,9 +34,7 @@ from jobs.train.trainer.shutdown import Shutdown
 from jobs.train.trainer.trainer import Options, trainer_class
 
 if TYPE_CHECKING:
-    import numpy as np
     from mypy_boto3_s3.client import S3Client
-    from numpy.typing import NDArray
 
 log = logging.getLogger("trainyard")
 
@@ -51,7 +49,7 @@ class Task:
     """Says what that model starts from, for the log: `the pretrained weights`, …"""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; an item is one sequence."""
-    order: "Callable[[np.random.Generator], NDArray[np.int64]] | None" = None
+    order: Order | None = None
     """Gives what `__getitems__` of train_data is asked for in an epoch, in whole global batches."""
     eval_data: Any
     collate: Callable[[Any], Any]
