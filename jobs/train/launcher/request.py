@@ -27,8 +27,8 @@ from jobs.contract.runs import (
 )
 from jobs.train import hub_push
 from jobs.train.accelerator import AUTO
-from jobs.train.attempts import attempt_number, job_id
-from jobs.train.launcher.endings import DEFAULT_STOP_TIMEOUT_SECONDS
+from jobs.train.batch_job import attempt_number, job_id
+from jobs.train.launcher.shutdown import DEFAULT_STOP_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)

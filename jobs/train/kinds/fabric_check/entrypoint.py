@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.contract.runs import Progress
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.accelerator import Accelerator, of_rank
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.kinds.fabric_check import values
 from jobs.train.kinds.fabric_check.barrier import RollCall
 from jobs.train.kinds.fabric_check.links import measure_links, repeat

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from jobs.contract.errors import TrainyardError
 from jobs.kinds.finetune_ray import FinetuneRay
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.kinds.finetune_classification import finetune
 from jobs.train.kinds.finetune_ray.cluster import error_file
 from jobs.train.rank import Rank, ResumeLaterError, one_line

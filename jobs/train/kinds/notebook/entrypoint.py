@@ -18,7 +18,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.runs import NOTEBOOK, NOTEBOOK_SERVER, NotebookServer
 from jobs.kinds.notebook import Notebook
-from jobs.train.attempts import attempt_number, job_id
+from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
 from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
 from jobs.train.kinds.notebook.saved_folder import SavedFolder
