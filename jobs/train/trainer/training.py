@@ -14,7 +14,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.recipe import Recipe
 from jobs.contract.runs import MODEL, S3Location
-from jobs.train import hub_push
+from jobs.train import hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 
@@ -197,7 +197,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
         assert s3 is not None  # noqa: S101 - rank 0 is the first of its node
         task.save_beside(folder)
         if recipe.push_to_hub is not None:
-            hub_push.write_card(
+            hub.write_card(
                 folder,
                 run=rank.run,
                 recipe=recipe,
@@ -211,7 +211,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     if rank.is_first:
         log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
         if recipe.push_to_hub is not None:
-            hub_push.push(folder, run=rank.run, repository=recipe.push_to_hub)
+            hub.push(folder, run=rank.run, repository=recipe.push_to_hub)
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
 

@@ -1,23 +1,30 @@
-"""The optional push of what a run made to the Hugging Face Hub, with a card that says what it is: a model with its
-tokenizer, or an artifact (a corpus or packed tokens as a data set, a tokenizer as a model repository).
+"""The optional push of what a run made to the Hugging Face Hub: a model with its tokenizer, or an artifact.
+
+A corpus or packed tokens go as a data set, a tokenizer as a model repository. Each has a card (README.md), Markdown
+with the metadata that the hub reads: what it is, what it amounts to, what it came from. No card names a licence: that
+is for whoever publishes the repository.
 
 The token is HF_TOKEN of the environment, which huggingface_hub reads there itself: it is in no argument, so in no list
 of processes, and in no log. A push comes last, when all is safe on S3, and a failing one costs a warning that
 says how to repeat it, not the run: the exit code stays 0.
 """
 
+import importlib.metadata
+import json
 import logging
 import os
+import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.contract.arguments import Arguments
+from jobs.contract.artifact import Manifest
 from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.locations import HUB, hub_parts
 from jobs.contract.recipe import Recipe
 from jobs.contract.runs import MANIFEST, MODEL, S3Location
 from jobs.train.data.artifacts import OpenArtifact, open_artifact
-from jobs.train.hub_card import CARD, artifact_card, model_card, run_id
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -27,11 +34,18 @@ log = logging.getLogger("trainyard")
 
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
 
+CARD = "README.md"
+
+IMAGE_VARIABLE = "TRAINYARD_IMAGE"
+"""Set in every image: name, release and revision of the code (jobs.images.revision); on a laptop there is none."""
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "optimum-habana")
+
 
 def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
-    """Called by the launcher of each node before any rank starts; makes the repository, if there is none.
+    """Check that a push could succeed, and make the repository if there is none.
 
-    Raises ConfigurationError or UsageError where the push could not succeed; where the hub does not answer now, it only
+    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push could not succeed; where the hub does not answer now, it only
     warns, since it may later. So it does in a later attempt: a token that has expired meanwhile must not end what has
     been trained.
     """
@@ -71,13 +85,13 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
 def write_card(
     folder: Path, *, run: S3Location, recipe: Recipe, result: Mapping[str, Any], world_size: int, accelerator: str
 ) -> None:
-    """The model's card into its folder, from which it goes to S3 and to the hub."""
+    """Write the model's card into its folder, from which it goes to S3 and to the hub."""
     environment = {"ranks": world_size, "accelerator": accelerator}
     (folder / CARD).write_text(model_card(run, recipe, result, environment), encoding="utf-8")
 
 
 def push(folder: Path, *, run: S3Location, repository: str) -> None:
-    """The model in `folder`, all of it in one commit. A failure is a warning: the model is on S3."""
+    """Push the model in `folder`, all of it in one commit. A failure is a warning: the model is on S3."""
     import transformers
     from huggingface_hub import HfApi
 
@@ -102,7 +116,7 @@ def push(folder: Path, *, run: S3Location, repository: str) -> None:
 def push_artifact(
     location: S3Location, *, kind: str, arguments: Arguments, run: S3Location, s3: "S3Client", scratch: Path
 ) -> None:
-    """A complete artifact, where `arguments` say so: all its files and a card in one commit.
+    """Push a complete artifact, if `arguments` ask for it: all its files and a card in one commit.
 
     A file is fetched, uploaded and removed before the next one, so that neither memory nor disk grows with the
     artifact; only files that the hub keeps in git itself, which are small, stay until the commit. A failure is a
@@ -142,7 +156,7 @@ def push_artifact(
 def _additions(
     api: "HfApi", artifact: OpenArtifact, repository: str, repository_type: str
 ) -> Iterator["CommitOperationAdd"]:
-    """The artifact's files, of which the large ones are on the hub already."""
+    """Return the artifact's files for the commit; it uploads the large ones at once."""
     from huggingface_hub import CommitOperationAdd
 
     for name in artifact.manifest.files:
@@ -155,7 +169,7 @@ def _additions(
 
 
 def _records(repository: str, location: S3Location, artifact: OpenArtifact) -> Iterator["CommitOperationAdd"]:
-    """The manifest, with which a downloaded copy is an artifact too, and the card."""
+    """Return the manifest, with which a downloaded copy is an artifact too, and the card."""
     from huggingface_hub import CommitOperationAdd
 
     yield CommitOperationAdd(MANIFEST, artifact.manifest.model_dump_json(indent=2).encode() + b"\n")
@@ -173,3 +187,113 @@ def _path(repository: str, repository_type: str) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2]) or type(error).__name__
+
+
+def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """Return the card of a trained model."""
+    inputs = {name: location for name, location, _ in recipe.sources()}
+    on_hub = {name: hub_parts(location)[0] for name, location in inputs.items() if location.startswith(HUB)}
+    metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["trainyard"]}
+    if "model" in on_hub:
+        metadata["base_model"] = on_hub["model"]
+    data_sets = sorted({name for field, name in on_hub.items() if field != "model"})
+    if data_sets:
+        metadata["datasets"] = data_sets
+    commit = cached_commit(inputs["model"]) if "model" in on_hub else None
+    arguments = recipe.model_dump(mode="json", exclude_none=True)
+    return _card(
+        metadata,
+        title=recipe.push_to_hub or run_id(run),
+        summary=f"{_summary(recipe)} Made by trainyard's run `{run_id(run)}`.",
+        tables=[
+            ("Result", "metric", result),
+            ("Inputs", "argument", {**inputs, **({"model's commit": commit} if commit else {})}),
+            ("Arguments", "argument", {key: arguments[key] for key in arguments if key not in inputs}),
+            ("Provenance", "part", {"run": run, **environment, **_origin()}),
+        ],
+    )
+
+
+def artifact_card(repository: str, location: S3Location, manifest: Manifest) -> str:
+    """Return the card of an artifact, from its manifest alone: whoever pushes it, the card is of what made it."""
+    metadata: dict[str, Any] = {"tags": ["trainyard", manifest.kind]}
+    if manifest.kind == "tokenizer":
+        metadata["library_name"] = "transformers"
+    else:
+        metadata["viewer"] = False  # the hub would show the shards' bytes as rows
+    data_sets = sorted(set(_data_sets(manifest.inputs)))
+    if data_sets:
+        metadata["datasets" if manifest.kind == "tokenizer" else "source_datasets"] = data_sets
+    return _card(
+        metadata,
+        title=repository,
+        summary=f"Trainyard's artifact `{manifest.kind}`, version {manifest.version} of its format. `manifest.json` "
+        "names each file with its size and sha256.",
+        tables=[
+            ("Provenance", "part", {"fingerprint": manifest.fingerprint, "artifact": location, **manifest.provenance}),
+            ("Inputs", "input", manifest.inputs),
+            ("Options", "option", manifest.options),
+            ("Content", "count", {"files": len(manifest.files), "bytes": manifest.total_bytes, **_counts(manifest)}),
+        ],
+    )
+
+
+def run_id(run: S3Location) -> str:
+    return run.key.rstrip("/").rpartition("/")[2]
+
+
+def cached_commit(location: str) -> str | None:
+    """Return the commit of the model at `hf://…` that lies in this machine's cache; None where it does not say."""
+    from huggingface_hub import try_to_load_from_cache
+
+    name, options = hub_parts(location)
+    found = try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _card(metadata: Mapping[str, Any], *, title: str, summary: str, tables: list[tuple[str, str, Any]]) -> str:
+    # JSON is YAML too, and quotes whatever needs it.
+    header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
+    sections = "\n".join(f"## {name}\n\n{_table(heading, rows)}" for name, heading, rows in tables)
+    return f"---\n{header}---\n\n# {title}\n\n{summary}\n\n{sections}"
+
+
+def _table(heading: str, rows: Mapping[str, Any]) -> str:
+    shown = "".join(f"| {name} | {_cell(value)} |\n" for name, value in rows.items())
+    return f"| {heading} | value |\n|---|---|\n{shown}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _summary(recipe: Recipe) -> str:
+    return (type(recipe).__doc__ or "").strip().partition("\n")[0]
+
+
+def _origin() -> dict[str, str]:
+    """Return the image that the code ran in, and the versions of what it ran with."""
+    image = os.environ.get(IMAGE_VARIABLE)
+    installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
+    packages = {package: installed[package] for package in _PACKAGES if package in installed}
+    return {**({"image": image} if image else {}), "python": platform.python_version(), **packages}
+
+
+def _counts(manifest: Manifest) -> dict[str, int]:
+    """Sum the counts over the files, without those that are places (jobs.train.kinds.prepare_corpus)."""
+    names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
+    return {name: manifest.count(name) for name in names}
+
+
+def _data_sets(inputs: Any) -> Iterator[str]:
+    """Return the names on the hub, wherever they stand among the identities of the inputs."""
+    if isinstance(inputs, dict):
+        if "data_set" in inputs and "commit" in inputs:
+            yield str(inputs["data_set"])
+        inputs = list(inputs.values())
+    if isinstance(inputs, list):
+        for item in inputs:
+            yield from _data_sets(item)
