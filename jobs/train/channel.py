@@ -1,8 +1,8 @@
 """The files in a node's scratch folder by which its launcher and its ranks talk.
 
-    heartbeats/RANK    where a rank is; each rank writes its own, the launcher reads them
-    requests/          what the launcher asks of the ranks (save, stop), and which ranks listen for it
-    status.json        how far the training is, for the attempt's record; rank 0 writes it
+heartbeats/RANK    where a rank is; each rank writes its own, the launcher reads them
+requests/          what the launcher asks of the ranks (save, stop), and which ranks listen for it
+status.json        how far the training is, for the attempt's record; rank 0 writes it
 """
 
 import json

@@ -45,9 +45,9 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "o
 def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
     """Check that a push could succeed, and make the repository if there is none.
 
-    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push could not succeed; where the hub does not answer now, it only
-    warns, since it may later. So it does in a later attempt: a token that has expired meanwhile must not end what has
-    been trained.
+    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push
+    could not succeed. Where the hub does not answer now, it only warns, since it may answer later. It also only warns
+    in a later attempt: a token that has expired meanwhile must not end what has been trained.
     """
     repository = arguments.hub_repository
     if repository is None:

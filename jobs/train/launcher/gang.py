@@ -244,7 +244,7 @@ class Latecomers:
     """The main node's watch over its gang while the ranks run: a context manager.
 
     It gives the main node's heartbeats, and looks for nodes that come late. Without those heartbeats latecomers would
-    begin something of their own, and the other nodes would no longer wait for the main node's word of how the run ended.
+    begin something of their own, and the other nodes would no longer wait for the main node's word on the run.
     """
 
     def __init__(

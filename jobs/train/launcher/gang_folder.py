@@ -72,7 +72,7 @@ class Meeting(BaseModel):
 
     @property
     def capacity(self) -> Capacity | None:
-        """The capacity at which all its instances are priced: the dearer one where they differ, which keeps a budget."""
+        """The capacity that prices all its instances: the dearer one where they differ, which keeps a budget."""
         found = [member.capacity for member in self.members]
         return "on-demand" if "on-demand" in found else found[0]
 

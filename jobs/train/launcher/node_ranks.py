@@ -194,7 +194,8 @@ class RankLines:
 
     def _from_file(self, local_rank: int) -> list[str]:
         """Return the last lines of standard output, or of standard error where the rank did not come so far as to join
-        the two."""
+        the two.
+        """
         for name in ("stdout.log", "stderr.log"):
             for path in self._scratch.glob(f"logs/*/attempt_0/{local_rank}/{name}"):
                 with path.open("rb") as file:
@@ -214,7 +215,8 @@ def _silence_torchrun() -> None:
 
 def _own_store() -> "TCPStore":
     """Make a single node's store at any free port, no race for it: torch's rendezvous is another tenant of this server
-    (jobs.train.launcher.nodes)."""
+    (jobs.train.launcher.nodes).
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
 
     return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)

@@ -1,7 +1,7 @@
 """What the launchers of a job's nodes tell each other: that they live, how far their ranks are, and how they ended.
 
-They talk over a store that the main node's launcher keeps, the one in which the ranks meet too. AWS Batch itself watches only the
-main node: a child that is lost, or whose job has failed, it leaves to us.
+They talk over a store that the main node's launcher keeps, the one in which the ranks meet too. AWS Batch itself
+watches only the main node: a child that is lost, or whose job has failed, it leaves to us.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Nodes:
         self._thread = threading.Thread(target=self._exchange, name="nodes", daemon=True)
 
     def meet(self, timeout_seconds: float) -> list[int]:
-        """Wait for the others: a child for the main node, that for all. Returns those that did not come in that time."""
+        """Wait for the others, a child for the main node only. Returns those that did not come in that time."""
         expected = set(range(self._node.nnodes)) if self._node.is_main else {0, self._node.index}
         deadline = time.monotonic() + timeout_seconds
         while expected - self.here and time.monotonic() < deadline:

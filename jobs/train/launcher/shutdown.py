@@ -37,7 +37,7 @@ MARGIN_SECONDS = 10.0
 and the record."""
 
 _KILL_AFTER_SECONDS = 4.0
-"""The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would wait for 30 s."""
+"""The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would take 30 s."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
