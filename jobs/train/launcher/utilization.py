@@ -27,7 +27,8 @@ _TOOLS = {
     "hpu": ["hl-smi", "-Q", "utilization.aip,memory.used,memory.total", "-f", "csv,noheader"],
     "cuda": ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader"],
 }
-"""The tool of each kind of accelerator: it prints a line for each, with per cent, memory used and memory in all."""
+"""The tool of each kind of accelerator: it prints a line for each, with per cent, memory used and memory in
+all, with or without units."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 

@@ -201,7 +201,7 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
 
 
 def _is_on_a_terminal(pid: int) -> bool:
-    """Return True if a process has a terminal. The kernel says so: psutil knows none that is newer than its first look."""
+    """Return True if a process has a terminal, as the kernel says: psutil knows none newer than its first look."""
     # "pid (name) state parent group session terminal …", and a name may hold spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[4] != "0"
 
