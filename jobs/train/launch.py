@@ -25,10 +25,11 @@ This module tells one attempt in the order in which it happens. It is also the e
       data/                                   what jobs read and make: tables, corpora, tokens
       rank.py                                 a rank: its peers, its run, how it ends
       channel.py                              files by which the launcher of a node and its ranks talk
-      accelerator.py, batch_job.py, hub.py    the accelerator; the Batch job; the push to the Hugging Face Hub
+      accelerator.py, batch_job.py            the accelerator; the Batch job
+      hub.py                 data             the push to the Hugging Face Hub
 
-Each room imports itself, the modules at the end of the list, and those that are named. Launcher and ranks are processes
-of their own: the launcher knows an entrypoint by its name only, and a rank knows nothing of the launcher.
+A room imports itself, those that are named beside it, and the modules after them. Launcher and ranks are processes of
+their own: the launcher knows an entrypoint by its name only, and a rank knows nothing of the launcher.
 """
 
 import logging

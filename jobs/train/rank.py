@@ -142,9 +142,9 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
         rank = Rank.from_environment()
         _give_first_heartbeat(rank)
         main(rank, parsed)
-    except ResumeLaterError as ending:
+    except ResumeLaterError as interruption:
         code = INTERRUPTED_EXIT_CODE
-        _tell_the_launcher(str(ending))
+        _tell_the_launcher(str(interruption))
     except (TrainyardError, ValidationError) as error:
         code = 1
         # The launcher prints it, once for all ranks that met it.

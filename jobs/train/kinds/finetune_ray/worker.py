@@ -47,8 +47,8 @@ def train_loop(config: dict[str, Any]) -> str | None:
     with _failure_told(rank):
         try:
             finetune(rank, arguments, observers=lambda uploads: [Reports(rank, uploads)])
-        except ResumeLaterError as ending:
-            return str(ending)
+        except ResumeLaterError as interruption:
+            return str(interruption)
         _report_result(rank)
     return None
 

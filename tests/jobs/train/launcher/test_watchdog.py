@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.train.channel import Heartbeat, HeartbeatFile, process_states, read_heartbeats
+from jobs.train.launcher import watchdog
 from jobs.train.launcher.nodes import Nodes
 from jobs.train.launcher.outcome import End, Failure, outcome, retried
 from jobs.train.launcher.request import Node
@@ -283,8 +284,9 @@ def test_each_side_ends_where_the_other_is_silent(tmp_path: Path) -> None:
         assert (found.reason or "").startswith(f"node {1 - index} lost: no sign of life for 2 s; ")
 
 
-def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path) -> None:
-    two = TwoNodes(tmp_path, hang_timeout_seconds=18)
+def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_SILENT_SECONDS", 2.0)
+    two = TwoNodes(tmp_path, hang_timeout_seconds=10)
     for rank in range(2):  # no step for longer than the node is silent
         HeartbeatFile(two.scratch[rank], 0).write(dataclasses.replace(TRAINING, rank=rank, node=rank, pid=NOBODY))
     with two.running(0):
