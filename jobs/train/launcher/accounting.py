@@ -46,7 +46,7 @@ class AttemptRecord:
     def __init__(
         self, launch: Launch, accelerator: Accelerator, scratch: Path, *, waited_instance_seconds: float
     ) -> None:
-        """Raises TrainyardError where the run cannot be read."""
+        """Number the attempt in its run. Raises TrainyardError where the run cannot be read."""
         self._s3 = object_store.connect()
         self._launch = launch
         self._scratch = scratch
@@ -75,7 +75,7 @@ class AttemptRecord:
         return self._attempt.number
 
     def start(self) -> None:
-        """Raises TrainyardError where the run cannot be written to: better now than after hours of training."""
+        """Begin the record. Raises TrainyardError where the run cannot be written to: better now than after hours of training."""
         self._write("running")
         self._thread.start()
 

@@ -174,7 +174,7 @@ class GangMember:
         return self._ended is not None
 
     def over(self) -> End | None:
-        """How the attempt ends where `is_over` has found that the run has."""
+        """Return how the attempt ends where `is_over` has found that the run has."""
         return _over(self._ended) if self._ended is not None else None
 
     def followed(self, end: End) -> End:

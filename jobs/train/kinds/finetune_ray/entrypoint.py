@@ -65,7 +65,7 @@ def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers
     from jobs.train.kinds.finetune_ray.worker import CHECKPOINTS_FOLDER, train_loop
 
     class LeanTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
-        """Without processes of Ray's that have nothing to do here: each of them loads torch."""
+        """A TorchTrainer without processes of Ray's that have nothing to do here: each of them loads torch."""
 
         def _create_default_callbacks(self) -> list[Any]:
             callbacks: list[Any] = super()._create_default_callbacks()

@@ -49,7 +49,7 @@ _TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTE
 
 
 def check_installed() -> None:
-    """Raises ConfigurationError where this image has no JupyterLab."""
+    """Check that this image has JupyterLab. Raises ConfigurationError where it has not."""
     missing = [name for name in ("jupyterlab", "jupyter_server_proxy") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(

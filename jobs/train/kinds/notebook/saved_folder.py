@@ -38,7 +38,7 @@ class SavedFolder:
         return len(names)
 
     def save(self) -> bool:
-        """Save what has changed since the last time, and delete what is gone. Returns False if nothing was to do.
+        """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
 
         A file that changes meanwhile is saved again the next time. Raises TrainyardError where S3 does not take one;
         what it took counts as saved.
