@@ -75,7 +75,7 @@ class AttemptRecord:
         return self._attempt.number
 
     def start(self) -> None:
-        """Begin the record. Raises TrainyardError where the run cannot be written to: better now than after hours of training."""
+        """Begin the record. Raises TrainyardError where the run cannot be written to: better now than hours later."""
         self._write("running")
         self._thread.start()
 
