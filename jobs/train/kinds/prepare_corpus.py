@@ -24,7 +24,7 @@ from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, 
 from jobs.train.data.document_pieces import At, Broken, Read, split
 from jobs.train.data.documents import Input
 from jobs.train.data.seen_documents import SeenDocuments
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds.job_metrics import JobMetrics
 from jobs.train.rank import Rank, run
 

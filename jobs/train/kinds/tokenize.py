@@ -25,7 +25,7 @@ from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import load
 from jobs.train.data.packed_tokens import Index, PackedFile
 from jobs.train.data.vocabulary import SPECIAL
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds import train_tokenizer
 from jobs.train.kinds.job_metrics import JobMetrics
 from jobs.train.rank import Rank, run

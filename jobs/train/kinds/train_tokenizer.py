@@ -21,7 +21,7 @@ from jobs.train.data.artifact_files import each_file
 from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.data.encoders import HuggingFace
 from jobs.train.data.vocabulary import SPECIAL, learn
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds.job_metrics import JobMetrics
 from jobs.train.rank import Rank, run
 
