@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from jobs.train.data.length_buckets import in_batches
+from jobs.train.data.labelled_buckets import in_batches
 from jobs.train.trainer.batch_order import as_it_comes, ordered
 
 EXAMPLES, BATCH, EPOCHS = 40, 8, 3

@@ -1,7 +1,7 @@
 """Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
 
 The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded when
-it is read, to the width of its bucket (jobs/train/data/length_buckets.py).
+it is read, to the width of its bucket (jobs/train/data/labelled_buckets.py).
 """
 
 import os
@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from jobs.contract.errors import UsageError
+from jobs.train.data.labelled_buckets import bucket_widths, in_batches
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.length_buckets import bucket_widths, in_batches
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ def _encode(
 class TokenizedExamples:
     """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files.
 
-    It is read by places (jobs/train/data/length_buckets.py), which say to what width a batch is padded.
+    It is read by places (jobs/train/data/labelled_buckets.py), which say to what width a batch is padded.
     """
 
     def __init__(self, prepared: Prepared, part: str) -> None:
