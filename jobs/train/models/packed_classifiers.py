@@ -13,7 +13,7 @@ from jobs.contract.errors import UsageError
 
 
 def _packing(base: type[Any]) -> type[Any]:
-    """The class with the same weights under the same names; `forward` takes batches as `base` does, and packed ones.
+    """Make a class with the same weights under the same names, whose `forward` takes packed batches as well.
 
     Named as the class that it stands for, because `config.json` names the class of the weights beside it.
     """
