@@ -22,9 +22,10 @@ from jobs.contract.errors import UsageError
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import of_rank
 from jobs.train.data import labelled_text, sources
-from jobs.train.data.length_buckets import in_batches
-from jobs.train.data.packed_examples import PackedExamples, check_model, model_type
-from jobs.train.data.tokenized_text import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.train.data.labelled_buckets import in_batches
+from jobs.train.data.labelled_packing import PackedExamples
+from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -91,14 +92,16 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
-        folder = sources.model_folder(arguments.model, s3=lambda: s3, scratch=rank.scratch)
+        folder = pretrained.model_folder(arguments.model, s3=lambda: s3, scratch=rank.scratch)
         if arguments.packing:
-            check_model(folder, arguments.model)
+            from jobs.train.models import packed_classifiers
+
+            packed_classifiers.model_class(folder, arguments.model)
         return str(folder)
 
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101
-        names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, scratch=rank.scratch)
+        names, train, held_out = labelled_text.load(arguments, s3=lambda: s3)
         parts = {"train": train, "eval": held_out}
         return prepare(
             names,
@@ -157,7 +160,7 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
     if packing:
         from jobs.train.models import packed_classifiers
 
-        model_class = packed_classifiers.CLASSES[model_type(folder)]
+        model_class = packed_classifiers.model_class(folder, location)
         further = {**packed_classifiers.ARGUMENTS, **further}
     with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
         return model_class.from_pretrained(

@@ -247,7 +247,7 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
     return {
         # Each rank's share of the cores; PyTorch takes them all for each of its processes.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
-        # The one rank of a node that tokenizes turns it on for that time (jobs.train.data.tokenized_text).
+        # The one rank of a node that tokenizes turns it on for that time (jobs.train.data.labelled_tokens).
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
         # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.

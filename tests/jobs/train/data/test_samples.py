@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from jobs.train.data.length_buckets import in_batches
+from jobs.train.data.labelled_buckets import in_batches
 from jobs.train.trainer.determinism import as_it_comes, in_order
 from jobs.train.trainer.trainer import Options, trainer_class
 

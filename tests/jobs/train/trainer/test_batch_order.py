@@ -10,7 +10,7 @@ import pytest
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
-from jobs.train.data.length_buckets import bucket_widths, in_batches
+from jobs.train.data.labelled_buckets import bucket_widths, in_batches
 from jobs.train.trainer.determinism import BatchOrder
 
 

@@ -1,7 +1,7 @@
 """Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
 
 The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded when
-it is read, to the width of its bucket (jobs/train/data/length_buckets.py).
+it is read, to the width of its bucket (jobs/train/data/labelled_buckets.py).
 """
 
 import os
@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import BaseModel
 
 from jobs.contract.errors import UsageError
+from jobs.train.data.labelled_buckets import bucket_widths, in_batches
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.length_buckets import bucket_widths, in_batches
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(BaseModel):
-    """What one rank of a node prepared for all of them."""
+    """The examples that one rank of a node prepared for all of them."""
 
     folder: Path
     class_names: list[str]
@@ -91,7 +91,7 @@ def prepare(
 def _encode(
     examples: Examples, tokenizer: Any, max_length: int, *, chunk: int = 10_000
 ) -> tuple[dict[str, "NDArray[np.int32]"], "NDArray[np.int64]"]:
-    """Token ids (and types) of all examples one after the other, and the length of each."""
+    """Return token ids (and types) of all examples one after the other, and the length of each."""
     wanted = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
     flat: dict[str, list[NDArray[np.int32]]] = {name: [] for name in wanted}
     lengths: list[int] = []
@@ -113,7 +113,7 @@ def _encode(
 class TokenizedExamples:
     """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files.
 
-    It is read by places (jobs/train/data/length_buckets.py), which say to what width a batch is padded.
+    It is read by places (jobs/train/data/labelled_buckets.py), which say to what width a batch is padded.
     """
 
     def __init__(self, prepared: Prepared, part: str) -> None:
@@ -132,13 +132,13 @@ class TokenizedExamples:
 
     @property
     def buckets(self) -> "NDArray[np.int64]":
-        """Of each example, the number of the narrowest width that holds it."""
+        """For each example, the number of the narrowest width that holds it."""
         buckets: NDArray[np.int64] = np.searchsorted(np.asarray(self._prepared.widths), self.lengths)
         return buckets
 
     @property
     def padding(self) -> dict[str, int]:
-        """What each column has where there is no token."""
+        """The value of each column where there is no token."""
         return {"input_ids": self._prepared.padding_token, "token_type_ids": self._prepared.padding_type}
 
     def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.int32]"]:
@@ -149,7 +149,7 @@ class TokenizedExamples:
         return {column: np.concatenate([flat[span] for span in spans]) for column, flat in self._flat.items()}
 
     def shapes(self, batch: int) -> tuple[list[int], float]:
-        """The widths that batches of this size have, and the share of their tokens that only fills up."""
+        """Return the widths that batches of this size have, and the share of their tokens that only fills up."""
         buckets, rows = np.divmod(in_batches(self.buckets, batch), len(self))
         widths = np.asarray(self._prepared.widths)[buckets]
         return np.unique(widths).tolist(), 1 - float(self.lengths[rows].sum() / widths.sum())
@@ -194,6 +194,6 @@ class InBatches:
         return self._examples.__getitems__(self._places[numbers].tolist())
 
     def in_order(self, results: "NDArray[Any]") -> "NDArray[Any]":
-        """One result for each example, in the examples' own order, of one for each of these."""
+        """Put the results of an evaluation into the examples' own order, one for each example."""
         _, first = np.unique(self._places % len(self._examples), return_index=True)
         return results[first]

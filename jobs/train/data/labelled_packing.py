@@ -6,50 +6,29 @@ of the same range, and lies at the same place of the same row: one shape for the
 one graph.
 """
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobs.contract.errors import UsageError
-from jobs.train.data.length_buckets import MULTIPLE
-from jobs.train.data.tokenized_text import TokenizedExamples
+from jobs.train.data.labelled_buckets import MULTIPLE
+from jobs.train.data.labelled_tokens import TokenizedExamples
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta")
-"""Whose encoders take a mask for each pair of tokens, and whose heads read an example's first token alone."""
-
 WIDEST = 512
-"""Tokens of a row, unless an example has more."""
+"""Tokens that a row has at most, unless an example has more."""
 
 ATTENTION_WIDTH = 1024
 """Attention looks at all pairs of a row's tokens: in rows of this width a token costs about twice as much."""
 
 
-def model_type(folder: Path) -> str:
-    """Of the model in `folder`, as transformers calls it."""
-    return str(json.loads((folder / "config.json").read_bytes())["model_type"])
-
-
-def check_model(folder: Path, location: str) -> None:
-    """Raises UsageError on a model whose results packing would change."""
-    if (found := model_type(folder)) not in MODEL_TYPES:
-        fit = f"{', '.join(MODEL_TYPES[:-1])} and {MODEL_TYPES[-1]}"
-        raise UsageError(
-            f"{location} is of type '{found}': examples are packed for {fit} only",
-            next_step="set packing to false",
-        )
-
-
 def in_strata(
     lengths: "NDArray[np.integer[Any]]", batch: int, at_once: int, chance: np.random.Generator
 ) -> "NDArray[np.int64]":
-    """The numbers of all examples, in steps of `batch` with one example of each of as many ranges of lengths.
+    """Put the numbers of all examples into steps of `batch`, one example of each of as many ranges of lengths.
 
     The `at_once` that a rank takes together are one of each range of their own, the longest first. What is missing in
     the last step is filled with examples that occur a second time, of all lengths. Steps do not depend on `at_once`.
@@ -68,7 +47,7 @@ def in_strata(
 
 
 def rooms(lengths: "NDArray[np.integer[Any]]", at_once: int) -> "NDArray[np.int64]":
-    """Tokens that each of the `at_once` examples of `in_strata` has at most, falling."""
+    """Return how many tokens each of the `at_once` examples of `in_strata` has at most, falling."""
     count = len(lengths)
     # Those that occur twice are evenly spread, so whichever they are, of the longest an even share are different ones.
     longest: NDArray[np.int64] = np.sort(lengths)[::-1][np.arange(at_once) * count // at_once].astype(np.int64)
@@ -76,7 +55,10 @@ def rooms(lengths: "NDArray[np.integer[Any]]", at_once: int) -> "NDArray[np.int6
 
 
 def laid_out(rooms: "NDArray[np.int64]") -> "tuple[int, int, NDArray[np.int64]]":
-    """Rows, their width, and where in them, one row after the other, each of the rooms begins: at the least cost."""
+    """Lay rooms out in rows at the least cost.
+
+    Returns the number of rows, their width, and where in them, one row after the other, each of the rooms begins.
+    """
     layouts = []
     longest = -(-int(rooms.max()) // MULTIPLE) * MULTIPLE
     for width in range(longest, max(longest, WIDEST) + 1, MULTIPLE):
@@ -109,7 +91,7 @@ class PackedExamples:
         return 1 - float(self._examples.lengths.mean()) * self._at_once / (self.rows * self.width)
 
     def order(self, batch: int, chance: np.random.Generator) -> "NDArray[np.int64]":
-        """All examples of an epoch, in whole steps of `batch`."""
+        """Return all examples of an epoch, in whole steps of `batch`."""
         return in_strata(self._examples.lengths, batch, self._at_once, chance)
 
     def __getitems__(self, numbers: Sequence[int]) -> dict[str, "torch.Tensor"]:

@@ -13,9 +13,9 @@ import pytest
 from jobs.contract.errors import UsageError
 from jobs.contract.runs import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.train.data.labelled_packing import PackedExamples, in_strata, laid_out, rooms
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.packed_examples import PackedExamples, in_strata, laid_out, rooms
-from jobs.train.data.tokenized_text import Prepared, prepare
+from jobs.train.data.labelled_tokens import Prepared, prepare
 from jobs.train.kinds import finetune_classification
 from jobs.train.rank import Rank
 from tests.support.train.launching import NewRun

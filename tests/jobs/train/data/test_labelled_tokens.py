@@ -8,7 +8,7 @@ import pytest
 
 from jobs.contract.errors import UsageError
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.tokenized_text import InBatches, Prepared, prepare
+from jobs.train.data.labelled_tokens import InBatches, Prepared, prepare
 from tests.support.train.reviews import reviews
 
 

@@ -18,7 +18,7 @@ MULTIPLE = 8
 
 
 def bucket_widths(lengths: "NDArray[np.integer[Any]]", *, at_most: int) -> list[int]:
-    """The `at_most` widths, ascending, to which sequences of these lengths are padded least."""
+    """Choose the `at_most` widths, ascending, to which sequences of these lengths are padded least."""
     ends = np.unique(-(-lengths // MULTIPLE) * MULTIPLE)
     below = np.searchsorted(np.sort(lengths), ends, side="right")
     # tokens[j]: of the best buckets whose widest is ends[j]; one more bucket in each round.
@@ -38,7 +38,7 @@ def bucket_widths(lengths: "NDArray[np.integer[Any]]", *, at_most: int) -> list[
 def in_batches(
     buckets: "NDArray[np.integer[Any]]", batch: int, chance: "np.random.Generator | None" = None
 ) -> "NDArray[np.int64]":
-    """Places of all examples, in whole batches of one bucket each; shuffled where `chance` is given.
+    """Return the places of all examples, in whole batches of one bucket each; shuffled where `chance` is given.
 
     `buckets` has each example's bucket, 0 for the shortest. A place is `bucket * len(buckets) + row`: the bucket that
     the row's batch is padded for, which may be wider than its own.
