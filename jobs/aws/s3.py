@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
 from jobs.contract.errors import NotFoundError, TrainyardError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig

@@ -15,7 +15,8 @@ from jobs.client.storage import StoredRun
 from jobs.client.why import findings, is_waiting
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import Detached, TrainyardError, UsageError
-from jobs.contract.runs import NOTEBOOK, NotebookServer
+from jobs.contract.notebook_server import NotebookServer
+from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 2.0

@@ -21,8 +21,8 @@ from jobs.cli.submit import plan_run, raise_failure, send, watch
 from jobs.client import storage
 from jobs.client.batch import read_stage
 from jobs.contract.errors import Detached, JobFailedError
-from jobs.contract.locations import DATA
-from jobs.contract.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
+from jobs.contract.locations import DATA, S3Location
+from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 

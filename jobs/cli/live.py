@@ -16,7 +16,7 @@ from jobs.cli.tables import duration, stderr
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
 from jobs.contract.errors import Detached
-from jobs.contract.runs import Progress as ProgressLine
+from jobs.contract.log_lines import Progress as ProgressLine
 
 _TAIL_LINES = 15
 

@@ -24,7 +24,8 @@ from jobs.contract.arguments import changed
 from jobs.contract.budget import NOTHING_SPENT, spent
 from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
 from jobs.contract.plan import Continued, Plan, plan
-from jobs.contract.runs import SPEC, Receipt
+from jobs.contract.records import Receipt
+from jobs.contract.run import SPEC
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 

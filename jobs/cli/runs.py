@@ -11,7 +11,7 @@ from jobs.cli import tables
 from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.runs import Receipt
+from jobs.contract.records import Receipt
 from jobs.contract.stage import DeployedStage
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")

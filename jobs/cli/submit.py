@@ -30,9 +30,11 @@ from jobs.contract.errors import (
     TrainyardError,
     UsageError,
 )
+from jobs.contract.locations import S3Location
 from jobs.contract.moves import is_reclaim
 from jobs.contract.plan import Plan, plan
-from jobs.contract.runs import Receipt, S3Location, new_run_id
+from jobs.contract.records import Receipt
+from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.budget import NOTHING_SPENT
 from jobs.contract.plan import Plan
-from jobs.contract.runs import Receipt
+from jobs.contract.records import Receipt
 
 if TYPE_CHECKING:
     from jobs.client.why import Finding

@@ -20,7 +20,7 @@ from jobs.contract.dependencies import DEPENDENCY_FAILED
 from jobs.contract.errors import MaybeSubmittedError, TrainyardError
 from jobs.contract.moves import DUPLICATE_REASON
 from jobs.contract.plan import Plan
-from jobs.contract.runs import is_run_id
+from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage, parameter_path
 
 log = logging.getLogger("trainyard")

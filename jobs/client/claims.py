@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
 from jobs.contract.moves import CLAIMS
-from jobs.contract.runs import S3Location
 
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned: the function's number."""

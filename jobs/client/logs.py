@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.client.job import LogStream
-from jobs.contract.runs import is_utilization
+from jobs.contract.log_lines import is_utilization
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from jobs.contract.arguments import ARTIFACT_FOLDER
 from jobs.contract.catalog import CATALOG
 from jobs.contract.dependencies import MAX_DEPENDENCIES, Awaited
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
-from jobs.contract.locations import RUN, run_parts
+from jobs.contract.locations import RUN, S3Location, run_parts
 from jobs.contract.plan import Plan
-from jobs.contract.runs import S3Location, spec_name
+from jobs.contract.run import spec_name
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 

@@ -16,18 +16,17 @@ from jobs.aws.errors import error_code
 from jobs.contract.arguments import ARTIFACT_FOLDER, FILES_FOLDER, MODEL_FOLDER
 from jobs.contract.artifact import POINTER
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import HUB, S3, hub_suggestion
+from jobs.contract.locations import HUB, S3, S3Location, hub_suggestion
+from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
-from jobs.contract.runs import (
+from jobs.contract.records import Receipt
+from jobs.contract.run import (
     CHECKPOINTS,
     MANIFEST,
     METRICS,
     NOTEBOOK_SERVER,
     RECEIPT,
     SPEC,
-    NotebookServer,
-    Receipt,
-    S3Location,
     is_run_id,
     run_prefix,
     spec_name,

@@ -4,17 +4,17 @@ A spec's `arguments` are validated against the model before anything is submitte
 container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
 """
 
-import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
+from jobs.contract.flags import to_flags
 from jobs.contract.locations import (
     artifact_location,
     documents_location,
@@ -153,10 +153,10 @@ class Arguments(Strict):
 
     def to_flags(self) -> list[str]:
         """`--key=value` for every field that is set, defaults included: the container's own defaults may be older."""
-        return [
-            f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in self.model_dump(mode="json", exclude_none=True).items()
-        ]
+        return to_flags(self)
+
+
+ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
 def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -168,27 +168,6 @@ def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[A
 def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
     """`learning_rate 0.003 -> 0.5, seed 1 -> 2`"""
     return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
-
-
-ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
-
-
-def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) -> ArgumentsT:
-    """The model that `flags` (from `Arguments.to_flags`, or typed by hand) describe.
-
-    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
-    """
-    parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
-    for name, field in model.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            required=field.is_required(),
-            default=argparse.SUPPRESS,
-            help=(field.description or "").replace("%", "%%"),
-        )
-    given: dict[str, Any] = vars(parser.parse_args(list(flags)))
-    return model.model_validate({name: _from_text(model.model_fields[name], text) for name, text in given.items()})
 
 
 def _marker(field: FieldInfo) -> SourceMarker | None:
@@ -204,17 +183,3 @@ def _inside(annotation: Any) -> Iterator[Any]:
     for part in getattr(annotation, "__args__", ()):
         yield from getattr(part, "__metadata__", ())
         yield from _inside(part)
-
-
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) in (list, tuple) or any(_is_list(part) for part in get_args(annotation))
-
-
-def _from_text(field: FieldInfo, text: str) -> Any:
-    """A flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
-    if field.annotation is str or (_marker(field) is not None and not _is_list(field.annotation)):
-        return text
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 
 POINTER = "artifact.json"
 DONE = "done/"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from jobs.contract.instance_types import InstanceType, instance_type
 from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.runs import Attempt
+from jobs.contract.records import Attempt
 
 SAVE_SECONDS = 120.0
 """So long before its end a run is asked to save and stop: as long as a Spot notice gives."""

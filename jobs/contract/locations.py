@@ -6,10 +6,11 @@ mistake with its place in the spec.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import parse_qsl, urlsplit
 
-from jobs.contract.errors import did_you_mean
+from jobs.contract.errors import UsageError, did_you_mean
 
 HUB = "hf://"
 S3 = "s3://"
@@ -29,6 +30,28 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
 _MODEL_OPTIONS = ("revision",)
 _TABLE_OPTIONS = ("config", "split", "revision")
+
+
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and a key, or a key prefix."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, uri: str) -> "S3Location":
+        """Raises UsageError where `uri` is not `s3://bucket/key`."""
+        parts = urlsplit(uri, allow_fragments=False)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
+        return cls(parts.netloc, parts.path.lstrip("/"))
+
+    def __truediv__(self, name: str) -> "S3Location":
+        return S3Location(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
 
 
 def model_location(location: str) -> str:
@@ -72,6 +95,19 @@ def artifact_location(location: str) -> str:
         raise ValueError(f"{location}: an artifact is what a run made: {RUN}…, {S3}…, {DATA}… or a local folder")
     _check(location, ())
     return location
+
+
+def refuse_unresolved(location: str) -> None:
+    """Raise UsageError for a location that means something to `trainyard submit` only.
+
+    A plan replaces `data://` and `run://` by places on S3, so that a job never sees them.
+    """
+    if location.startswith((DATA, RUN)):
+        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
+        raise UsageError(
+            f"{location} is {what}, which only `trainyard submit` can resolve",
+            next_step="submit the job, or give an s3:// location",
+        )
 
 
 def run_parts(location: str) -> tuple[str, str]:

@@ -12,11 +12,7 @@ from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, Usag
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.job_kind import JobKind
-from jobs.contract.locations import DATA
-from jobs.contract.moves import RESUMED_TAG
-from jobs.contract.queue_choice import choose_queue
-from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.runs import (
+from jobs.contract.launcher_options import (
     ACCELERATOR_VARIABLE,
     ALLOW_CHANGES_FLAG,
     GANG_ATTEMPTS_FLAG,
@@ -25,10 +21,12 @@ from jobs.contract.runs import (
     HANG_TIMEOUT_SECONDS,
     RUN_URI_VARIABLE,
     START_TIMEOUT_SECONDS,
-    S3Location,
-    run_prefix,
-    submitted_at,
 )
+from jobs.contract.locations import DATA, S3Location
+from jobs.contract.moves import RESUMED_TAG
+from jobs.contract.queue_choice import choose_queue
+from jobs.contract.queues import MARKET, Capacity
+from jobs.contract.run import run_prefix, submitted_at
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
 

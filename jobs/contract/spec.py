@@ -24,8 +24,8 @@ from jobs.contract.budget import Budget
 from jobs.contract.catalog import CATALOG, job_kind
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.job_kind import JobKind
+from jobs.contract.launcher_options import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.contract.queues import Capacity
-from jobs.contract.runs import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.contract.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10

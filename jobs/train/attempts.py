@@ -20,8 +20,10 @@ from jobs.aws import s3 as object_store
 from jobs.contract.budget import Budget, Spent, duration_seconds, spent
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
-from jobs.contract.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
+from jobs.contract.records import Attempt, Receipt
+from jobs.contract.run import ATTEMPTS, RECEIPT
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

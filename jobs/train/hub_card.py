@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.contract.artifact import Manifest
-from jobs.contract.locations import HUB, hub_parts
+from jobs.contract.locations import HUB, S3Location, hub_parts
 from jobs.contract.recipe import Recipe
-from jobs.contract.runs import S3Location
 
 CARD = "README.md"
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.contract.arguments import Arguments
 from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.locations import S3Location
 from jobs.contract.recipe import Recipe
-from jobs.contract.runs import MANIFEST, MODEL, S3Location
+from jobs.contract.run import MANIFEST, MODEL
 from jobs.train.data.artifacts import OpenArtifact, open_artifact
 from jobs.train.hub_card import CARD, artifact_card, model_card, run_id
 

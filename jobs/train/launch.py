@@ -140,7 +140,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: Gang
             job_id=job,
             accelerator=accelerator.name,
             capacity=launch.capacity,
-            budget=launch.budget,
+            budget=launch.options.budget,
             on_instance=launch.on_instance,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
@@ -150,7 +150,7 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: Gang
         record.start()
         watch = BudgetWatch(
             record=record,
-            budget=launch.budget,
+            budget=launch.options.budget,
             row=launch.instance,
             capacity=launch.capacity,
             nnodes=launch.node.nnodes,
@@ -212,7 +212,7 @@ def _over_nodes(
         return end.code, end.reason
     with interrupts.held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
-    patience_seconds = launch.start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
+    patience_seconds = launch.options.start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
     with Nodes(launch.node, lambda: read_heartbeats(scratch)) as nodes:
         try:
             absent = _absent(nodes, patience_seconds, gang)

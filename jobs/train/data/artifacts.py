@@ -25,8 +25,8 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import DATA, RUN, S3
-from jobs.contract.runs import MANIFEST, S3Location
+from jobs.contract.locations import DATA, RUN, S3, S3Location
+from jobs.contract.run import MANIFEST
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

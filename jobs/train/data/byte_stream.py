@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError
-from jobs.contract.locations import S3
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3, S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import DATA, DELIMITERS, HUB, RUN, S3, TEXT, hub_parts, table_suffix
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import DATA, DELIMITERS, HUB, RUN, S3, TEXT, S3Location, hub_parts, table_suffix
 from jobs.train.data import artifacts
 from jobs.train.data.byte_stream import open_stream
 from jobs.train.data.document_files import delimited_rows, json_rows, parquet_rows, text_documents

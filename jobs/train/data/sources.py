@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
-from jobs.contract.locations import DATA, DELIMITERS, HUB, RUN, S3, hub_parts, table_suffix
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import DATA, DELIMITERS, HUB, RUN, S3, S3Location, hub_parts, table_suffix
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
-from jobs.contract.runs import METRICS, Progress
+from jobs.contract.log_lines import Progress
+from jobs.contract.run import METRICS
 from jobs.train.attempts import RankStatus
 from jobs.train.rank import Rank
 

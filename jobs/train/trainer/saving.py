@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import CHECKPOINTS, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINTS
 
 if TYPE_CHECKING:
     from jobs.train.trainer.checkpoint import CheckpointUploads

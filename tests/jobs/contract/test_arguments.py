@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from jobs.contract.arguments import Arguments, Artifact, Model, OfKind, Table, Tables, parse_flags
+from jobs.contract.arguments import Arguments, Artifact, Model, OfKind, Table, Tables
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import UsageError
+from jobs.contract.flags import parse_flags
 from jobs.contract.job_kind import JobKind
 from jobs.kinds.finetune_classification import FinetuneClassification
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jobs.contract.arguments import parse_flags
 from jobs.contract.dependencies import Awaited
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.contract.flags import parse_flags
 from jobs.contract.plan import RETRY_RULES, plan
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage

@@ -4,7 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import Attempt, Progress, Receipt, S3Location, is_run_id, new_run_id, run_prefix, submitted_at
+from jobs.contract.locations import S3Location
+from jobs.contract.log_lines import Progress
+from jobs.contract.records import Attempt, Receipt
+from jobs.contract.run import is_run_id, new_run_id, run_prefix, submitted_at
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
 

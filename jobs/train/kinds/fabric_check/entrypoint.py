@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from jobs.contract.runs import Progress
+from jobs.contract.log_lines import Progress
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.attempts import RankStatus

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.attempts import job_id
 from jobs.train.channel import RequestFiles
 from jobs.train.launcher.endings import Endings

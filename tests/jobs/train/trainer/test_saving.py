@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.trainer import snapshot
 from jobs.train.trainer.saving import saving_meanwhile
 from jobs.train.trainer.snapshot import Snapshot, available_bytes
