@@ -26,7 +26,7 @@ HANG_TIMEOUT_SECONDS = 120.0
 """Without a step for so long an attempt that trains has hung, unless its spec says otherwise."""
 
 
-def _without_empty_fraction(seconds: float) -> float:
+def _without_empty_fraction(seconds: float) -> int | float:
     return int(seconds) if seconds.is_integer() else seconds
 
 
