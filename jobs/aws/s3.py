@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
-from jobs.contract.errors import NotFoundError, TrainyardError
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
-    from botocore.exceptions import ClientError
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import ObjectTypeDef
 
@@ -47,7 +46,8 @@ DENIED_TRIES = 3
 after. What is denied each time is not to be had."""
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
-_DENIED = frozenset({"403", "AccessDenied"})
+DENIED = frozenset({"403", "AccessDenied"})
+"""Codes by which S3 says that a request is forbidden: a HEAD has no body, so its answer is the bare status."""
 
 Tag = tuple[str, str]
 """Key and value of an S3 object tag."""
@@ -115,17 +115,36 @@ def patiently(what: str, work: Callable[[], Result]) -> Result:
 
 
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
-    """The object, or None where there is none."""
+    """Return the object, or None where there is none."""
+    return patiently(f"read {location}", lambda: read_once(s3, location))
 
-    def work() -> bytes | None:
-        try:
-            return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
-        except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
-                return None
-            raise
 
-    return patiently(f"read {location}", work)
+def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
+    """Do the same as `read`, but raise what boto3 raises as soon as botocore has used up its own tries."""
+    try:
+        return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
+    except s3.exceptions.ClientError as error:
+        if is_missing(s3, location, error):
+            return None
+        raise
+
+
+def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
+    """Return whether S3's answer to a request for an object means that there is no such object.
+
+    S3 says 404 only to those who may list the whole bucket. Whoever may list one team's prefix only is told that a
+    missing key is forbidden, and so is another team's; a listing of that very key tells the two apart.
+    """
+    code = error_code(error)
+    if code not in DENIED:
+        return code in _MISSING
+    try:
+        listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
+    except s3.exceptions.ClientError as refusal:
+        if error_code(refusal) in DENIED:
+            return False
+        raise
+    return all(item["Key"] != location.key for item in listed)
 
 
 def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
@@ -156,7 +175,7 @@ def size(s3: "S3Client", location: S3Location) -> int:
         try:
             return s3.head_object(Bucket=location.bucket, Key=location.key)["ContentLength"]
         except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
+            if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
@@ -190,16 +209,40 @@ def download(s3: "S3Client", location: S3Location, target: Path) -> None:
         try:
             s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
         except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
+            if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
     patiently(f"read {location}", work)
 
 
+def download_below(s3: "S3Client", folder: S3Location, name: str, target: Path) -> Path:
+    """Download one object below the S3 folder to the same name below a local one, and return where it lies.
+
+    Raises NotFoundError where there is none, UsageError where its name leads out of the local folder.
+    """
+    path = path_below(target, folder, name)
+    download(s3, folder / name, path)
+    return path
+
+
 def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
-    """The named objects below the folder into a local one."""
-    in_threads(lambda name: download(s3, folder / name, target / name), names)
+    """Download the named objects below the S3 folder into a local one.
+
+    Raises UsageError, before anything is written, where a name leads out of the local folder.
+    """
+    paths = {name: path_below(target, folder, name) for name in names}
+    in_threads(lambda name: download(s3, folder / name, paths[name]), paths)
+
+
+def path_below(target: Path, folder: S3Location, name: str) -> Path:
+    """Return where an object below the S3 folder is written below `target`: whoever may write keys may not write files.
+
+    Raises UsageError where its name leads out of `target`.
+    """
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise UsageError(f"{folder / name} would be written outside {target}")
+    return target / name
 
 
 def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
@@ -270,25 +313,12 @@ def _is_denied(error: BaseException | None) -> bool:
 
     if isinstance(error, S3UploadFailedError):
         error = error.__context__
-    return isinstance(error, Exception) and error_code(error) in _DENIED
+    return isinstance(error, Exception) and error_code(error) in DENIED
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:
     """What a request that writes an object says to give it the tag."""
     return {"Tagging": urlencode([tag])} if tag else {}
-
-
-def _is_missing(s3: "S3Client", location: S3Location, error: "ClientError") -> bool:
-    """Whether `error` means that there is no such object.
-
-    S3 says 404 only to those who may list the whole bucket. A job's role may list its team's prefix only, and is told
-    that a missing key is forbidden; what is forbidden and not listed is missing.
-    """
-    code = error_code(error)
-    if code not in _DENIED:
-        return code in _MISSING
-    listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
-    return location.key not in [item["Key"] for item in listed]
 
 
 def _transfer() -> "TransferConfig":

@@ -19,6 +19,7 @@ from jobs.client import batch, storage
 from jobs.client.claims import Claim
 from jobs.client.follow import may_go_on
 from jobs.client.job import Job
+from jobs.client.inputs import check_inputs
 from jobs.client.storage import StoredRun
 from jobs.contract.arguments import changed
 from jobs.contract.budget import NOTHING_SPENT, spent
@@ -73,7 +74,7 @@ def resume(
     changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
     if changes and not allow_changes:
         raise _changed_error(run, changes)
-    storage.check_inputs(aws, planned, embedded=stage.embedded)
+    check_inputs(aws, planned, embedded=stage.embedded)
     planned = replace(planned, notes=(_where_from(aws, run), *_change_notes(changes), *planned.notes))
     tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
     if how is How.DRY_RUN:

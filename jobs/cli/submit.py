@@ -21,7 +21,8 @@ from jobs.client.follow import follow
 from jobs.client.job import Job
 from jobs.client.logs import LogReader
 from jobs.client.references import resolve
-from jobs.client.storage import check_inputs, delete_spec, put_spec, read_receipt
+from jobs.client.inputs import check_inputs
+from jobs.client.storage import delete_spec, put_spec, read_receipt
 from jobs.contract.errors import (
     Detached,
     JobFailedError,

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import DATA, RUN, S3, S3Location
+from jobs.contract.locations import S3, S3Location, refuse_unresolved
 from jobs.contract.run import MANIFEST
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class OpenArtifact:
     def _fetch(self, name: str) -> None:
         target = self._folder / name
         if self.location.startswith(S3):
-            object_store.download(self._s3(), S3Location.parse(self.location) / name, target)
+            object_store.download_below(self._s3(), S3Location.parse(self.location), name, self._folder)
         expected = self.manifest.files[name]
         found = target.stat().st_size
         if found != expected.bytes:
@@ -186,7 +186,7 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
     Raises NotFoundError where none is there, UsageError where it is of another kind, or not whole.
     """
     for _ in range(2):  # a run's folder, then the artifact's own
-        _refuse_unresolved(location)
+        refuse_unresolved(location)
         text = _read(location, MANIFEST, s3)
         if text is not None:
             return _opened(location, text, kind=kind, s3=s3, scratch=scratch)
@@ -209,7 +209,7 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
 
     On S3 by ETags and sizes, which cost no reading; here by hashes. Raises NotFoundError where nothing is there.
     """
-    _refuse_unresolved(location)
+    refuse_unresolved(location)
     if location.startswith(S3):
         return _identity_on_s3(s3(), S3Location.parse(location), location)
     path = Path(location)
@@ -277,14 +277,6 @@ def _damaged(location: str, what: str) -> UsageError:
     return UsageError(
         f"{location} is not whole: {what}", next_step="have that folder deleted, and run what made it once more"
     )
-
-
-def _refuse_unresolved(location: str) -> None:
-    if location.startswith((DATA, RUN)):
-        raise UsageError(
-            f"{location} is a name that only `trainyard submit` can resolve",
-            next_step="submit the job, or give an s3:// location",
-        )
 
 
 def _read(location: str, name: str, s3: Callable[[], "S3Client"]) -> bytes | None:

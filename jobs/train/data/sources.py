@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
-from jobs.contract.locations import DATA, DELIMITERS, HUB, RUN, S3, S3Location, hub_parts, table_suffix
+from jobs.contract.locations import DELIMITERS, HUB, S3, S3Location, hub_parts, refuse_unresolved, table_suffix
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -100,7 +100,7 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
         folder = scratch / "model"
         object_store.download_all(s3(), source, _model_files(names), folder)
     else:
-        _refuse_unresolved(location)
+        refuse_unresolved(location)
         folder = Path(location)
         if not folder.is_dir():
             raise NotFoundError(f"model folder {location} does not exist", next_step="check the path")
@@ -111,7 +111,7 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
 
 def copy_folder(location: str, target: Path, *, s3: Callable[[], "S3Client"]) -> None:
     """All files of the folder at `location` into a local one. Raises NotFoundError where there is none."""
-    _refuse_unresolved(location)
+    refuse_unresolved(location)
     if location.startswith(S3):
         source = S3Location.parse(location.rstrip("/"))
         names = list(object_store.sizes(s3(), source))
@@ -125,25 +125,15 @@ def copy_folder(location: str, target: Path, *, s3: Callable[[], "S3Client"]) ->
 
 
 def _local_file(location: str, s3: Callable[[], "S3Client"], scratch: Path) -> tuple[Path, str]:
-    _refuse_unresolved(location)
+    refuse_unresolved(location)
     suffix = table_suffix(location)
     if not location.startswith(S3):
         if not Path(location).is_file():
             raise NotFoundError(f"{location} does not exist", next_step="check the path")
         return Path(location), suffix
     source = S3Location.parse(location)
-    path = scratch / "tables" / source.bucket / source.key
-    object_store.download(s3(), source, path)
-    return path, suffix
-
-
-def _refuse_unresolved(location: str) -> None:
-    if location.startswith((DATA, RUN)):
-        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
-        raise UsageError(
-            f"{location} is {what}, which only `trainyard submit` can resolve",
-            next_step="submit the job, or give an s3:// location",
-        )
+    bucket = S3Location(source.bucket, "")
+    return object_store.download_below(s3(), bucket, source.key, scratch / "tables" / source.bucket), suffix
 
 
 def _lines(path: Path, location: str) -> Iterator[tuple[int, str]]:

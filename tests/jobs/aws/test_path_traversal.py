@@ -1,0 +1,101 @@
+"""Whoever may write keys to a bucket must not write files of those who download them."""
+
+import hashlib
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.client import storage
+from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
+from jobs.train.data.artifacts import ArtifactFile, Manifest, fingerprint, open_artifact
+from jobs.train.data.sources import copy_folder, read_table
+from jobs.train.kinds.notebook.saved_folder import SavedFolder
+from jobs.train.trainer import checkpoint
+from jobs.train.trainer.metrics import Throughput
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+CONTENT = b"a,b\n1,2\n"
+HASH = hashlib.sha256(CONTENT).hexdigest()
+NAMES = ("nb/../../x.csv", "../x.csv", "/x.csv", "nb//x.csv", "./x.csv")
+
+Download = Callable[["S3Client", S3Location, str, Path], object]
+
+
+def all_of_a_folder(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    object_store.download_all(s3, folder, ["harmless", name], target)
+    return None
+
+
+def an_input_folder(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    copy_folder(str(folder), target, s3=lambda: s3)
+    return None
+
+
+def a_notebooks_folder(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    return SavedFolder(s3, target, folder).restore()
+
+
+def a_table(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    return read_table(str(folder / name), ["a"], s3=lambda: s3, scratch=target)
+
+
+def an_artifact(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    manifest = Manifest(
+        kind="corpus",
+        version=1,
+        fingerprint=fingerprint("corpus", version=1, options={}, inputs={}),
+        options={},
+        inputs={},
+        provenance={},
+        files={name: ArtifactFile(bytes=len(CONTENT), sha256=HASH, counts={})},
+    )
+    object_store.write(s3, folder / "manifest.json", manifest.model_dump_json().encode())
+    return open_artifact(str(folder), kind="corpus", s3=lambda: s3, scratch=target).download()
+
+
+def a_checkpoint(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    manifest = checkpoint.Manifest(
+        step=1,
+        world_size=1,
+        fingerprint="",
+        arguments={},
+        written_at=datetime.now(timezone.utc),
+        throughput=Throughput(),
+        files={name: checkpoint.File(bytes=len(CONTENT), sha256=HASH)},
+    )
+    step = folder / "step-1"
+    object_store.write(s3, step / name, CONTENT)
+    object_store.write(s3, step / "manifest.json", manifest.model_dump_json().encode())
+    return checkpoint.Checkpoints(s3, folder, target).fetch(1)
+
+
+def a_run(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
+    return list(storage.fetch(Aws(), S3Location(folder.bucket, f"{folder.key}/"), target))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "download",
+    [all_of_a_folder, an_input_folder, a_notebooks_folder, a_table, an_artifact, a_checkpoint, a_run],
+)
+def test_a_key_that_leads_out_of_the_folder_is_refused(
+    download: Download, name: str, s3: "S3Client", s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    folder = S3Location("runs", f"{tmp_path.name}/folder")
+    object_store.write(s3, folder / "harmless", CONTENT)
+    object_store.write(s3, folder / name, CONTENT)
+    target = tmp_path / "deep" / "inside" / "target"
+    with pytest.raises(UsageError, match="would be written outside"):
+        download(s3, folder, name, target)
+    outside = [path for path in tmp_path.rglob("*") if path.is_file() and target not in path.parents]
+    assert outside == []
+    assert not (tmp_path / "x.csv").exists()
