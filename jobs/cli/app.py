@@ -1,6 +1,6 @@
 """The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
 
-Those of `trainyard images` are in images_app.py.
+Those of `trainyard images` are in images/app.py.
 """
 
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ from jobs.cli.submit import How, confirm, finish, send
 from jobs.client import batch, storage
 from jobs.client.claims import Claim
 from jobs.client.follow import may_go_on
-from jobs.client.job import Job
 from jobs.client.inputs import check_inputs
+from jobs.client.job import Job
 from jobs.client.storage import StoredRun
 from jobs.contract.arguments import changed
 from jobs.contract.budget import NOTHING_SPENT, spent

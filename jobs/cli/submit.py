@@ -18,10 +18,10 @@ from jobs.cli.spec_file import read_specs
 from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
 from jobs.client.batch import submit as submit_job
 from jobs.client.follow import follow
+from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
 from jobs.client.logs import LogReader
 from jobs.client.references import resolve
-from jobs.client.inputs import check_inputs
 from jobs.client.storage import delete_spec, put_spec, read_receipt
 from jobs.contract.errors import (
     Detached,

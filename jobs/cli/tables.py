@@ -75,6 +75,14 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
+def columns(*headings: str) -> Table:
+    """Return an empty table with a heading over each column, whose cells are not wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
 def duration(seconds: float) -> str:
     """`48 s`, `12 min 05 s`, `3 h 20 min`."""
     whole = round(seconds)
@@ -90,6 +98,10 @@ def duration(seconds: float) -> str:
 def moment(time: datetime | None) -> str:
     """In local time, to the second."""
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"
 
 
 def usd(amount: float) -> str:
@@ -135,9 +147,7 @@ def _budget(plan: Plan) -> str:
 
 def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
     """Runs that are submitted together, one a row."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST"):
-        table.add_column(heading, no_wrap=True)
+    table = columns("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST")
     table.add_column("WAITS FOR", overflow="fold")
     names = {plan.run_id: plan.spec.name for plan in plans}
     for plan in plans:
@@ -173,9 +183,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def jobs_table(jobs: Iterable[Job]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK"):
-        table.add_column(heading, no_wrap=True)
+    table = columns("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK")
     for job in jobs:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else ""
         table.add_row(
@@ -208,9 +216,7 @@ def _with_iso_times(value: Any) -> Any:
 
 
 def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE"):
-        table.add_column(heading, no_wrap=True)
+    table = columns("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE")
     table.add_column("REASON", overflow="fold")
     for attempt in attempts:
         table.add_row(
@@ -225,9 +231,7 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
 
 def findings_table(findings: "Iterable[Finding]") -> Table:
     """What keeps a job from starting, and below it what was looked at besides."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("LOOKED AT", no_wrap=True)
+    table = columns("", "LOOKED AT")
     table.add_column("FOUND", overflow="fold")
     for finding in findings:
         text = Text(finding.text)

@@ -117,9 +117,7 @@ def _json(result: Result, revision: str) -> dict[str, Any]:
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("IMAGE", "CHECK", "", "TOOK"):
-        table.add_column(heading, no_wrap=True)
+    table = tables.columns("IMAGE", "CHECK", "", "TOOK")
     table.add_column("FOUND", overflow="fold")
     for result in results:
         outcome = Text(result.outcome, style=_STYLES[result.outcome])
