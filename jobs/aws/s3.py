@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import S3Location
+from jobs.contract.locations import S3Location, stays_below
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
@@ -240,7 +240,7 @@ def path_below(target: Path, folder: S3Location, name: str) -> Path:
 
     Raises UsageError where its name leads out of `target`.
     """
-    if any(part in ("", ".", "..") for part in name.split("/")):
+    if not stays_below(name):
         raise UsageError(f"{folder / name} would be written outside {target}")
     return target / name
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from jobs.contract.locations import S3Location
+from jobs.contract.locations import S3Location, stays_below
 
 POINTER = "artifact.json"
 DONE = "done/"
@@ -59,7 +59,7 @@ class Manifest(_Record):
     @classmethod
     def _below_its_folder(cls, files: dict[str, ArtifactFile]) -> dict[str, ArtifactFile]:
         for name in files:
-            if any(part in ("", ".", "..") for part in name.split("/")):
+            if not stays_below(name):
                 raise ValueError(f"'{name}' is no file below an artifact's folder")
         return files
 

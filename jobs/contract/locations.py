@@ -116,6 +116,11 @@ def run_parts(location: str) -> tuple[str, str]:
     return name, path.strip("/")
 
 
+def stays_below(name: str) -> bool:
+    """Return whether a relative name, of a file or of a key, is that of something below its folder."""
+    return not any(part in ("", ".", "..") for part in name.split("/"))
+
+
 def table_suffix(location: str) -> str:
     """What the name of a file ends in: `.jsonl`, …"""
     return PurePosixPath(location).suffix.lower()
@@ -157,7 +162,7 @@ def _check(location: str, options: tuple[str, ...]) -> None:
         name, path = run_parts(location)
         if not _RUN_NAME.fullmatch(name):
             raise ValueError(f"{location}: '{name}' is no run's name; it should look like {RUN}name/path")
-        if any(part in ("", ".", "..") for part in path.split("/")) and path:
+        if path and not stays_below(path):
             raise ValueError(f"{location}: '{path}' is no path below a run's folder")
     elif "://" in location:
         raise ValueError(f"{location}: only {HUB}, {S3}, {DATA}, {RUN} and local paths can be read")

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, S3Location, refuse_unresolved
+from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
 from jobs.contract.run import MANIFEST
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class Builder:
         Raises UsageError where the name is one of the artifact's own records.
         """
         name = name or path.name
-        parts = name.split("/")
-        if name == MANIFEST or name.startswith(DONE) or any(part in ("", ".", "..") for part in parts):
+        if name == MANIFEST or name.startswith(DONE) or not stays_below(name):
             raise UsageError(f"'{name}' cannot be the name of an artifact's file")
         file = ArtifactFile(bytes=path.stat().st_size, sha256=object_store.sha256(path), counts=dict(counts or {}))
         object_store.upload(self._s3, path, self.location / name)

@@ -1,6 +1,7 @@
 """Whoever may write keys to a bucket must not write files of those who download them."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ import pytest
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.client import storage
+from jobs.contract.artifact import fingerprint
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
-from jobs.train.data.artifacts import ArtifactFile, Manifest, fingerprint, open_artifact
+from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.sources import copy_folder, read_table
 from jobs.train.kinds.notebook.saved_folder import SavedFolder
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 CONTENT = b"a,b\n1,2\n"
-HASH = hashlib.sha256(CONTENT).hexdigest()
 NAMES = ("nb/../../x.csv", "../x.csv", "/x.csv", "nb//x.csv", "./x.csv")
 
 Download = Callable[["S3Client", S3Location, str, Path], object]
@@ -45,16 +46,16 @@ def a_table(s3: "S3Client", folder: S3Location, name: str, target: Path) -> obje
 
 
 def an_artifact(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
-    manifest = Manifest(
-        kind="corpus",
-        version=1,
-        fingerprint=fingerprint("corpus", version=1, options={}, inputs={}),
-        options={},
-        inputs={},
-        provenance={},
-        files={name: ArtifactFile(bytes=len(CONTENT), sha256=HASH, counts={})},
-    )
-    object_store.write(s3, folder / "manifest.json", manifest.model_dump_json().encode())
+    manifest = {
+        "kind": "corpus",
+        "version": 1,
+        "fingerprint": fingerprint("corpus", version=1, options={}, inputs={}),
+        "options": {},
+        "inputs": {},
+        "provenance": {},
+        "files": {name: {"bytes": len(CONTENT), "sha256": hashlib.sha256(CONTENT).hexdigest()}},
+    }
+    object_store.write(s3, folder / "manifest.json", json.dumps(manifest).encode())
     return open_artifact(str(folder), kind="corpus", s3=lambda: s3, scratch=target).download()
 
 
@@ -87,7 +88,7 @@ def test_a_key_that_leads_out_of_the_folder_is_refused(
     object_store.write(s3, folder / "harmless", CONTENT)
     object_store.write(s3, folder / name, CONTENT)
     target = tmp_path / "deep" / "inside" / "target"
-    with pytest.raises(UsageError, match="would be written outside"):
+    with pytest.raises(UsageError, match=r"would be written outside|its manifest\.json cannot be read"):
         download(s3, folder, name, target)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in written if target not in path.parents] == []
