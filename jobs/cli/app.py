@@ -189,7 +189,7 @@ def resume(
 
 
 def _how(**given: bool) -> "How":
-    """What to do once the plan stands; the names are those of the options."""
+    """Return what is done once the plan stands, from the options of the same names."""
     from jobs.cli.submit import How
 
     chosen = [name.replace("_", "-") for name, is_given in given.items() if is_given] or ["follow"]

@@ -120,7 +120,7 @@ def _embedded_aws(steps: "Steps", executor: str) -> Iterator[embedded.Server]:
 
 
 def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
-    """Where the spec expects its inputs: argument to place in the data bucket."""
+    """Return where the spec expects its inputs: argument to place in the data bucket."""
     return {
         argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
         for argument, location, _ in spec.entrypoint_arguments().sources()

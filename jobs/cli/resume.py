@@ -34,7 +34,7 @@ _FIXED = ("name", "job", "team")
 """Keys of a spec that say which run it is."""
 
 _FORGOTTEN = "forgotten"
-"""In place of the id of a job that nobody knows any more."""
+"""Stands in place of the id of a job that nobody knows any more."""
 
 
 def resume(

@@ -1,4 +1,4 @@
-"""`trainyard list | status | why | logs | cancel | fetch | receipt`: what there is to know and do about runs."""
+"""`trainyard list | status | why | logs | cancel | fetch | receipt`: the commands about runs that were submitted."""
 
 import dataclasses
 import re
@@ -122,7 +122,7 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
 
 def _ended_by(job: Job, receipt: Receipt | None) -> str:
-    """What the job's last attempt itself said of its end, of which Batch knows only the exit code.
+    """Return what the job's last attempt itself said of its end, of which Batch knows only the exit code.
 
     Of a timeout it is Batch that knows: the attempt got no more than a SIGTERM.
     """

@@ -18,7 +18,7 @@ from jobs.contract.spec import JobSpec, parse_spec
 READY_SPECS = Path(__file__).parent.parent / "specs"
 
 _SHOWN_CHARACTERS = 40
-"""Of a value that cannot be read, in its error."""
+"""An error shows so many characters of a value that cannot be read."""
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:

@@ -41,7 +41,7 @@ from jobs.contract.stage import DeployedStage
 
 
 class How(Enum):
-    """What `submit` does once the plan stands."""
+    """The choice of what `submit` does once the plan stands."""
 
     DRY_RUN = "dry-run"
     FOLLOW = "follow"

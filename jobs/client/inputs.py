@@ -1,4 +1,4 @@
-"""What a job will read is looked for before it is submitted, and before anything is paid for."""
+"""Inputs of a job are looked for before it is submitted, and before anything is paid for."""
 
 import json
 import os

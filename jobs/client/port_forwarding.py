@@ -105,7 +105,7 @@ def forwarded(aws: Aws, *, instance: str, port: int, local_port: int) -> Iterato
 
 
 def answers(process: "subprocess.Popen[bytes]", local_port: int) -> bool:
-    """Whether a JupyterLab answers there. The plugin itself may stay for ever when its instance is gone."""
+    """Return whether a JupyterLab answers there. The plugin itself may stay for ever when its instance is gone."""
     if process.poll() is not None:
         return False
     try:

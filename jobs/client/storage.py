@@ -32,7 +32,7 @@ from jobs.contract.run import (
 from jobs.contract.stage import DeployedStage
 
 LATEST = "latest"
-"""In place of a run id: the newest run of the stage."""
+"""Names the newest run of the stage in place of a run id."""
 
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}step-(\d+)/{re.escape(MANIFEST)}")
 
@@ -48,7 +48,7 @@ class StoredRun:
 
 
 def read_spec_text(aws: Aws, run: S3Location) -> str | None:
-    """The resolved spec that a run was submitted with; None where there is none."""
+    """Read the resolved spec that a run was submitted with; None where there is none."""
     text = object_store.read_once(aws.s3, run / SPEC)
     return None if text is None else text.decode()
 
@@ -70,9 +70,9 @@ def delete_spec(aws: Aws, plan: Plan) -> None:
 
 
 def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[StoredRun]:
-    """The runs whose ids begin with `prefix`, the oldest first, however long ago Batch forgot them.
+    """Return the runs whose ids begin with `prefix`, the oldest first, however long ago Batch forgot them.
 
-    Of the teams whose runs the caller may list; where there is none, raises what S3 said to that.
+    Teams whose runs the caller may not list are left out; where there is no other, raises what S3 said to that.
     """
     found, denials = list[StoredRun](), list[Exception]()
     for team in stage.teams:
@@ -88,7 +88,7 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
 
 
 def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "") -> list[StoredRun]:
-    """The runs of one team whose ids begin with `prefix`, the oldest first."""
+    """Return the runs of one team whose ids begin with `prefix`, the oldest first."""
     found = []
     pages = aws.s3.get_paginator("list_objects_v2").paginate(
         Bucket=stage.run_bucket, Prefix=f"{team}/{prefix}", Delimiter="/"
@@ -103,7 +103,7 @@ def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "")
 
 
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
-    """The run that `text` names: its id, the beginning of one id, a spec's name (its newest run), or `latest`.
+    """Return the run that `text` names: its id, the beginning of one id, a spec's name (its newest run), or `latest`.
 
     Raises NotFoundError where there is none, UsageError where `text` is the beginning of several ids.
     """
@@ -127,7 +127,7 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
 
 
 def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
-    """Step of the newest checkpoint that has its manifest; None where there is none."""
+    """Return the step of the newest checkpoint that has its manifest; None where there is none."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / CHECKPOINTS).key)
     keys = (item["Key"].removeprefix(run.key) for page in pages for item in page.get("Contents", []))
     steps = [int(match[1]) for key in keys if (match := _CHECKPOINT.fullmatch(key))]
@@ -135,7 +135,7 @@ def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
 
 
 def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
-    """The receipt a run has written so far; None where it has written none."""
+    """Read the receipt that a run has written so far; None where it has written none."""
     text = object_store.read_once(aws.s3, run / RECEIPT)
     if text is None:
         return None
@@ -149,13 +149,13 @@ def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
 
 
 def read_metrics(aws: Aws, run: S3Location) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl so far."""
+    """Read the lines of metrics.jsonl so far."""
     text = object_store.read_once(aws.s3, run / METRICS) or b""
     return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def read_notebook(aws: Aws, run: S3Location) -> NotebookServer | None:
-    """Where the run's notebook answers; None where it has said nothing of that."""
+    """Read where the run's notebook answers; None where it has said nothing of that."""
     text = object_store.read_once(aws.s3, run / NOTEBOOK_SERVER)
     return None if text is None else NotebookServer.model_validate_json(text)
 

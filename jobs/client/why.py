@@ -37,23 +37,23 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What Batch says of the job and of what it waits for."""
+    """Batch's words on the job and on what it waits for."""
 
     detail: Mapping[str, Any]
-    """Of a job whose nodes start one by one, that of the first node that waits."""
+    """The job as DescribeJobs has it; where its nodes start one by one, the first node that waits."""
     queue: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]
-    """In the order in which the queue tries them."""
+    """Compute environments, in the order in which the queue tries them."""
     running: tuple[Mapping[str, Any], ...]
     """Summaries of the queue's jobs that have instances; of one whose nodes start one by one, of those nodes."""
     row: InstanceType
     nnodes: int
     waiting_nodes: int
-    """Of them, those that have no instance yet."""
+    """Jobs among them that have no instance yet."""
     teams: Mapping[str, str] = field(default_factory=dict)
     """Share identifier to team."""
     stop: BudgetStop | None = None
-    """Where the stage has used up its budget."""
+    """Set where the stage has used up its budget."""
 
 
 def is_waiting(job: Job) -> bool:

@@ -19,10 +19,10 @@ ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
 """Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
 
 SCRATCH = "/scratch"
-"""Where containers of jobs see the disks of their instance's own, if it has any."""
+"""Folder in which containers of jobs see the disks of their instance's own, if it has any."""
 
 STOP_TIMEOUT_SECONDS = 100
-"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
+"""Time between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of a notice's two minutes.
 
 In it the ranks come to the end of their step, save, and upload what they saved; then the attempt's record is written.
 """
@@ -34,11 +34,11 @@ class Price:
 
     on_demand_usd_per_hour: float
     spot_usd_per_hour: float | None = None
-    """What is typical of Spot; None: nobody knows."""
+    """The typical Spot price; None: nobody knows."""
     date: str
     """The day on which the prices were read."""
     source: str
-    """Where they were read."""
+    """The place where the prices were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class InstanceType:
     name: str
     """EC2's name."""
     accelerator: Accelerator
-    """What a process trains on; `hpu` is a Gaudi card."""
+    """The accelerator that a process trains on; `hpu` is a Gaudi card."""
     accelerators: int
     """Cards in one instance; 0 where it trains on its vCPUs."""
     vcpus: int
     memory_mib: int
     """All of the instance's memory."""
     job_memory_mib: int
-    """What a job that owns the instance asks for: less than all, since the ECS agent and the kernel keep some back."""
+    """Memory that a job which owns the instance asks for: less than all, since ECS agent and kernel keep some back."""
     network_cards: int
     """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
     nvme_disks: int = 0
@@ -65,7 +65,7 @@ class InstanceType:
     machine_image: Literal["batch", "stage"] = "batch"
     """Whose AMI it boots where the settings name none: Batch's newest of the family, or one that the stage builds."""
     gaudi_generation: int | None = None
-    """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
+    """The Gaudi that its cards are, which decides the software releases that fit; None where they are none."""
     huge_pages: int = 0
     """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
     on_demand_quota_code: str
@@ -98,17 +98,17 @@ class InstanceType:
 
     @property
     def processes(self) -> int:
-        """Ranks that fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
+        """Return how many ranks fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
         return self.accelerators or max(1, self.vcpus // 24)
 
     @property
     def gpus(self) -> int:
-        """Cards that Batch counts as a resource of type GPU; it has no such type for HPUs."""
+        """Return how many cards Batch counts as a resource of type GPU; it has no such type for HPUs."""
         return self.accelerators if self.accelerator == "cuda" else 0
 
     @property
     def card(self) -> str:
-        """What people call one of its cards; a vCPU where it has none."""
+        """Return what people call one of its cards; a vCPU where it has none."""
         return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
 
 
@@ -234,7 +234,7 @@ INSTANCE_TYPES = {row.name: row for row in _ROWS}
 
 
 def instance_type(name: str) -> InstanceType:
-    """The row called `name`. Raises UsageError with the closest name if there is none."""
+    """Return the row called `name`. Raises UsageError with the closest name if there is none."""
     try:
         return INSTANCE_TYPES[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""What the launcher in a job's container is told: its options, which a plan writes as flags, and two variables.
+"""Options of the launcher in a job's container, which a plan writes as flags, and its two environment variables.
 
 The launcher (jobs.train.launch) takes these options, the job's kind, and the flags of that kind's own arguments.
 """
@@ -16,14 +16,14 @@ RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
 ACCELERATOR_VARIABLE = "TRAINYARD_ACCELERATOR"
 
 GANG_WAIT_SECONDS = 900.0
-"""How long the nodes of a gang wait for all of them; then as few train as may."""
+"""The nodes of a gang wait so long for all of them; then as few train as may."""
 
 START_TIMEOUT_SECONDS = 900.0
-"""How long the nodes of a job that AWS Batch starts together wait for each other, unless its spec says otherwise: EC2
-may start them minutes apart."""
+"""Nodes that AWS Batch starts together wait so long for each other, unless their spec says otherwise: EC2 may start
+them minutes apart."""
 
 HANG_TIMEOUT_SECONDS = 120.0
-"""Without a step for so long an attempt that trains has hung, unless its spec says otherwise."""
+"""An attempt that trains has hung when it made no step for so long, unless its spec says otherwise."""
 
 
 def _without_empty_fraction(seconds: float) -> int | float:
@@ -41,21 +41,21 @@ class LauncherOptions(Strict):
     nproc_per_node: int = Field(ge=1)
     """Ranks on this node."""
     capacity: Capacity | None = None
-    """What the receipt and a budget price it at: spot or on-demand. Default: unknown."""
+    """The price that the receipt and a budget count with: spot or on-demand. Default: unknown."""
     max_usd: float | None = None
     """Budget over all attempts of the run, in US dollars."""
     max_hours: float | None = None
     """Budget over all attempts of the run, in instance hours."""
     hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
-    """Without a step for so long the attempt ends and is resumed; 0: never."""
+    """An attempt that makes no step for so long ends, and is resumed; 0: never."""
     start_timeout_seconds: Seconds = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """How long the nodes of a multi-node job wait for each other."""
+    """The nodes of a multi-node job wait so long for each other."""
     gang_min_nnodes: int | None = None
-    """Says that the children of the array job train together, on so many nodes at least."""
+    """The children of the array job train together as a gang, on so many nodes at least."""
     gang_attempts: int | None = None
-    """How often Batch starts each child of a gang: one that has used them up is not waited for. Default: unknown."""
+    """Batch starts each child of a gang so often; one that has used them up is not waited for. Default: unknown."""
     gang_wait_seconds: Seconds = GANG_WAIT_SECONDS
-    """How long the nodes of a gang wait for those that lack."""
+    """The nodes of a gang wait so long for those that lack."""
     allow_changes: Annotated[bool, Switch()] = False
     """Resumes a checkpoint though it was made with other arguments."""
 

@@ -1,4 +1,4 @@
-"""How an input is named: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
+"""Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
 
 Only the names are looked at here, on the laptop as in the container; `jobs.client.storage` and
 `jobs.train.data.sources` look at what lies there. What cannot be read is a ValueError, which pydantic turns into a
@@ -17,7 +17,7 @@ S3 = "s3://"
 DATA = "data://"
 """The stage's data bucket, whose physical name nobody writes down."""
 RUN = "run://"
-"""What another run of the team leaves, by the name of its spec or by its id."""
+"""Begins the location of what another run of the team leaves, by the name of its spec or by its id."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -41,7 +41,7 @@ class S3Location:
 
     @classmethod
     def parse(cls, uri: str) -> "S3Location":
-        """Raises UsageError where `uri` is not `s3://bucket/key`."""
+        """Return the location that `uri` names. Raises UsageError where it is not `s3://bucket/key`."""
         parts = urlsplit(uri, allow_fragments=False)
         if parts.scheme != "s3" or not parts.netloc:
             raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
@@ -55,14 +55,14 @@ class S3Location:
 
 
 def model_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no model can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no model can be read by that name."""
     _check(location, _MODEL_OPTIONS)
     _require_path(location, "model")
     return location
 
 
 def table_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no table can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no table can be read by that name."""
     _check(location, _TABLE_OPTIONS)
     if not location.startswith(HUB) and table_suffix(location) not in TABLE_SUFFIXES:
         raise ValueError(
@@ -73,7 +73,7 @@ def table_location(location: str) -> str:
 
 
 def documents_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no documents can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no documents can be read by that name."""
     if not location.startswith(HUB) and table_suffix(location) == TEXT:
         _check(location, ())
         return location
@@ -81,7 +81,7 @@ def documents_location(location: str) -> str:
 
 
 def folder_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no folder of files can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no folder of files can be read by that name."""
     if location.startswith(HUB):
         raise ValueError(f"{location}: a folder is read from {S3}…, {DATA}… or a local path, not from the hub")
     _check(location, ())
@@ -90,7 +90,7 @@ def folder_location(location: str) -> str:
 
 
 def artifact_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no artifact can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no artifact can be read by that name."""
     if location.startswith(HUB):
         raise ValueError(f"{location}: an artifact is what a run made: {RUN}…, {S3}…, {DATA}… or a local folder")
     _check(location, ())
@@ -111,7 +111,7 @@ def refuse_unresolved(location: str) -> None:
 
 
 def run_parts(location: str) -> tuple[str, str]:
-    """Name and path of `run://name/path`; the path is empty where it has none."""
+    """Return name and path of `run://name/path`; the path is empty where it has none."""
     name, _, path = location.removeprefix(RUN).partition("/")
     return name, path.strip("/")
 
@@ -122,18 +122,18 @@ def stays_below(name: str) -> bool:
 
 
 def table_suffix(location: str) -> str:
-    """What the name of a file ends in: `.jsonl`, …"""
+    """Return the end of a file's name: `.jsonl`, …"""
     return PurePosixPath(location).suffix.lower()
 
 
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:
-    """Name and options of `hf://org/name?config=…&split=…&revision=…`."""
+    """Return name and options of `hf://org/name?config=…&split=…&revision=…`."""
     parts = urlsplit(location)
     return f"{parts.netloc}{parts.path}".strip("/"), dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
 def hub_suggestion(text: str) -> str:
-    """`"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
+    """Return `"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
     return f"; did you mean {HUB}{text}?" if _HUB_NAME.fullmatch(text) else ""
 
 

@@ -27,5 +27,6 @@ class Progress:
 
     @classmethod
     def parse(cls, line: str) -> "Progress | None":
+        """Return the progress that a line of the log tells; None where it tells none."""
         match = cls._LINE.search(line)
         return cls(int(match["step"]), int(match["total"]), match["note"] or "") if match else None

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class NotebookServer(BaseModel):
-    """How a notebook that runs is reached, as `notebook.json` holds it.
+    """The record of a notebook that runs, as `notebook.json` holds it.
 
     Whoever has the token can run any code there, with the rights of the team's jobs.
     """
@@ -15,9 +15,9 @@ class NotebookServer(BaseModel):
     """The Batch job, and which attempt of it: one that was lost leaves its file behind."""
     attempt: int
     port: int
-    """On the instance's loopback."""
+    """The port on the instance's loopback."""
     token: str
 
     def url(self, port: int | None = None, *, path: str = "lab") -> str:
-        """For a browser. `port`: where the notebook's is forwarded to; None: it is here."""
+        """Return the address for a browser. `port`: where the notebook's is forwarded to; None: it is here."""
         return f"http://127.0.0.1:{port or self.port}/{path}?token={self.token}"

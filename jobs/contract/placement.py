@@ -1,4 +1,4 @@
-"""Where a job runs, and why: its instance type, its queue and its ranks.
+"""The placement of a job: its instance type, its queue and its ranks, and why.
 
 A spec names no queue, only what it needs.
 """
@@ -14,7 +14,7 @@ from jobs.contract.stage import DeployedStage
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a job runs, and why."""
+    """The instances, queue and ranks of a job, and why."""
 
     instance_type: InstanceType
     queue: Queue
@@ -24,14 +24,14 @@ class Placement:
     accelerator_reason: str
     nnodes: int
     least_nnodes: int
-    """On how many it may come to train."""
+    """The fewest nodes that it may come to train on."""
     nproc_per_node: int
     nproc_per_node_on_aws: int
     """The same number, unless the embedded AWS runs the job on a machine that is too small for it."""
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of ranks that the job's arguments have to work on: what runs here should run on AWS too."""
+        """Return the numbers of ranks that the arguments have to work on: what runs here should run on AWS too."""
         ranks = dict.fromkeys((self.nproc_per_node_on_aws, self.nproc_per_node))
         return [nnodes * nproc for nproc in ranks for nnodes in sorted({self.nnodes, self.least_nnodes})]
 

@@ -24,21 +24,21 @@ from jobs.contract.submit_job import submit_job_request
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """What a plan goes on with: a run whose jobs have ended."""
+    """A run whose jobs have ended, and with which a plan goes on."""
 
     job_ids: tuple[str, ...]
-    """Of the jobs that it went through, the newest last; at least that one."""
+    """Ids of the jobs that it went through, the newest last; at least that one."""
     at: datetime
-    """When it is resumed."""
+    """The moment at which it is resumed."""
     spent: Spent = NOTHING_SPENT
-    """What its attempts have taken so far."""
+    """Hours and dollars that its attempts have taken so far."""
     allow_changes: bool = False
-    """Whether a checkpoint that was made with other arguments is resumed all the same."""
+    """True: a checkpoint that was made with other arguments is resumed all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What would be submitted, and its price."""
+    """A submission as it would be sent, and its price."""
 
     run_id: str
     run_location: S3Location
@@ -48,14 +48,14 @@ class Plan:
     queue: str
     queue_reason: str
     capacity: Capacity
-    """What the queue's instances are priced at; a Spot queue may go on to On-Demand ones where Spot has none."""
+    """The price that is expected; a Spot queue may go on to On-Demand instances where Spot has none."""
     instance_type: InstanceType
     accelerator: str
     accelerator_reason: str
     nnodes: int
     nproc_per_node: int
     notes: tuple[str, ...]
-    """What the submitter should know before paying."""
+    """Sentences that the submitter should read before paying."""
     awaited: tuple[Awaited, ...] = ()
     """The runs that have to end before this one starts."""
     continued: Continued | None = None
@@ -71,16 +71,19 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float:
-        """What it is expected to cost."""
+        """Return the price an hour that it is expected to cost."""
         return self.spot_usd_per_hour if self.capacity == "spot" else self.on_demand_usd_per_hour
 
     @property
     def inputs(self) -> tuple[tuple[str, str, str], ...]:
-        """`(argument, resolved location, what it should be)` of everything the job will read."""
+        """Return `(argument, resolved location, what it should be)` of everything the job will read."""
         return tuple(self.spec.entrypoint_arguments().sources())
 
     def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
-        """The same, once the runs that are submitted together with it have ids in Batch: run id to job id."""
+        """Return the same plan, once the runs that are submitted together with it have ids in Batch.
+
+        `job_ids`: run id to job id.
+        """
         depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.awaited]
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
 
@@ -93,7 +96,7 @@ def plan(
     awaited: tuple[Awaited, ...] = (),
     continued: Continued | None = None,
 ) -> Plan:
-    """Return what would be submitted: place the job, check budgets and arguments, find its inputs, make the request.
+    """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
 
     References to runs are resolved before (jobs.client.references), to the runs in `awaited` too.
     Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
@@ -181,7 +184,7 @@ def _notes(
 
 
 def _gang_note(spec: JobSpec) -> str:
-    """What nodes that Batch starts one by one cost more than those that it starts together."""
+    """Return what nodes that Batch starts one by one cost more than those that it starts together."""
     least = spec.resources.least_nnodes
     some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
     return (
@@ -191,7 +194,7 @@ def _gang_note(spec: JobSpec) -> str:
 
 
 def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
-    """`arguments` whose sources begin with what `places` has in place of their beginning."""
+    """Return `arguments` with the beginning of each source replaced by what `places` has for it."""
     return arguments.with_sources(
         **{
             name: place + location.removeprefix(beginning)
@@ -203,14 +206,17 @@ def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Argument
 
 
 def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
-    """What the job finds as files: the shared data, on the accelerator instances of a stage that mounts it there."""
+    """Return the locations that the job finds as files, and where.
+
+    That is the shared data, on the accelerator instances of a stage that mounts it there.
+    """
     if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
         return {}
     return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
 
 
 def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list[str]:
-    """What to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
+    """Return what to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
     deployed = stage.job_images.get(kind.name)
     if deployed is None:
         return []
@@ -275,7 +281,10 @@ def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued 
 
 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so."""
+    """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token.
+
+    On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so.
+    """
     repository = arguments.hub_repository
     if repository is not None and not stage.embedded and team not in stage.huggingface_teams:
         raise UsageError(

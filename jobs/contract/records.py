@@ -19,21 +19,21 @@ class Attempt(BaseModel):
     """The Batch job whose attempt it was. None: it ran outside Batch."""
     started_at: datetime
     finished_at: datetime | None = None
-    """None while it runs, and for ever where the node was lost."""
+    """The end; None while it runs, and for ever where the node was lost."""
     last_seen_at: datetime
-    """The latest sign of life; a lost attempt is billed up to it."""
+    """The latest heartbeat; a lost attempt is billed up to it."""
     exit_code: int | None = None
     reason: str | None = None
     """Why it ended, where that was not its own exit."""
     instance_type: str
     capacity: Capacity | None = None
-    """What its instances are priced at: what the main node's own says of itself, else what was submitted. On-Demand
-    where one of several nodes on Spot is."""
+    """The capacity that its instances are priced at: what the main node's own says of itself, else what was submitted.
+    On-Demand where one of several nodes on Spot is."""
     accelerator: str
     nnodes: int
     world_size: int
     waited_instance_seconds: float = 0.0
-    """That its nodes, where each is a job of its own, waited for each other before it, added up."""
+    """Time that its nodes, where each is a job of its own, waited for each other before it, added up."""
     resumed_from_step: int = 0
     last_step: int = 0
     changed: dict[str, tuple[Any, Any]] = {}
@@ -41,7 +41,7 @@ class Attempt(BaseModel):
 
 
 class Receipt(BaseModel):
-    """What a run took, over all its attempts so far. Costs are instance hours times a row's price: an estimate."""
+    """The account of a run over all its attempts so far. Costs are instance hours times a row's price: an estimate."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,21 +51,21 @@ class Receipt(BaseModel):
     state: Literal["running", "interrupted", "succeeded", "failed"]
     attempts: list[Attempt]
     duration_seconds: float
-    """Sum over the attempts."""
+    """Sum of the attempts' durations."""
     instance_hours: float
     instance_type: str
-    """Of the newest attempt; a run may have gone on on another."""
+    """The newest attempt's; a run may have gone on on another."""
     on_demand_usd: float
-    """All attempts, each on its own instance type, at On-Demand prices."""
+    """Cost of all attempts, each on its own instance type, at On-Demand prices."""
     spot_usd: float
-    """The same at Spot prices."""
+    """Cost of all attempts at Spot prices."""
     estimated_usd: float | None = None
-    """Each attempt at the price of the capacity that it ran on."""
+    """Cost of all attempts, each at the price of the capacity that it ran on."""
     budget: str = ""
-    """What was used of max_usd and max_hours; empty where the spec sets neither."""
+    """The used part of max_usd and max_hours as text; empty where the spec sets neither."""
     price_date: str
     price_source: str
     estimate_note: str
-    """What the figures are not: read before they are quoted."""
+    """The limits of the figures, to be read before they are quoted."""
     result: dict[str, Any]
     """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""

@@ -39,19 +39,22 @@ CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")
 cannot name a prefix that has a team and a run before `checkpoints/`."""
 
 KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
-"""In its place on those that a run was told to keep: they do not expire."""
+"""Tag, in its place, of the checkpoints that a run was told to keep: they do not expire."""
 
 _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6})-(?P<unique>[0-9a-f]{4})")
 
 
 def new_run_id(name: str, *, now: datetime) -> str:
-    """`<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`: the fraction of the second, so that ids of a name sort by time."""
+    """Return `<spec name>-<UTC yyyymmdd-hhmmss>-<4 hex>`.
+
+    The hexadecimal digits are the fraction of the second, so that ids of a name sort by time.
+    """
     fraction = (now.microsecond << 16) // 1_000_000
     return f"{name}-{now.astimezone(timezone.utc):%Y%m%d-%H%M%S}-{fraction:04x}"
 
 
 def submitted_at(run_id: str) -> datetime:
-    """The moment that a run's id names. Raises ValueError where it is no run's id."""
+    """Return the moment that a run's id names. Raises ValueError where it is no run's id."""
     match = _RUN_ID.fullmatch(run_id)
     if match is None:
         raise ValueError(f"{run_id!r} is not a run's id")
@@ -59,7 +62,7 @@ def submitted_at(run_id: str) -> datetime:
 
 
 def spec_name(run_id: str) -> str:
-    """The name of the spec that a run's id begins with; what is no run's id is left as it is."""
+    """Return the name of the spec that a run's id begins with; what is no run's id is left as it is."""
     match = _RUN_ID.fullmatch(run_id)
     return match["name"] if match else run_id
 
@@ -69,5 +72,5 @@ def is_run_id(text: str) -> bool:
 
 
 def run_prefix(team: str, run_id: str) -> str:
-    """Key prefix of a run in the run bucket, with its closing slash."""
+    """Return the key prefix of a run in the run bucket, with its closing slash."""
     return f"{team}/{run_id}/"

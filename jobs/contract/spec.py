@@ -41,12 +41,12 @@ MAX_GANG_NODES = 10_000
 
 
 class Resources(Strict):
-    """What a job asks for; it names no queue, the plan picks that."""
+    """The resources that a job asks for; it names no queue, the plan picks that."""
 
     nnodes: int = Field(default=1, ge=1)
     """Instances. More than one needs a kind that runs on several, and On-Demand a stage that offers them."""
     min_nnodes: int | None = Field(default=None, ge=1)
-    """Of several nodes on Spot: as few train where EC2 has no more after a quarter of an hour, until more come.
+    """The fewest of several nodes on Spot that train where EC2 has no more after a quarter of an hour, until more come.
     Default: all of them, so that training waits."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
@@ -56,12 +56,12 @@ class Resources(Strict):
 
     @property
     def is_gang(self) -> bool:
-        """Several nodes on Spot: Batch starts each for itself, and they find each other (jobs.train.launcher.gang)."""
+        """Return whether it is several nodes on Spot: Batch starts each for itself, and they find each other."""
         return self.nnodes > 1 and self.capacity == "spot"
 
     @property
     def least_nnodes(self) -> int:
-        """On how many it may come to train."""
+        """Return the fewest nodes that it may come to train on."""
         return self.min_nnodes or self.nnodes
 
     @model_validator(mode="after")
@@ -85,24 +85,24 @@ class JobSpec(Strict):
     job: str
     """A job kind of the catalog."""
     team: str = Field(default="research", pattern=f"^{TEAM_PATTERN}$")
-    """Who pays: a team of infra/settings.py."""
+    """The team that pays, one of infra/settings.py."""
     resources: Resources = Resources()
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
-    """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
+    """Batch may start the job so often: again after a Spot reclaim or an interruption, never after its own fault."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
     """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
     max_usd: float | None = Field(default=None, gt=0)
-    """What the run may cost over all its attempts, at the recorded prices: a Spot price is an estimate. It saves and
+    """US dollars that all attempts may cost at the recorded prices: a Spot price is an estimate. The run saves and
     stops before that, and goes on with trainyard resume."""
     max_hours: float | None = Field(default=None, gt=0)
-    """The same in instance hours: a minute of four nodes counts four minutes."""
+    """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
     hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node gives no sign of life, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
+    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
     minutes at least."""
     start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """Of several On-Demand nodes: one that has not come when so long has passed ends the attempt, and is named."""
+    """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 

@@ -28,16 +28,16 @@ IMAGE_TAG = "image-tag"
 IMAGE_BUILD_PROJECT = "image-build/project"
 """The CodeBuild project that builds the stage's images."""
 SHARED_DATA_MOUNT = "shared-data-mount"
-"""Where containers see `shared/` of the data bucket as a file system; there only where the stage has one."""
+"""Path at which containers see `shared/` of the data bucket as a file system, where the stage has one."""
 
 SHARED_PREFIX = "shared"
-"""What lies under it in the data bucket is read by all teams; a team's own files lie under the team's name."""
+"""Folder of the data bucket that all teams read; a team's own files lie under the team's name."""
 
 TEAM_PATTERN = r"[a-z0-9][a-z0-9-]{0,30}"
 
 
 def share_identifier(team: str) -> str:
-    """What Batch's fair share knows a team by: its name without hyphens, since Batch takes letters and digits only."""
+    """Return the team's name in Batch's fair share: without hyphens, since Batch takes letters and digits only."""
     return team.replace("-", "")
 
 
@@ -108,19 +108,19 @@ class BudgetStop:
     budget_usd: float
     """A month's."""
     since: str
-    """When the budget was found used up, in ISO 8601."""
+    """The day on which the budget was found used up, in ISO 8601."""
     until: str
-    """When the next month's begins, in ISO 8601."""
+    """The day on which the next month's budget begins, in ISO 8601."""
 
     def is_over(self, now: datetime) -> bool:
-        """Whether the next month has begun: then the stop counts no more, though nobody has taken it back yet."""
+        """Return whether the next month has begun: the stop counts no more, though nobody has taken it back yet."""
         until = datetime.fromisoformat(self.until)
         return now >= (until if until.tzinfo else until.replace(tzinfo=timezone.utc))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedStage:
-    """What one stage offers, by its physical names."""
+    """A stage as it is deployed: everything that it offers, by its physical names."""
 
     name: str
     data_bucket: str
@@ -135,11 +135,11 @@ class DeployedStage:
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """The same for jobs of several nodes; empty where the stage offers none."""
     shared_data_mount: str | None = None
-    """Where containers on accelerator instances see `shared/` of the data bucket as a file system."""
+    """Path at which containers on accelerator instances see `shared/` of the data bucket; None: they do not."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
     """Team that has used up its budget to what its parameter holds."""
     stage_stop: str | None = None
-    """What the parameter of the whole stage's budget holds, once that is used up."""
+    """The stop of the whole stage's budget, once that is used up."""
     release: str | None = None
     """The Gaudi software release that new jobs run on; None: deployed before it was published."""
     image_tag: str | None = None
@@ -151,7 +151,7 @@ class DeployedStage:
     huggingface_teams: frozenset[str] = frozenset()
     """Teams that have a secret for their Hugging Face token."""
     embedded_processes: int | None = None
-    """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
+    """Ranks that this machine should run on the embedded AWS where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class DeployedStage:
         embedded_processes: int | None = None,
         runs_containers: bool = True,
     ) -> "DeployedStage":
-        """From the parameters below `parameter_path(name)`, keyed by the rest of their names.
+        """Read a stage from the parameters below `parameter_path(name)`, keyed by the rest of their names.
 
         `runs_containers`: False on an embedded AWS whose jobs are processes, so that images do not matter.
         Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.

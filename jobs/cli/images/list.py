@@ -19,7 +19,7 @@ from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
 
 _NEWEST = 5
-"""So many of an image's tags in a stage are in the table."""
+"""The table shows so many of the tags that an image has in a stage."""
 
 _STATE_STYLES = {"current": "green", "outdated": "yellow"}
 
@@ -79,7 +79,7 @@ def _list_json(
     revision: str | None,
     unknown: Mapping[str, str],
 ) -> dict[str, Any]:
-    """None is what could not be asked, or what there is not."""
+    """Return one image as JSON; None stands for what could not be asked, and for what there is not."""
     uri = recorded.get(name)
     return {
         "image": name,
@@ -129,7 +129,7 @@ def _state(row: Mapping[str, Any], unknown: Mapping[str, str]) -> Text:
 
 
 def _pushed(row: Mapping[str, Any], unknown: Mapping[str, str]) -> str:
-    """What was pushed, the newest first, a line each; of many the newest and the recorded one."""
+    """Return a line for each image that was pushed, the newest first; of many the newest and the recorded one."""
     if "stage" in unknown:
         return "?"
     if not row["in_stage"]:

@@ -20,7 +20,7 @@ from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
 
 _HAS_ARRIVED = ("Pushed", "Layer already exists", "Mounted")
-"""How Docker's words begin for a layer that the registry has."""
+"""Docker's status of a layer that the registry has begins with one of these."""
 
 
 def push(
@@ -126,7 +126,7 @@ class PushView:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._layers: dict[str, tuple[int, int]] = {}
-        """Of the image that is being pushed: bytes sent and in all."""
+        """Layers of the image that is being pushed: bytes sent, and bytes in all."""
         if self._console.is_terminal:
             self._bars = Progress(
                 TextColumn("{task.description}"),

@@ -30,7 +30,7 @@ class Node:
     """0 is the main node."""
     nnodes: int
     main_address: str
-    """Where the ranks meet; the main node itself, to which Batch gives no address, meets on loopback."""
+    """The address at which the ranks meet; the main node itself, to which Batch gives no address, meets on loopback."""
     port: int
     """0: any free one, which is enough for a single node."""
 
@@ -66,35 +66,34 @@ class Gang:
     sizes: tuple[int, ...]
     """Numbers of nodes that it may train on, the smallest first."""
     wait_seconds: float
-    """That they wait for all; then they begin on fewer, where they may."""
+    """They wait so long for all; then they begin on fewer, where they may."""
     is_last: bool = False
-    """Whether Batch does not start this one again."""
+    """True: Batch does not start this child again."""
 
     def most(self, count: int) -> int:
-        """Of so many nodes, how many may train; 0: none."""
+        """Return how many of so many nodes may train; 0: none."""
         return max((size for size in self.sizes if size <= count), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """All that is known before anything heavy starts."""
+    """A launch, with all that is known of it before anything heavy starts."""
 
     kind: JobKind
     arguments: Arguments
     instance: InstanceType
     options: LauncherOptions
     node: Node
-    """In a gang none of several, until they have met."""
+    """The node of this container; in a gang a node of its own, until they have met."""
     gang: Gang | None
     run: S3Location
     accelerator_asked: str
     attempt: int
-    """Of the Batch job; the run's own number goes on where another job of the run left off."""
+    """Number of the Batch job's attempt; the run's own number goes on where another job of the run left off."""
     capacity: Capacity | None
-    """What its instances are really priced at, as far as anybody knows; until it has been asked, what the options
-    say."""
+    """The capacity that its instances are really priced at; what the options say, until the instance was asked."""
     stop_timeout_seconds: float
-    """Between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL."""
 
     @property
     def nproc_per_node(self) -> int:
@@ -106,7 +105,7 @@ class Launch:
 
     @property
     def on_instance(self) -> bool:
-        """Whether it runs on the instance that it asks for; on a laptop it takes whatever is there."""
+        """Return whether it runs on the instance that it asks for; on a laptop it takes whatever is there."""
         return self.accelerator_asked != AUTO
 
 
