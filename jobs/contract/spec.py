@@ -85,7 +85,7 @@ class JobSpec(Strict):
     job: str
     """A job kind of the catalog."""
     team: str = Field(default="research", pattern=f"^{TEAM_PATTERN}$")
-    """The team that pays, one of infra/settings.py."""
+    """Who pays: a team of infra/settings.py."""
     resources: Resources = Resources()
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
