@@ -28,7 +28,7 @@ _HEALTH_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Aws:
-    """Whose credentials and which region; the clients it hands out share one session."""
+    """A connection with somebody's credentials in some region; the clients that it hands out share one session."""
 
     profile: str | None = None
     """A profile of the AWS configuration. None: AWS_PROFILE, else boto3's default chain."""
@@ -74,7 +74,7 @@ class Aws:
 
     @property
     def endpoint(self) -> str:
-        """URL that Batch is reached at."""
+        """Return the URL at which Batch is reached."""
         return self.batch.meta.endpoint_url
 
     @cached_property

@@ -95,7 +95,7 @@ def _say_why(aws: Aws, stage: DeployedStage, job: Job, *, wait: bool, said: set[
 
 
 def _say(text: str, said: set[str]) -> None:
-    """Each text once, however often it is found again."""
+    """Says each text once, however often it is found again."""
     if text not in said:
         tables.stderr().print(text)
         said.add(text)

@@ -32,7 +32,7 @@ RUNS_FOLDER = Path("runs")
 
 
 def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | None = None) -> None:
-    """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
+    """Run `trainyard demo`. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
 
     `executor`: `docker` has the job run in a container of the cpu image, which is built with the other two first.
     """
@@ -132,7 +132,7 @@ def _interrupt(_signal_number: int, _frame: object) -> None:
 
 
 class Steps:
-    """Numbered steps on stderr, each with how long it took."""
+    """Prints numbered steps on stderr, each with the time it took."""
 
     def __init__(self, count: int) -> None:
         self._count = count

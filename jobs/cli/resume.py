@@ -48,7 +48,7 @@ def resume(
     yes: bool,
     output: str,
 ) -> None:
-    """The command. Raises the error whose exit code tells how the job ended, or why there is none."""
+    """Run `trainyard resume`. Raises the error whose exit code tells how the job ended, or why there is none."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     spec_before = storage.read_spec_text(aws, run.location)
@@ -143,7 +143,7 @@ def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _send(aws: Aws, stage: DeployedStage, planned: Plan, spec_before: str) -> str:
-    """Id of the job: there is one more than before, however many resume the run at the same time."""
+    """Submit the job and return its id: one more than before, however many resume the run at the same time."""
     assert planned.continued is not None  # noqa: S101 - `resume` made it so
     earlier = planned.continued.job_ids
     claim = Claim.of(aws, planned.run_id, planned.run_location, earlier[-1])

@@ -52,7 +52,7 @@ class How(Enum):
 def submit(
     aws: Aws, stage_name: str, spec_path: Path, overrides: Sequence[str], *, how: How, yes: bool, output: str
 ) -> None:
-    """The command. Raises the error whose exit code tells how it ended: the first run's that failed."""
+    """Run `trainyard submit`. Raises the error whose exit code tells how it ended: the first run's that failed."""
     specs = read_specs(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs)
@@ -203,7 +203,7 @@ def send(
 def watch(
     aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool, log_to: TextIO
 ) -> tuple[Job, Receipt | None]:
-    """Follow a job to its end; returns it and the receipt it wrote. Raises Detached on Ctrl-C."""
+    """Follow a job to its end, and return it and the receipt it wrote. Raises Detached on Ctrl-C."""
     with detaching(run_id), LiveView(show_log=show_log, log_to=log_to) as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state == "FAILED" and not show_log:

@@ -87,7 +87,7 @@ def columns(*headings: str) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """`48 s`, `12 min 05 s`, `3 h 20 min`."""
+    """Return a duration as text: `48 s`, `12 min 05 s`, `3 h 20 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def nodes_text(self) -> str:
-        """`1 of 2 nodes`, where only some run; empty for all else."""
+        """Return `1 of 2 nodes` where only some run; empty for all else."""
         some = 0 < self.nodes.get("RUNNING", 0) < sum(self.nodes.values())
         return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} nodes" if some and not self.ended else ""
 
@@ -97,7 +97,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt that runs, ran last, or is waited for."""
+        """Return the number of the attempt that runs, ran last, or is waited for."""
         waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
         return max(1, len(self.attempts) + (1 if waiting else 0))
 

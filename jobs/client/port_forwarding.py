@@ -44,7 +44,7 @@ def check_programs() -> None:
 
 
 def instance_of(aws: Aws, job: Job) -> str:
-    """Id of the EC2 instance under a job of one node. Raises NotFoundError where it has none by now."""
+    """Return the id of the EC2 instance under a job of one node. Raises NotFoundError where it has none by now."""
     arn = _container_instance(aws, job)
     if arn is not None:
         # ECS is asked by cluster, which the ARN names: …:container-instance/<cluster>/<id>.

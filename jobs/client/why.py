@@ -51,18 +51,18 @@ class Facts:
     waiting_nodes: int
     """Jobs among them that have no instance yet."""
     teams: Mapping[str, str] = field(default_factory=dict)
-    """Share identifier to team."""
+    """Teams by their share identifiers."""
     stop: BudgetStop | None = None
     """Set where the stage has used up its budget."""
 
 
 def is_waiting(job: Job) -> bool:
-    """Also one of whose nodes some run, and others wait."""
+    """Return whether the job waits, or some of its nodes do while others run."""
     return job.state in _WAITING or any(state in _WAITING for state in job.nodes)
 
 
 def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
-    """Everything there is to say, causes first; at least one cause, if only that EC2 has no instance to give yet."""
+    """Return all findings, causes first; at least one is a cause, if only that EC2 has no instance to give yet."""
     facts = _facts(aws, stage, job)
     found: list[Finding] = [*_dependencies(aws, facts), *_said_by_batch(facts)]
     if "RUNNABLE" in (job.state, *job.nodes):

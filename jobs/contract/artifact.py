@@ -91,7 +91,7 @@ def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: 
 
 
 def artifact_prefix(team: str, kind: str, fingerprint: str) -> str:
-    """Key prefix of an artifact in the run bucket, with its closing slash."""
+    """Return the key prefix of an artifact in the run bucket, with its closing slash."""
     return f"{team}/{ARTIFACTS}/{kind}-{fingerprint[:FINGERPRINT_IN_NAME]}/"
 
 

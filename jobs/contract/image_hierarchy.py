@@ -21,7 +21,7 @@ class Image:
 
     name: str
     folder: str
-    """Its own under images/."""
+    """Its folder under images/."""
     parent: str | None
     """Name of the image that it is built on; None: on a base from elsewhere."""
 
@@ -63,5 +63,5 @@ def with_descendants(name: str) -> tuple[Image, ...]:
 
 
 def child_name(root: str, child: str | None) -> str:
-    """Name of the image that folder `child` makes of `root`; without a child, of `root` itself."""
+    """Return the name of the image that folder `child` makes of `root`; without a child, of `root` itself."""
     return f"{root}-{child}" if child else root

@@ -64,7 +64,7 @@ class Recipe(Arguments):
         return self.push_to_hub
 
     def check(self, *world_sizes: int) -> None:
-        """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
+        """Raise UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
         for world_size in world_sizes:
             if self.global_batch_size % world_size:
                 together = math.lcm(*world_sizes)
@@ -76,7 +76,7 @@ class Recipe(Arguments):
                 )
 
     def batch_of_rank(self, world_size: int) -> tuple[int, int]:
-        """Sequences a rank holds at once, and how many such batches make its share of the global batch.
+        """Return the sequences that a rank holds at once, and how many such batches make its share of the global batch.
 
         Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks.
         """

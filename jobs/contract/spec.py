@@ -115,7 +115,7 @@ class JobSpec(Strict):
         return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
 
     def entrypoint_arguments(self) -> Arguments:
-        """`arguments` as the kind's model; `parse_spec` has validated them."""
+        """Return `arguments` as the kind's model; `parse_spec` has validated them."""
         return self.kind.arguments.model_validate(self.arguments)
 
 
@@ -145,7 +145,7 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
 
 
 def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema of a spec, with the arguments of each kind spelled out."""
+    """Return the JSON Schema of a spec, with the arguments of each kind spelled out."""
     schema = JobSpec.model_json_schema()
     schema["title"] = "trainyard job spec"
     schema["properties"]["job"]["enum"] = sorted(CATALOG)

@@ -47,7 +47,10 @@ def parameter_path(stage: str) -> str:
 
 
 def queue_parameter(queue: str, *, retiring: str | None = None) -> str:
-    """`retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one."""
+    """Return the name of the parameter that holds a queue's ARN.
+
+    `retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one.
+    """
     return f"queue/{queue}/{retiring}" if retiring else f"queue/{queue}"
 
 
@@ -56,12 +59,15 @@ def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = Fals
 
 
 def job_image_parameter(kind: str) -> str:
-    """Holds the URI of the image that job definitions of a kind name, as they were deployed."""
+    """Return the name of the parameter that holds the URI of the image of a kind's job definitions, as deployed."""
     return f"job-image/{kind}"
 
 
 def image_repository_parameter(image: str) -> str:
-    """`image` is a name of `jobs.contract.image_hierarchy`."""
+    """Return the name of the parameter that holds an image's repository.
+
+    `image` is a name of `jobs.contract.image_hierarchy`.
+    """
     return f"image-repository/{image}"
 
 
@@ -70,30 +76,36 @@ NOT_BUILT_TAG = "not-built-yet"
 
 
 def image_parameter(image: str, release: str) -> str:
-    """Holds the URI of an image as it was pushed last for a release: `<repository>@sha256:…`.
+    """Return the name of the parameter that holds an image's URI, as pushed last for a release.
 
-    A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
+    It is `<repository>@sha256:…`. A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
     """
     return f"image/{image}/{release}"
 
 
 def huggingface_secret_parameter(team: str) -> str:
-    """Holds the ARN of the secret that the team's Hugging Face token is put into."""
+    """Return the name of the parameter that holds the ARN of the secret with the team's Hugging Face token."""
     return f"huggingface-secret/{team}"
 
 
 def member_role_parameter(team: str) -> str:
-    """Holds the ARN of the role that the team's people assume; there only where the settings name them."""
+    """Return the name of the parameter that holds the ARN of the role that the team's people assume.
+
+    It is there only where the settings name them.
+    """
     return f"member-role/{team}"
 
 
 def budget_parameter(team: str) -> str:
-    """Holds a team's monthly budget, for the function that stops the team at its end."""
+    """Return the name of the parameter that holds a team's monthly budget, for the function that stops the team."""
     return f"budget/{team}"
 
 
 def budget_stop_parameter(team: str) -> str:
-    """Is there while the team has used up its budget; holds what `BudgetStop` has, as JSON."""
+    """Return the name of the parameter that is there while the team has used up its budget.
+
+    It holds what `BudgetStop` has, as JSON.
+    """
     return f"budget-stop/{team}"
 
 
@@ -103,7 +115,7 @@ STAGE_BUDGET_STOP = "stage-budget-stop"
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStop:
-    """Why a team's jobs are refused."""
+    """The stop of a budget that is used up: jobs of its team are refused."""
 
     budget_usd: float
     """A month's."""
@@ -137,7 +149,7 @@ class DeployedStage:
     shared_data_mount: str | None = None
     """Path at which containers on accelerator instances see `shared/` of the data bucket; None: they do not."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
-    """Team that has used up its budget to what its parameter holds."""
+    """Teams that have used up their budgets, with what their parameters hold."""
     stage_stop: str | None = None
     """The stop of the whole stage's budget, once that is used up."""
     release: str | None = None
@@ -208,20 +220,23 @@ class DeployedStage:
         )
 
     def queue(self, name: str) -> str:
-        """ARN of a queue. Raises UsageError where the stage has none of that name."""
+        """Return the ARN of a queue. Raises UsageError where the stage has none of that name."""
         try:
             return self.queues[name]
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
 
     def budget_stop(self, team: str) -> BudgetStop | None:
-        """Why the team's jobs are refused; None where they are not. Raises ConfigurationError where nobody can tell."""
+        """Return why the team's jobs are refused; None where they are not.
+
+        Raises ConfigurationError where nobody can tell.
+        """
         value = self.budget_stops.get(team)
         return None if value is None else self._stop(value, budget_stop_parameter(team))
 
     @property
     def stage_budget_stop(self) -> BudgetStop | None:
-        """Why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
+        """Return why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
 
     def _stop(self, value: str, name: str) -> BudgetStop:
@@ -238,7 +253,7 @@ class DeployedStage:
         return stop
 
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
-        """ARN of the definition of a kind for a team.
+        """Return the ARN of the definition of a kind for a team.
 
         Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
         """

@@ -25,7 +25,7 @@ def build(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images build`."""
+    """Run `trainyard images build`."""
     row = chosen_release(names, release_name, instance_type_name)
     arguments = parse_build_arguments(build_arguments)
     client = engine.connect()

@@ -30,7 +30,7 @@ def test(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images test`. Raises TrainyardError where a check failed."""
+    """Run `trainyard images test`. Raises TrainyardError where a check failed."""
     row = chosen_release(names, release_name)
     arguments = parse_build_arguments(build_arguments)
     chosen: dict[str, Image] = {}

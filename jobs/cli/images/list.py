@@ -25,8 +25,9 @@ _STATE_STYLES = {"current": "green", "outdated": "yellow"}
 
 
 def list_images(aws: Aws, stage: str, *, release_name: str | None, output: str) -> None:
-    """`trainyard images list`, of the stage's release where no other is named. What cannot be asked is said, and the
-    rest shown.
+    """Run `trainyard images list`, of the stage's release where no other is named.
+
+    Whatever can't be asked is named, and the rest shown.
     """
     row = release(release_name)
     there: StageImages | None = None

@@ -34,7 +34,7 @@ def push(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images push`. On stdout stand the URIs as they were recorded."""
+    """Run `trainyard images push`. On stdout stand the URIs as they were recorded."""
     if release_name:
         release(release_name)
     there = StageImages.read(aws, stage, release_name)
@@ -58,7 +58,9 @@ def push_images(
     build_arguments: Sequence[str] = (),
     network: str | None = None,
 ) -> tuple[list[Pushed], dict[str, str]]:
-    """Build what is missing, push, record; what was pushed, and image to URI of what changed in the stage's parameters.
+    """Build what is missing, push, and record it.
+
+    Returns what was pushed, and image to URI of what changed in the stage's parameters.
 
     Raises UsageError for sources and bases that may not be pushed, and as `Build` and `Push` do.
     """
