@@ -32,9 +32,9 @@ class Claim:
         return cls(aws=aws, run_id=run_id, place=location / f"{CLAIMS}{job_id}.json")
 
     def take(self) -> bool:
-        """Take the claim, and return whether it was somebody's who seems to have abandoned it: there may be a job of
-        it.
+        """Take the claim, and return whether it was taken over from somebody who seems to have abandoned it.
 
+        There may be a job of such a claim.
         Raises UsageError where the run goes on already, or somebody else is at it.
         """
         if self._write(IfNoneMatch="*"):

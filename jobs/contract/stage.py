@@ -78,7 +78,8 @@ NOT_BUILT_TAG = "not-built-yet"
 def image_parameter(image: str, release: str) -> str:
     """Return the name of the parameter that holds an image's URI, as pushed last for a release.
 
-    It is `<repository>@sha256:…`. A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
+    It is `<repository>@sha256:…`. A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the
+    job definitions.
     """
     return f"image/{image}/{release}"
 
