@@ -1,6 +1,6 @@
 """Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
 
-Only the names are looked at here, on the laptop as in the container; `jobs.client.storage` and
+Only the names are looked at here, on the laptop as in the container; `jobs.client.inputs` and
 `jobs.train.data.sources` look at what lies there. What cannot be read is a ValueError, which pydantic turns into a
 mistake with its place in the spec.
 """

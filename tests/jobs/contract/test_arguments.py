@@ -25,6 +25,7 @@ class Example(Arguments):
     rate: float = 0.5
     mode: Literal["fast", "good"] | None = None
     note: str = ""
+    label: str | None = None
     flag: bool = False
 
 
@@ -48,6 +49,7 @@ def test_flags_carry_every_value_defaults_included() -> None:
         Example(model="null", note='{"a": 1}'),
         Example(model="a b", note="--steps=3"),
         Example(model="ü", note="line\nbreak"),
+        Example(model="m", label="2.0"),
     ],
 )
 def test_flags_are_read_back_as_they_were(arguments: Example) -> None:
