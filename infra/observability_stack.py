@@ -31,9 +31,9 @@ from infra.settings import Stage
 from infra.storage_stack import StorageStack
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.instance_types import InstanceType
+from jobs.contract.log_lines import UTILIZATION_KEY
 from jobs.contract.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, SPOT_WAITED_TOO_LONG, Queue
-from jobs.contract.runs import UTILIZATION_KEY
 from jobs.contract.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
 
 _STATE_CHANGE = "Batch Job State Change"

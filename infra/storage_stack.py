@@ -17,7 +17,7 @@ from infra.constructs.shared_file_system import CONTAINER_PATH, SharedFileSystem
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network_stack import NetworkStack
 from infra.settings import Stage
-from jobs.contract.runs import CHECKPOINT_TAG
+from jobs.contract.run import CHECKPOINT_TAG
 from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
 
 KMS_KEY = "kms-key"

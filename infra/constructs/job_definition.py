@@ -16,8 +16,8 @@ from constructs import Construct
 from infra.constructs.log_group import RetainedLogGroup
 from jobs.contract.instance_types import SCRATCH, InstanceType
 from jobs.contract.job_kind import JobKind
-from jobs.contract.plan import CONTAINER_NAME, RETRY_RULES
 from jobs.contract.spec import JobSpec
+from jobs.contract.submit_job import CONTAINER_NAME, RETRY_RULES
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job that is submitted without a number; a plan always gives one."""

@@ -18,7 +18,7 @@ from infra.functions.stop_at_budget import STOP_TAG
 from infra.settings import Team
 from infra.storage_stack import StorageStack
 from jobs.contract.moves import CLAIMS
-from jobs.contract.runs import SPEC
+from jobs.contract.run import SPEC
 from jobs.contract.stage import parameter_path, share_identifier
 
 MEMBER_TAG = ("trainyard:role", "member")

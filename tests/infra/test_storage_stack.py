@@ -8,7 +8,7 @@ import pytest
 from infra.network_stack import NetworkStack
 from infra.settings import Stage, Team
 from infra.storage_stack import StorageStack
-from jobs.contract.runs import CHECKPOINT_TAG
+from jobs.contract.run import CHECKPOINT_TAG
 from tests.support.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
 BUCKETS = {"AccessLogs8B620ECA", "Data666C94C7", "RunsE45A2291"}

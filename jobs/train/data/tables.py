@@ -316,7 +316,7 @@ def _rows_at_once(group: Any, table: TableReader) -> int:
     if table.max_row_bytes is None or not group.num_rows:
         return _HELD_ROWS
     columns = [group.column(number) for number in range(group.num_columns)]
-    size = sum(
+    size: int = sum(
         column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in table.columns
     )
     return min(_STREAMED_ROWS, max(1, table.max_row_bytes * group.num_rows // max(1, size)))

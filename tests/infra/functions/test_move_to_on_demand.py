@@ -21,8 +21,8 @@ from infra.functions.move_to_on_demand import (
 )
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
-from jobs.contract.plan import RETRY_RULES
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.submit_job import RETRY_RULES
 from tests.infra.functions.conftest import World
 from tests.support.waiting import wait_until
 
