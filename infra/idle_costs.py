@@ -15,14 +15,9 @@ from typing import Any
 
 import aws_cdk as cdk
 
-from infra import settings_file
-
-if __name__ == "__main__":
-    settings_file.load_or_exit()  # before the imports below, which all need the settings
-
 from infra.app import build
 from infra.rules.stage_templates import Template
-from infra.settings_checks import selected_stages
+from infra.stages.checks import selected_stages
 from infra.stdout import end_with_reader
 from jobs.contract.errors import TrainyardError
 

@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from infra.settings import Stage
+from infra.stages import Stage
 from jobs.contract.stage import parameter_path
 
 

@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.finding import Finding, unknown
-from infra.settings import Stage
+from infra.stages import Stage
 from jobs.contract.errors import ConfigurationError
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")

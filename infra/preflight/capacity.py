@@ -5,10 +5,10 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem, unknown
-from infra.settings import Stage
+from infra.stages import Stage
+from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 
 OFFER = "instance types"

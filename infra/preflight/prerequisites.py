@@ -6,7 +6,7 @@ from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem
-from infra.settings import Stage
+from infra.stages import Stage
 
 BOOTSTRAP_VERSION = 8
 """What the templates' assets ask for (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""

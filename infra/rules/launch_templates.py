@@ -190,7 +190,7 @@ def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-LaunchTemplate-SpotDraining",
-    next_step="render the user data with infra/constructs/user_data.py, which writes both settings and a service that "
+    next_step="render the user data with infra/compute/user_data.py, which writes both settings and a service that "
     "waits for the Spot notice",
     source="Amazon ECS Developer Guide, Container agent configuration: off, and 30 s, by default; Draining container "
     "instances: tasks that belong to no service are not stopped",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.constructs.image_build import PROGRAM
+from infra.image.build import PROGRAM
 from jobs.aws.connection import Aws
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.errors import UsageError

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.settings import STAGES, Stage, Team
+from infra.settings import STAGES
+from infra.stages import Stage, Team
 from tests.support.infra.synthesis import Templates, read_assembly, synthesise
 from tests.support.infra.variants import VARIANTS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import Stage, Team
+from infra.stages import Stage, Team
 from jobs.contract.artifact import artifact_prefix
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
 from tests.support.infra.synthesis import Templates, resources, synthesise

@@ -14,7 +14,8 @@ import pytest
 from aws_cdk import aws_s3 as s3
 
 import infra.app
-from infra.settings import STAGES, TEAMS, Stage, Team
+from infra.settings import STAGES, TEAMS
+from infra.stages import Stage, Team
 from tests.support.infra.synthesis import ROOT, Templates, new_app, synthesise
 
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.settings import Alerts, GitHub, Pool, Stage, Team
+from infra.stages import Alerts, GitHub, Pool, Stage, Team
 from tests.support.infra.synthesis import Templates, synthesise
 
 RESEARCH, PRODUCT = Team(name="research"), Team(name="product")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.settings import Pool, Stage, Team
+from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.queues import GAUDI_SPOT, QUEUES

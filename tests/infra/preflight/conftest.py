@@ -11,7 +11,7 @@ import pytest
 from infra.emulator import CREDENTIALS
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
-from infra.settings import Stage, Team
+from infra.stages import Stage, Team
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 
 Ask = Callable[..., list[Finding]]

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from infra.network_plan import ENDPOINT_SERVICES
 from infra.preflight.finding import Finding
 from infra.preflight.network import existing_vpc
-from infra.settings import ExistingVpc
+from infra.stages import ExistingVpc
+from infra.stages.network_plan import ENDPOINT_SERVICES
 from tests.infra.preflight.conftest import Ask
 from tests.support.embedded_aws import EmbeddedAws
 

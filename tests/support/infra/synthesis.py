@@ -9,7 +9,7 @@ from typing import Any
 import aws_cdk as cdk
 
 from infra.app import build
-from infra.settings import Stage
+from infra.stages import Stage
 
 ROOT = Path(__file__).parents[3]
 

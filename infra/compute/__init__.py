@@ -1,0 +1,1 @@
+"""Offer instances to jobs: launch templates, compute environments and queues."""

@@ -1,0 +1,1 @@
+"""Hold the images that jobs run in, and build them in CodeBuild."""

@@ -1,0 +1,173 @@
+"""Images: an ECR repository for each image that the stage's jobs may run in, and the project that builds and pushes.
+
+The job stack reads an image's parameter at each deployment. `trainyard images push` writes it; CloudFormation only
+makes it. It puts the template's value back whenever it updates the parameter, for a changed tag too (aws-cdk issue
+25949), so nothing of the parameter ever changes in the template but the URI of its repository: where that is replaced,
+for another key say, the images are gone. What is left are ways around the template: tags of the stack itself (`cdk
+deploy --tags`) and `--revert-drift`. After those `trainyard submit` refuses, and `trainyard images push` records again
+what the registry has.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from aws_cdk import CfnResource, Duration, Fn, RemovalPolicy
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_kms as kms
+from constructs import Construct
+
+from infra.constructs.stage_stack import StageStack
+from infra.image.build import ImageBuild
+from infra.stages import Pool, Stage
+from infra.storage.stack import StorageStack
+from jobs.contract.catalog import CATALOG
+from jobs.contract.image_hierarchy import child_name, image, with_descendants
+from jobs.contract.instance_types import InstanceType
+from jobs.contract.job_kind import JobKind
+from jobs.contract.stage import (
+    IMAGE_BUILD_PROJECT,
+    IMAGES,
+    NOT_BUILT_TAG,
+    RELEASE,
+    image_parameter,
+    image_repository_parameter,
+    parameter_path,
+)
+
+_KEPT_IMAGES = 50
+"""Tagged images a repository keeps; a job definition that names an older one would no longer start."""
+
+
+def image_releases(stage: Stage) -> list[tuple[str, str]]:
+    """(image, release) of all that jobs on the stage's pools may run in: the image of a pool's row, and its children.
+
+    Raises UsageError for a row whose image has no folder, and as the settings' own properties do.
+    """
+    roots = [
+        (stage.row.image, stage.gaudi_release.name),
+        (stage.cpu_row.image, stage.gaudi_release.name),
+        *((pool.row.image, pool.software.name) for pool in stage.retiring),
+    ]
+    return sorted({(one.name, release) for root, release in roots for one in with_descendants(root)})
+
+
+class ImageStack(StageStack):
+    """Repositories with generated names. Images are built from this repository, so they go when the stack goes."""
+
+    def __init__(
+        self, scope: Construct, *, stage: Stage, storage: StorageStack, catalog: Mapping[str, JobKind] = CATALOG
+    ) -> None:
+        super().__init__(scope, "image", stage=stage, description="image repositories and builds")
+        key_arn = storage.key_arn(self)
+        self._key = kms.Key.from_key_arn(self, "Key", key_arn) if key_arn else None
+        pairs = image_releases(stage)
+        self.repositories = {name: self._repository(name) for name in sorted({name for name, _ in pairs})}
+        for name, repository in self.repositories.items():
+            self.publish(image_repository_parameter(name), repository.repository_uri)
+        for name, release in pairs:
+            self._record(image_parameter(name, release), f"{self.repositories[name].repository_uri}:{NOT_BUILT_TAG}")
+        # For a push that names none: the rest of the stage may not be deployed yet.
+        self.publish(RELEASE, stage.gaudi_release.name)
+        self.publish(IMAGES, " ".join(images_of_new_jobs(stage, catalog.values())))
+        build = ImageBuild(self, "Build", stage=stage, images=pairs, repositories=self.repositories, key=self._key)
+        self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
+
+    def _record(self, name: str, first: str) -> None:
+        """Publishes `first` under `name`, until a push writes something else.
+
+        A bare resource, out of reach of the tags that an organisation adds to all constructs of a stage: see above.
+        """
+        CfnResource(
+            Construct(self, f"Parameter-{name.replace('/', '-')}"),
+            "Resource",
+            type="AWS::SSM::Parameter",
+            properties={
+                "Name": parameter_path(self.stage_row.name) + name,
+                "Tags": self.instance_tags,
+                "Type": "String",
+                "Value": first,
+            },
+        )
+
+    def _repository(self, name: str) -> ecr.Repository:
+        return ecr.Repository(
+            self,
+            "".join(word.capitalize() for word in name.split("-")),
+            image_tag_mutability=ecr.TagMutability.IMMUTABLE,
+            image_scan_on_push=True,
+            encryption=ecr.RepositoryEncryption.KMS if self._key else None,
+            encryption_key=self._key,
+            removal_policy=RemovalPolicy.DESTROY,
+            empty_on_delete=True,
+            lifecycle_rules=[
+                ecr.LifecycleRule(
+                    description="untagged images", tag_status=ecr.TagStatus.UNTAGGED, max_image_age=Duration.days(14)
+                ),
+                ecr.LifecycleRule(
+                    description="all but the newest", tag_status=ecr.TagStatus.ANY, max_image_count=_KEPT_IMAGES
+                ),
+            ],
+        )
+
+
+class PublishedImages:
+    """The images as another stack sees them, by the URIs that CloudFormation reads from SSM as it deploys.
+
+    An export could not be taken back while another stack imports it, so no stage could leave an instance type.
+    """
+
+    def __init__(self, stack: StageStack, *, image: ImageStack, names: Iterable[str]) -> None:
+        """`names`: those whose repositories `stack` has to do with."""
+        self._stack = stack
+        self._stage = stack.stage_row
+        self._image = image
+        self._uris = {name: image.published(image_repository_parameter(name), reader=stack) for name in names}
+        self.repositories = {
+            name: ecr.Repository.from_repository_name(stack, f"Images-{name}", Fn.select(1, Fn.split("/", uri)))
+            for name, uri in self._uris.items()
+        }
+
+    def job_image(self, kind: JobKind) -> str:
+        """URI of the image that new jobs of `kind` run: the one that was pushed last as the stack was deployed.
+
+        The CDK CLI updates a stack whose parameters come from SSM also where its template is the same, so a deployment
+        after a push is all that it takes. `image_tag` of the settings goes before.
+        """
+        name = child_name(row_of(self._stage, kind).image, kind.image)
+        if self._stage.image_tag:
+            return f"{self._uris[name]}:{self._stage.image_tag}"
+        release = self._stage.gaudi_release.name
+        return self._image.published(image_parameter(name, release), reader=self._stack)
+
+    def pool_image(self, pool: Pool) -> str:
+        """What the AMI of a pool holds beforehand: a URI, or `ssm:` and the parameter that says which at each build.
+
+        Not what the parameter holds at a deployment: recipes of Image Builder cannot change, and every push would make
+        a new AMI. A pool that retires keeps its release's, whatever `image_tag` says.
+        """
+        if self._stage.image_tag and pool == self._stage.pool:
+            return f"{self._uris[pool.row.image]}:{self._stage.image_tag}"
+        return f"ssm:{pool_image_parameter(self._stage, pool)}"
+
+
+def pool_image_parameter(stage: Stage, pool: Pool) -> str:
+    """Name of the SSM parameter of the image that most jobs on a pool run."""
+    return parameter_path(stage.name) + image_parameter(pool.row.image, pool.software.name)
+
+
+def images_of_new_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
+    """Names of the images that jobs run in which are submitted from now on.
+
+    Raises UsageError for a kind whose image has no folder.
+    """
+    return sorted({image(child_name(row_of(stage, kind).image, kind.image)).name for kind in kinds})
+
+
+def images_of_all_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
+    """The same with those of jobs that still wait for a pool that retires."""
+    retiring = {child_name(pool.row.image, kind.image) for pool in stage.retiring for kind in kinds if kind.accelerated}
+    return sorted({*images_of_new_jobs(stage, kinds), *(image(name).name for name in retiring)})
+
+
+def row_of(stage: Stage, kind: JobKind) -> InstanceType:
+    """What jobs of a kind run on."""
+    return stage.row if kind.accelerated else stage.cpu_row

@@ -1,0 +1,1 @@
+"""Build the AMIs of Gaudi instances, from the documents in documents/."""

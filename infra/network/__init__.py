@@ -1,0 +1,1 @@
+"""Put jobs into a VPC: the stage's own, or one that is there already."""

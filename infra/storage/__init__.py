@@ -1,0 +1,1 @@
+"""Keep data, runs and secrets: what stays when all else is deleted."""
