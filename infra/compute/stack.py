@@ -130,7 +130,8 @@ class ComputeStack(StageStack):
         """What the queue draws on, in Batch's order: Spot alone where the stage says how long a job may wait for it.
 
         Batch finds that capacity is missing only where all of a queue's environments lack it: with On-Demand as a
-        second one the wait would never end, and nobody would move the job (infra/observability/functions/move_to_on_demand.py).
+        second one the wait would never end, and nobody would move the job (see
+        observability/functions/move_to_on_demand.py).
         """
         return queue.capacities[:1] if self._waits_for_spot(queue) else queue.capacities
 

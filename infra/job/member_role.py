@@ -16,7 +16,6 @@ from infra.constructs.stage_stack import StageStack
 from infra.job.team_files import TeamFiles
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Team
-from infra.storage.stack import StorageStack
 from jobs.contract.moves import CLAIMS
 from jobs.contract.runs import SPEC
 from jobs.contract.stage import parameter_path, share_identifier
@@ -41,9 +40,7 @@ class MemberRole(InlineRole):
     knows no resource for that.
     """
 
-    def __init__(
-        self, stack: StageStack, name: str, *, team: Team, storage: StorageStack, logs: RetainedLogGroup
-    ) -> None:
+    def __init__(self, stack: StageStack, name: str, *, team: Team, files: TeamFiles, logs: RetainedLogGroup) -> None:
         super().__init__(
             stack,
             name,
@@ -64,13 +61,12 @@ class MemberRole(InlineRole):
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
         self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
-        files = TeamFiles(self, team=team, storage=storage)
-        files.read_data()
-        files.write_data()
-        files.read_runs()
+        files.let_read_data(self)
+        files.let_write_data(self)
+        files.let_read_runs(self)
         # What a submission writes beside the job, and what resumes a run; everything else in a run is the job's own.
-        files.write_runs(f"*/{SPEC}", f"*/{CLAIMS}*.json")
-        files.use_key()
+        files.let_write_runs(self, f"*/{SPEC}", f"*/{CLAIMS}*.json")
+        files.let_use_key(self)
 
     def _read_stage(self) -> None:
         path = parameter_path(self._stage).strip("/")
@@ -152,10 +148,10 @@ class MemberRole(InlineRole):
     def _connect(self) -> None:
         """`trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
 
-        The tag of an instance names the team whose job came last, some seconds after that has begun
-        (infra/observability/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps teams
-        off each other's instances but for such moments; off each other's notebooks, always, it is the token that keeps
-        them, which lies with the run's files. Which of the instance's ports is forwarded, IAM cannot limit.
+        The tag of an instance names the team whose job came last, some seconds after that has begun (see
+        observability/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps
+        teams off each other's instances but for such moments. What always keeps them off each other's notebooks is the
+        token, which lies with the run's files. IAM cannot limit which of the instance's ports is forwarded.
         """
         instances = self._arn("ec2", "instance")
         stack = cdk.Stack.of(self)

@@ -6,11 +6,12 @@ from constructs import Construct
 
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack
-from infra.image.stack import ImageStack, PublishedImages, images_of_all_jobs, row_of
-from infra.job.execution_role import ExecutionRole
+from infra.image.published import PublishedImages, images_of_all_jobs, row_of
+from infra.image.stack import ImageStack
+from infra.job.container_roles import ExecutionRole, TeamRole
 from infra.job.job_definition import TeamJobs
 from infra.job.member_role import MemberRole
-from infra.job.team_role import TeamRole
+from infra.job.team_files import TeamFiles
 from infra.stages import Stage, Team
 from infra.storage.huggingface_secret import PublishedSecret
 from infra.storage.shared_file_system import CONTAINER_PATH
@@ -50,11 +51,12 @@ class JobStack(StageStack):
         for kind_name, uri in images.items():
             self.publish(job_image_parameter(kind_name), uri)
         for team in stage.teams:
-            jobs = self._team_jobs(team)
+            files = self._team_files(team)
+            jobs = self._team_jobs(team, files)
             for kind in catalog.values():
                 self._definitions(jobs, kind, images[kind.name])
             if team.member_principals:
-                role = MemberRole(self, f"Members-{team.name}", team=team, storage=storage, logs=self._logs)
+                role = MemberRole(self, f"Members-{team.name}", team=team, files=files, logs=self._logs)
                 self.publish(member_role_parameter(team.name), role.role_arn)
 
     def _definitions(self, jobs: TeamJobs, kind: JobKind, image: str) -> None:
@@ -65,14 +67,26 @@ class JobStack(StageStack):
             several = jobs.definition(self, kind, row=row, image=image, several_nodes=True)
             self.publish(job_definition_parameter(jobs.team, kind.name, several_nodes=True), several.ref)
 
-    def _team_jobs(self, team: Team) -> TeamJobs:
+    def _team_files(self, team: Team) -> TeamFiles:
+        storage = self._storage
+        # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made; so the
+        # order of the stacks has to be said as well.
+        self.add_stack_dependency(storage, "the ARNs of buckets")
+        return TeamFiles(
+            team=team.name,
+            data_arn=storage.export_value(storage.data_bucket.bucket_arn),
+            runs_arn=storage.export_value(storage.run_bucket.bucket_arn),
+            key_arn=storage.key_arn(self),
+        )
+
+    def _team_jobs(self, team: Team, files: TeamFiles) -> TeamJobs:
         storage = self._storage
         secret = None
         if team.huggingface_token:
             secret = PublishedSecret(self, team=team, storage=storage, key_arn=storage.key_arn(self))
         return TeamJobs(
             team=team.name,
-            task_role=TeamRole(self, f"Team-{team.name}", team=team, storage=storage),
+            task_role=TeamRole(self, f"Team-{team.name}", files=files),
             execution_role=ExecutionRole(
                 self,
                 f"Execution-{team.name}",

@@ -1,12 +1,11 @@
 """What a role may do with a team's files in the stage's buckets: statements by prefix, and the key if there is one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import aws_cdk as cdk
 
 from infra.constructs.inline_role import InlineRole
-from infra.stages import Team
-from infra.storage.stack import StorageStack
 from jobs.contract.stage import SHARED_PREFIX
 
 _WRITE = (
@@ -18,65 +17,65 @@ _WRITE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class TeamFiles:
-    """Grants a role of another stack what one team has in the data bucket and the run bucket."""
+    """One team's prefixes in the data bucket and the run bucket, which roles of the team may be given."""
 
-    def __init__(self, role: InlineRole, *, team: Team, storage: StorageStack) -> None:
-        self._role = role
-        self._team = team.name
-        self._region = cdk.Stack.of(role).region
-        # Exported by hand, since cdk-nag calls a finding after the export's name, known only once it is made; so the
-        # order of the stacks has to be said as well.
-        cdk.Stack.of(role).add_stack_dependency(storage, "the ARNs of buckets")
-        self._data = storage.export_value(storage.data_bucket.bucket_arn)
-        self._runs = storage.export_value(storage.run_bucket.bucket_arn)
-        self._key = storage.key_arn(role)
+    team: str
+    data_arn: str
+    """ARN of the data bucket."""
+    runs_arn: str
+    """ARN of the run bucket."""
+    key_arn: str | None
+    """ARN of the stage's own key, which encrypts both; None: it has none."""
 
-    def read_data(self) -> None:
-        """Lists and reads `shared/` and `<team>/` of the data bucket."""
-        self._list("ListData", self._data, SHARED_PREFIX, self._team)
-        self._on_objects("ReadData", ["s3:GetObject"], self._data, f"{SHARED_PREFIX}/*", f"{self._team}/*")
+    def let_read_data(self, role: InlineRole) -> None:
+        """Let `role` list and read `shared/` and `<team>/` of the data bucket."""
+        _list(role, "ListData", self.data_arn, SHARED_PREFIX, self.team)
+        _on_objects(role, "ReadData", ["s3:GetObject"], self.data_arn, f"{SHARED_PREFIX}/*", f"{self.team}/*")
 
-    def write_data(self) -> None:
-        """Writes `<team>/` of the data bucket, and nothing that other teams read."""
-        self._on_objects("WriteData", _WRITE, self._data, f"{self._team}/*")
+    def let_write_data(self, role: InlineRole) -> None:
+        """Let `role` write `<team>/` of the data bucket, and nothing that other teams read."""
+        _on_objects(role, "WriteData", _WRITE, self.data_arn, f"{self.team}/*")
 
-    def read_runs(self) -> None:
-        """Lists and reads `<team>/` of the run bucket."""
-        self._list("ListRuns", self._runs, self._team)
-        self._on_objects("ReadRuns", ["s3:GetObject"], self._runs, f"{self._team}/*")
+    def let_read_runs(self, role: InlineRole) -> None:
+        """Let `role` list and read `<team>/` of the run bucket."""
+        _list(role, "ListRuns", self.runs_arn, self.team)
+        _on_objects(role, "ReadRuns", ["s3:GetObject"], self.runs_arn, f"{self.team}/*")
 
-    def write_runs(self, *names: str) -> None:
-        """Writes what is called one of `names` below `<team>/` of the run bucket."""
-        self._on_objects("WriteRuns", _WRITE, self._runs, *(f"{self._team}/{name}" for name in names))
+    def let_write_runs(self, role: InlineRole, *names: str) -> None:
+        """Let `role` write what is called one of `names` below `<team>/` of the run bucket."""
+        _on_objects(role, "WriteRuns", _WRITE, self.runs_arn, *(f"{self.team}/{name}" for name in names))
 
-    def use_key(self) -> None:
-        """Encrypts and decrypts what lies in the two buckets, through S3 only.
+    def let_use_key(self, role: InlineRole) -> None:
+        """Let `role` encrypt and decrypt what lies in the two buckets, through S3 only.
 
         With a bucket key, S3 names the bucket and not the object in the encryption context: which prefixes the role
         gets at is for the statements on S3 to say.
         """
-        if self._key is not None:
-            self._role.allow(
+        if self.key_arn is not None:
+            role.allow(
                 "UseKeyThroughS3",
                 ["kms:Decrypt", "kms:GenerateDataKey"],
-                self._key,
+                self.key_arn,
                 conditions={
                     "StringEquals": {
-                        "kms:ViaService": f"s3.{self._region}.amazonaws.com",
-                        "kms:EncryptionContext:aws:s3:arn": [self._data, self._runs],
+                        "kms:ViaService": f"s3.{cdk.Stack.of(role).region}.amazonaws.com",
+                        "kms:EncryptionContext:aws:s3:arn": [self.data_arn, self.runs_arn],
                     }
                 },
             )
 
-    def _list(self, sid: str, bucket: str, *prefixes: str) -> None:
-        below = [f"{prefix}/*" for prefix in prefixes]
-        self._role.allow(sid, ["s3:ListBucket"], bucket, conditions={"StringLike": {"s3:prefix": below}})
 
-    def _on_objects(self, sid: str, actions: Sequence[str], bucket: str, *keys: str) -> None:
-        resources = [f"{bucket}/{key}" for key in keys]
-        self._role.allow(sid, actions, *resources)
-        self._role.explain(
-            "A team's prefix, or in the data bucket the one that all teams share: keys are not known beforehand",
-            *resources,
-        )
+def _list(role: InlineRole, sid: str, bucket: str, *prefixes: str) -> None:
+    below = [f"{prefix}/*" for prefix in prefixes]
+    role.allow(sid, ["s3:ListBucket"], bucket, conditions={"StringLike": {"s3:prefix": below}})
+
+
+def _on_objects(role: InlineRole, sid: str, actions: Sequence[str], bucket: str, *keys: str) -> None:
+    resources = [f"{bucket}/{key}" for key in keys]
+    role.allow(sid, actions, *resources)
+    role.explain(
+        "A team's prefix, or in the data bucket the one that all teams share: keys are not known beforehand",
+        *resources,
+    )

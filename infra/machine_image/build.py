@@ -2,9 +2,9 @@
 
     aws imagebuilder start-image-pipeline-execution --image-pipeline-arn …     the same recipe on today's Ubuntu
 
-Components are the documents of infra/machine_image/documents/, as they are; whatever differs between pools is a parameter that
-the recipe gives them. Components and recipes cannot be changed once they are made, so the version of each carries a
-hash of what is in it: whatever is edited becomes a new version, and a new AMI.
+Components are the documents of documents/, as they are; whatever differs between pools is a parameter that the recipe
+gives them. Components and recipes cannot be changed once they are made, so the version of each carries a hash of what
+is in it: whatever is edited becomes a new version, and a new AMI.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class BuildSite:
 
 
 class Component(Construct):
-    """A document of infra/machine_image/documents/, as Image Builder knows it."""
+    """A document of documents/, as Image Builder knows it."""
 
     def __init__(self, scope: Construct, name: str) -> None:
         super().__init__(scope, f"Component-{name}")

@@ -36,7 +36,8 @@ from constructs import Construct
 
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.stage_stack import StageStack, acknowledge
-from infra.image.stack import ImageStack, PublishedImages, pool_image_parameter
+from infra.image.published import PublishedImages, pool_image_parameter
+from infra.image.stack import ImageStack
 from infra.machine_image.build import BuildSite, Component, MachineImageBuild, documents
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage

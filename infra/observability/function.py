@@ -1,7 +1,9 @@
-"""A Lambda function of one file under infra/observability/functions/, with everything that it needs to be found out about."""
+"""A Lambda function of functions/, with everything that it needs to be found out about."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aws_cdk as cdk
 from aws_cdk import Duration, RemovalPolicy
@@ -15,6 +17,7 @@ from constructs import Construct
 from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
+from infra.observability import functions
 
 _FOLDER = Path(__file__).parent / "functions"
 
@@ -33,7 +36,10 @@ class Function(lambda_.Function):
         dead_letters: sqs.IQueue,
         log_retention_days: int,
     ) -> None:
-        """`file`: of infra/observability/functions/, without its suffix. `dead_letters`: calls that failed three times."""
+        """Make a function of `file`, a module of functions/ that has a `handler`.
+
+        `dead_letters` gets the events at which it failed three times.
+        """
         log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
         # What it says is of use as long as the function is there; runs keep their own logs.
         log_group.apply_removal_policy(RemovalPolicy.DESTROY)
@@ -42,24 +48,25 @@ class Function(lambda_.Function):
             scope, f"{name}Role", description=description, assumed_by=iam.ServicePrincipal("lambda.amazonaws.com")
         )
         log_group.grant_write(role)
-        super().__init__(
-            scope,
-            name,
-            description=description,
-            runtime=lambda_.Runtime.PYTHON_3_14,
-            architecture=lambda_.Architecture.ARM_64,  # a fifth cheaper for the same work
-            handler=f"{file}.handler",
-            # One file: no caches, no package marker, nothing that another function's change would touch.
-            code=lambda_.Code.from_asset(str(_FOLDER), exclude=["*", f"!{file}.py"]),
-            environment=dict(environment),
-            timeout=Duration.seconds(60),
-            memory_size=256,
-            role=role,
-            log_group=log_group,
-            # Lambda calls twice more, after one and after two more minutes.
-            retry_attempts=2,
-            dead_letter_queue=dead_letters,
-        )
+        with TemporaryDirectory() as package:
+            _pack(file, Path(package))
+            super().__init__(
+                scope,
+                name,
+                description=description,
+                runtime=lambda_.Runtime.PYTHON_3_14,
+                architecture=lambda_.Architecture.ARM_64,  # a fifth cheaper for the same work
+                handler=f"{file}.handler",
+                code=lambda_.Code.from_asset(package),
+                environment=dict(environment),
+                timeout=Duration.seconds(60),
+                memory_size=256,
+                role=role,
+                log_group=log_group,
+                # Lambda calls twice more, after one and after two more minutes.
+                retry_attempts=2,
+                dead_letter_queue=dead_letters,
+            )
         self.execution_role = role
         self._depend_on_policy_only()
         acknowledge(
@@ -92,3 +99,11 @@ class Function(lambda_.Function):
     def may_use(self, key: kms.IKey) -> None:
         """To write and to read what is encrypted with it."""
         self.execution_role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
+
+
+def _pack(file: str, package: Path) -> None:
+    """Put the function's file where Lambda looks for its handler, and all of functions/ where its imports look."""
+    shutil.copy(_FOLDER / f"{file}.py", package)
+    shutil.copytree(
+        _FOLDER, package.joinpath(*functions.__name__.split(".")), ignore=shutil.ignore_patterns("__pycache__")
+    )

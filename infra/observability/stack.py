@@ -24,7 +24,7 @@ from infra.compute.stack import ComputeStack
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.job.stack import JobStack
 from infra.observability.alerts import Alerts
-from infra.observability.budget_stop import BudgetStop
+from infra.observability.budgets import BudgetStop
 from infra.observability.dashboard import UTILIZATION, StageDashboard
 from infra.observability.function import Function
 from infra.stages import Stage

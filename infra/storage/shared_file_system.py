@@ -7,7 +7,6 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from infra.network.stack import NetworkStack
 from jobs.contract.stage import SHARED_PREFIX
 
 CONTAINER_PATH = "/fsx"
@@ -36,12 +35,14 @@ class SharedFileSystem(Construct):
         *,
         capacity_gib: int,
         bucket: s3.IBucket,
-        network: NetworkStack,
+        vpc: ec2.IVpc,
+        subnet: ec2.ISubnet,
+        jobs: ec2.ISecurityGroup,
         key: kms.IKey | None,
     ) -> None:
-        """`key` None: encrypted with AWS's key for FSx."""
+        """Make it in `subnet`, for instances in the group `jobs`. `key` None: encrypted with AWS's key for FSx."""
         super().__init__(scope, name)
-        servers = self._security_group(network)
+        servers = self._security_group(vpc)
         self.resource = fsx.CfnFileSystem(
             self,
             "Resource",
@@ -49,7 +50,7 @@ class SharedFileSystem(Construct):
             file_system_type_version=_LUSTRE_VERSION,
             storage_capacity=capacity_gib,
             storage_type="SSD",
-            subnet_ids=[network.multinode_subnet.subnet_id],
+            subnet_ids=[subnet.subnet_id],
             security_group_ids=[servers.security_group_id],
             kms_key_id=key.key_arn if key else None,
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
@@ -61,7 +62,7 @@ class SharedFileSystem(Construct):
         )
         self.resource.apply_removal_policy(RemovalPolicy.DESTROY)
         # FSx refuses to make a file system whose servers could not reach each other.
-        for rule in self._let_through(servers, network.job_security_group):
+        for rule in self._let_through(servers, jobs):
             self.resource.add_resource_dependency(rule)
         fsx.CfnDataRepositoryAssociation(
             self,
@@ -87,11 +88,11 @@ class SharedFileSystem(Construct):
         """What follows `@tcp:/` where it is mounted."""
         return self.resource.attr_lustre_mount_name
 
-    def _security_group(self, network: NetworkStack) -> ec2.SecurityGroup:
+    def _security_group(self, vpc: ec2.IVpc) -> ec2.SecurityGroup:
         return ec2.SecurityGroup(
             self,
             "SecurityGroup",
-            vpc=network.vpc,
+            vpc=vpc,
             description="FSx for Lustre: its own protocol, among file servers and with jobs",
             allow_all_outbound=False,
         )

@@ -72,7 +72,9 @@ class StorageStack(StageStack):
                 "SharedFileSystem",
                 capacity_gib=stage.fsx_gib,
                 bucket=self.data_bucket,
-                network=network,
+                vpc=network.vpc,
+                subnet=network.multinode_subnet,
+                jobs=network.job_security_group,
                 key=self._key,
             )
             # By name, not by reference: another file system, in another subnet for instance, changes both.

@@ -27,6 +27,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.reclaims import ReclaimRules, is_reclaim
+
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
 minutes over which Lambda tries an asynchronous call again."""
@@ -41,7 +43,7 @@ class MoveUnderwayError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(ReclaimRules):
     """What the stack hands over in the environment."""
 
     run_bucket: str
@@ -50,10 +52,6 @@ class Rules:
     """ARN of a Spot queue to that of the same pool's On-Demand queue."""
     on_demand_nodes: int
     """Instances that an On-Demand queue may have."""
-    reclaim_reason: str
-    exited_reason: str
-    interrupted_exit_code: int
-    """What a container that had the time to end before its instance did exits with."""
     moved_reason: str
     moved_tag: str
     no_capacity_reason: str
@@ -146,22 +144,6 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
     stopped = [reason] if parent.get("isTerminated") or parent.get("isCancelled") else []
     reason = [*moved, *stopped, *no_capacity, str(decisive.get("statusReason", ""))][0]
     return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
-
-
-def is_reclaim(attempt: dict[str, Any], rules: Rules) -> bool:
-    """Whether a finished attempt in a Spot queue ended by a reclaim: `jobs.contract.moves.is_reclaim`, on Batch's own
-    shape.
-
-    Either the instance was gone before the container, or the container used the notice to exit. What a Spot queue runs
-    On-Demand while Spot has no capacity is not told apart: Batch's attempts do not say.
-    """
-    reason = attempt.get("statusReason", "")
-    tasks = [container for task in attempt.get("taskProperties", []) for container in task.get("containers", [])]
-    exit_codes = [container.get("exitCode") for container in (tasks or [attempt.get("container", {})])]
-    return bool(
-        reason.startswith(rules.reclaim_reason)
-        or (reason.startswith(rules.exited_reason) and rules.interrupted_exit_code in exit_codes)
-    )
 
 
 def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:

@@ -17,9 +17,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim
+
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class Rules(ReclaimRules):
     """What the stack hands over in the environment."""
 
     stage: str
@@ -32,10 +34,6 @@ class Rules:
     on_demand_nodes: int
     """On so many instances."""
     reclaims_before_on_demand: int
-    reclaim_reason: str
-    exited_reason: str
-    interrupted_exit_code: int
-    """What a container that had the time to end before its instance did exits with."""
     no_failures: tuple[str, ...]
     """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
     no_capacity_reason: str
@@ -74,13 +72,13 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
     if child or (child == 0 and job["status"] == "FAILED"):
         return Report()
     attempts = job.get("attempts", [])
-    lost = sum(is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
-    lost_last = bool(attempts) and is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
+    lost = sum(_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
+    lost_last = bool(attempts) and _is_reclaim(attempts[-1], job["jobQueue"], rules) and _ended_by_batch(job, rules)
     reclaimed = lost_last and job["status"] in ("RUNNABLE", "FAILED")
     run, team = job["jobName"], job.get("tags", {}).get("trainyard:team", "unknown")
     of = f"{run} of team {team} (stage {rules.stage})"
     if job["status"] == "FAILED" and _is_failure(job, lost, rules, reclaimed=reclaimed):
-        container = _container(attempts[-1] if attempts else {})
+        container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
         why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
         return Report(
@@ -109,7 +107,7 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
     def failed_by_itself(child: dict[str, Any]) -> bool:
         attempts = child.get("attempts", [])
-        lost = bool(attempts) and is_reclaim(attempts[-1], parent["jobQueue"], rules)
+        lost = bool(attempts) and _is_reclaim(attempts[-1], parent["jobQueue"], rules)
         return bool(child["status"] == "FAILED" and not lost)
 
     decisive = max(children, key=lambda child: (failed_by_itself(child), len(child.get("attempts", []))))
@@ -118,18 +116,9 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
     return {**parent, "attempts": decisive.get("attempts", []), "statusReason": reason}
 
 
-def is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
-    """Whether a finished attempt ended by a Spot reclaim: `jobs.contract.moves.is_reclaim`, on Batch's own shape.
-
-    Either the instance was gone before the container, or the container used the notice to exit. Elsewhere than in a
-    Spot queue neither means that.
-    """
-    if rules.queues.get(queue, {}).get("capacity") != "spot":
-        return False
-    reason: str = attempt.get("statusReason", "")
-    return reason.startswith(rules.reclaim_reason) or (
-        reason.startswith(rules.exited_reason) and _container(attempt).get("exitCode") == rules.interrupted_exit_code
-    )
+def _is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
+    """Return whether a finished attempt ended by a reclaim; elsewhere than in a Spot queue none does."""
+    return rules.queues.get(queue, {}).get("capacity") == "spot" and is_reclaim(attempt, rules)
 
 
 def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
@@ -148,12 +137,6 @@ def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: 
     if job.get("isTerminated") or job.get("isCancelled") or reason.startswith(rules.no_failures):
         return False
     return not (may_go_on and reclaimed and reclaims >= rules.reclaims_before_on_demand)
-
-
-def _container(attempt: dict[str, Any]) -> dict[str, Any]:
-    tasks = [container for task in attempt.get("taskProperties", []) for container in task.get("containers", [])]
-    container: dict[str, Any] = attempt.get("container") or next(iter(tasks), {})
-    return container
 
 
 def _ordinal(number: int) -> str:

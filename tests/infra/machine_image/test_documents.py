@@ -1,4 +1,4 @@
-"""The shell of infra/machine_image/documents/, run for real below a folder that stands for the root, among stand-in commands."""
+"""The shell of infra/machine_image/documents/, run for real below a stand-in for the root, among stand-in commands."""
 
 import hashlib
 import io

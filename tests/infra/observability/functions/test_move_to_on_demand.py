@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.observability.functions import move_to_on_demand
+from infra.observability.functions import move_to_on_demand, reclaims
 from infra.observability.functions.move_to_on_demand import (
     Mover,
     MoveUnderwayError,
@@ -379,4 +379,4 @@ def test_the_function_and_the_command_line_call_the_same_attempts_reclaims(
 ) -> None:
     containers = [container for task in attempt.get("taskProperties", []) for container in task["containers"]]
     exit_code = containers[0]["exitCode"] if containers else None
-    assert move_to_on_demand.is_reclaim(attempt, rules) is is_reclaim(attempt.get("statusReason", ""), exit_code)
+    assert reclaims.is_reclaim(attempt, rules) is is_reclaim(attempt.get("statusReason", ""), exit_code)

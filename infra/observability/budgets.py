@@ -1,9 +1,10 @@
 """The budgets of a stage and its teams, and the function that stops what they pay for."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
+from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
@@ -16,10 +17,11 @@ from infra.access.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import StageStack
 from infra.job.member_role import MEMBER_TAG
 from infra.observability.alerts import Alerts, Topic
-from infra.observability.budget import MonthlyBudget
 from infra.observability.function import Function
 from infra.observability.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
 from jobs.contract.stage import parameter_path
+
+_WARN_PERCENT = 80
 
 
 class BudgetStop(Construct):
@@ -131,7 +133,7 @@ class BudgetStop(Construct):
             redrive_policy={"deadLetterTargetArn": self._dead_letters.queue_arn},
         )
         self._stack.publish(parameter, json.dumps({"limit_usd": limit_usd, "topic": topic.topic_arn}))
-        MonthlyBudget(
+        _MonthlyBudget(
             self,
             f"{name}Budget",
             limit_usd=limit_usd,
@@ -198,3 +200,65 @@ class BudgetStop(Construct):
         self._function.execution_role.explain(
             "CloudFormation names roles; by their tags only those of the stage's teams' people are meant", roles
         )
+
+
+class _MonthlyBudget(Construct):
+    """A month's budget of what carries certain tags.
+
+    It warns `alerts` at 80 % (spent, or forecast for the month's end) and at 100 %; at 100 % `used_up` hears as well.
+    AWS knows what was spent up to a day late, and by tag only once the tags are activated as cost allocation tags in
+    the account that pays the bill.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        limit_usd: float,
+        tags: Mapping[str, str],
+        alerts: Topic,
+        used_up: Topic,
+    ) -> None:
+        super().__init__(scope, name)
+        by_tag = [
+            budgets.CfnBudget.ExpressionProperty(
+                tags=budgets.CfnBudget.TagValuesProperty(key=key, values=[value], match_options=["EQUALS"])
+            )
+            for key, value in tags.items()
+        ]
+        budget = budgets.CfnBudget(
+            self,
+            "Resource",
+            # No name: CloudFormation replaces a budget whose notifications change, and two cannot have the same.
+            budget=budgets.CfnBudget.BudgetDataProperty(
+                budget_type="COST",
+                time_unit="MONTHLY",
+                budget_limit=budgets.CfnBudget.SpendProperty(amount=limit_usd, unit="USD"),
+                filter_expression=by_tag[0] if len(by_tag) == 1 else budgets.CfnBudget.ExpressionProperty(and_=by_tag),
+                metrics=["UnblendedCost"],
+            ),
+            notifications_with_subscribers=[
+                _notification("ACTUAL", _WARN_PERCENT, alerts),
+                _notification("FORECASTED", _WARN_PERCENT, alerts),
+                # A notification takes one topic; the function that hears this one tells the people.
+                _notification("ACTUAL", 100, used_up),
+            ],
+        )
+        # AWS Budgets looks, when it is made, whether it may publish: that is said by the topics' policies.
+        for topic in (alerts, used_up):
+            budget.node.add_dependency(topic.node.find_child("Policy"))
+
+
+def _notification(
+    kind: str, percent: float, topic: sns.ITopic
+) -> budgets.CfnBudget.NotificationWithSubscribersProperty:
+    return budgets.CfnBudget.NotificationWithSubscribersProperty(
+        notification=budgets.CfnBudget.NotificationProperty(
+            notification_type=kind,
+            comparison_operator="GREATER_THAN",
+            threshold=percent,
+            threshold_type="PERCENTAGE",
+        ),
+        subscribers=[budgets.CfnBudget.SubscriberProperty(subscription_type="SNS", address=topic.topic_arn)],
+    )
