@@ -25,7 +25,7 @@ from jobs.contract.errors import TrainyardError
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:
-    """All stacks of each stage, in the order in which they build on each other, and the rules that they must meet."""
+    """Make the stacks of each stage, in the order in which they build on each other, and add the rules for them."""
     for row in rows:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
         access = AccessStack(stage, stage=row)

@@ -1,1 +1,1 @@
-"""Limit what every role of the stage may do, and let CI deploy. The first stack."""
+"""The stack that limits what every role of the stage may do, and lets CI deploy. It is the first."""

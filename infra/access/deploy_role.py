@@ -26,7 +26,7 @@ _SESSION = cdk.Duration.hours(4)
 
 
 class DeployRole(InlineRole):
-    """Can become the roles of CDK's bootstrap in this account and region, have images built, and do nothing else."""
+    """The role of CI: it may become the roles of CDK's bootstrap here, have images built, and do nothing else."""
 
     def __init__(self, stack: StageStack, name: str, *, source: GitHub) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class DeployRole(InlineRole):
         self._allow_builds(stack)
 
     def _allow_builds(self, stack: StageStack) -> None:
-        """By the tag that the image stack's project carries: that is made later, under a name nobody knows yet."""
+        """Allow builds of projects with the stage's tag: the image stack makes its own later, under any name."""
         projects = build_projects(stack)
         of_the_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": stack.stage_row.name}}
         self.allow("BuildImages", BUILD_ACTIONS, projects, conditions=of_the_stage)
@@ -64,10 +64,10 @@ class DeployRole(InlineRole):
 
 
 def _provider(stack: StageStack) -> iam.CfnOIDCProvider:
-    """The account's, of which there can be one: stages that share an account name it in their settings instead."""
+    """Make the account's OIDC provider. There can be one: stages that share an account name it in their settings."""
     return iam.CfnOIDCProvider(stack, "GitHub", url=f"https://{ISSUER}", client_id_list=[_AUDIENCE])
 
 
 def _where(source: GitHub) -> str:
-    """What GitHub says in the token of a job, besides its repository: the environment where there is one."""
+    """Return what GitHub's token says of a job besides its repository: its environment, or else its branch."""
     return f"environment:{source.environment}" if source.environment else f"ref:refs/heads/{source.branch}"

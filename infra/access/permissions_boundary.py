@@ -1,4 +1,4 @@
-"""What no role of a stage may exceed, whatever its own policies say: the permissions boundary that each one carries.
+"""The permissions boundary: what no role of a stage may exceed, whatever its own policies say.
 
 A boundary grants nothing. It admits what roles of the stacks do, in the stage's region, and only to what is the
 stage's: by name where names begin with the stage's (S3, SSM), by the tag `trainyard:stage` elsewhere. So neither a
@@ -110,7 +110,7 @@ _WITHOUT_A_REGION = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetPro
 
 
 class PermissionsBoundary(iam.ManagedPolicy):
-    """The stage's own; an account that has one for all roles names it in the settings instead."""
+    """The boundary that a stage makes, unless its settings name one that the account has for all roles."""
 
     def __init__(self, stack: StageStack, name: str) -> None:
         # Another description would make another policy, which IAM allows as little as the stacks that import this one.
@@ -158,7 +158,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
 
     def _admit_budget_stops(self, stack: StageStack) -> None:
-        """A budget that is used up tags roles of the stage, with this one key only: others may let a role do more."""
+        """Admit the tag of a budget that is used up, and no other key: others may let a role do more."""
         roles = stack.format_arn(
             service="iam", region="", resource="role", resource_name=f"{name_prefix(self._stage)}*"
         )
@@ -193,7 +193,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
 
 
 def name_prefix(stage: str) -> str:
-    """What CloudFormation begins the generated names of all of a stage's resources with.
+    """Return what CloudFormation begins the generated names of all of a stage's resources with.
 
     It shortens a stack's name to 24 characters where a name would be too long for a service.
     """
@@ -201,12 +201,12 @@ def name_prefix(stage: str) -> str:
 
 
 def build_projects(stack: cdk.Stack) -> str:
-    """ARN of all CodeBuild projects of the stack's account and region."""
+    """Return the ARN of all CodeBuild projects of the stack's account and region."""
     return stack.format_arn(service="codebuild", resource="project", resource_name="*")
 
 
 def bootstrap_roles(stack: cdk.Stack) -> list[str]:
-    """ARNs of the roles by which the CDK CLI deploys to the stack's account and region."""
+    """Return the ARNs of the roles by which the CDK CLI deploys to the stack's account and region."""
     qualifier = stack.synthesizer.bootstrap_qualifier
     return [
         stack.format_arn(

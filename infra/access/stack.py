@@ -15,7 +15,7 @@ DEPLOY_ROLE = "deploy-role"
 
 
 class AccessStack(StageStack):
-    """Knows nothing of the other stacks, so that all of them may wait for it."""
+    """The first stack of a stage. It knows nothing of the others, so that all of them may wait for it."""
 
     def __init__(self, scope: Construct, *, stage: Stage) -> None:
         super().__init__(scope, "access", stage=stage, description="permissions boundary, role of CI")
@@ -34,5 +34,5 @@ class AccessStack(StageStack):
             self.publish(DEPLOY_ROLE, role.role_arn)
 
     def limit(self, scope: Construct) -> None:
-        """Puts the boundary on every role below `scope`, those that CDK makes for its own functions included."""
+        """Put the boundary on every role below `scope`, those that CDK makes for its own functions included."""
         iam.PermissionsBoundary.of(scope).apply(self.boundary)

@@ -1,1 +1,1 @@
-"""Offer instances to jobs: launch templates, compute environments and queues."""
+"""The stack that offers instances to jobs: launch templates, compute environments and queues."""

@@ -23,7 +23,7 @@ _TYPES: dict[Capacity, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MachineImage:
-    """What instances boot."""
+    """The AMI that instances boot, or the family of which Batch picks one."""
 
     root_device_name: str
     """As the AMI calls it."""
@@ -49,7 +49,7 @@ class Instances:
 
 
 class ComputeEnvironment(Construct):
-    """Instances of one type, none while nothing runs.
+    """A compute environment of one instance type, with no instance while nothing runs.
 
     The L2 of aws-batch is left aside: it adds CPU instance types by default, insists on security groups, and renders
     the launch template without a version, and then edits of the template never reach an instance.

@@ -8,7 +8,7 @@ from jobs.contract.instance_types import InstanceType
 
 
 class LaunchTemplate(ec2.CfnLaunchTemplate):
-    """What Batch leaves to a template: metadata service, volumes, user data, and interfaces where EFA is wanted.
+    """A launch template with what Batch leaves to it: metadata service, volumes, user data, and EFA's interfaces.
 
     Batch itself sets instance type, role, subnets, the Spot request and, where there are no interfaces here, security
     groups.
@@ -59,7 +59,7 @@ class LaunchTemplate(ec2.CfnLaunchTemplate):
 
 
 class EfaInterfaces:
-    """One EFA interface on each network card of a type; `security_group` has to let its members talk both ways."""
+    """An EFA interface on each network card of a type; `security_group` has to let its members talk both ways."""
 
     def __init__(self, row: InstanceType, *, security_group: ec2.ISecurityGroup) -> None:
         self._cards = row.network_cards

@@ -57,7 +57,7 @@ class _InstancePool:
 
 
 class ComputeStack(StageStack):
-    """Job queues, published under the names that a plan picks from."""
+    """The stack of job queues, which it publishes under the names that a plan picks from."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ComputeStack(StageStack):
         self.publish(queue_parameter(queue.name, retiring=pool.retiring), resource.attr_job_queue_arn)
 
     def _environment(self, queue: Queue, capacity: Capacity, pool: _InstancePool) -> ComputeEnvironment:
-        """Queues of one pool share it: what a limit of the settings allows is allowed once."""
+        """Return a pool's compute environment. Its queues share it, so a limit of the settings is given out once."""
         key = (capacity, queue.several_nodes)
         if key not in pool.environments:
             pool.environments[key] = ComputeEnvironment(
@@ -127,7 +127,7 @@ class ComputeStack(StageStack):
         return pool.environments[key]
 
     def _capacities(self, queue: Queue) -> tuple[Capacity, ...]:
-        """What the queue draws on, in Batch's order: Spot alone where the stage says how long a job may wait for it.
+        """Return a queue's capacities, in Batch's order: Spot alone where the stage says how long a job may wait.
 
         Batch finds that capacity is missing only where all of a queue's environments lack it: with On-Demand as a
         second one the wait would never end, and nobody would move the job (see
@@ -139,7 +139,7 @@ class ComputeStack(StageStack):
         return queue.accelerated and queue.capacity == "spot" and self.stage_row.spot_wait_hours is not None
 
     def _max_nodes(self, queue: Queue, capacity: Capacity) -> int:
-        """Instances that the settings allow for it; 0 where the stage has none of that capacity."""
+        """Return how many instances the settings allow for it; 0 where the stage has none of that capacity."""
         stage = self.stage_row
         if not queue.accelerated:
             return stage.max_cpu_nodes
@@ -148,7 +148,7 @@ class ComputeStack(StageStack):
         return stage.max_nodes if capacity == "spot" else stage.max_on_demand_nodes
 
     def _time_limits(self, queue: Queue) -> list[batch.CfnJobQueue.JobStateTimeLimitActionProperty]:
-        """A job at the queue's head that can never start makes way for those behind it."""
+        """Return the limits by which a job at the queue's head that can never start makes way for those behind it."""
         stage = self.stage_row
         seconds = dict.fromkeys(_NEVER_FITS, stage.alerts.blocked_queue_minutes * 60)
         if self._waits_for_spot(queue) and stage.spot_wait_hours is not None:

@@ -39,7 +39,7 @@ class FileSystem:
 
 
 def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> str:
-    """Of instances of a type, on which jobs see `file_system` where one is given."""
+    """Return the user data of instances of a type, on which jobs see `file_system` where one is given."""
     parts = ec2.MultipartUserData()
     # An AMI that the stage builds does it itself, when it boots.
     if row.nvme_disks and row.machine_image != "stage":
@@ -68,7 +68,7 @@ def _agent() -> ec2.UserData:
 
 
 def _spot_notice() -> ec2.UserData:
-    """Installs a service, which is there after a reboot as well."""
+    """Install the service that watches for the Spot notice, so that it is there after a reboot as well."""
     program, unit = "/usr/local/sbin/trainyard-spot-notice", "trainyard-spot-notice.service"
     return _script(
         "set -euo pipefail",
@@ -82,7 +82,7 @@ def _spot_notice() -> ec2.UserData:
 
 
 def _required(part: str, *lines: str) -> ec2.UserData:
-    """What an instance has to do before it can take jobs: where it fails, the instance goes."""
+    """Return a script that must succeed before the instance can take jobs: where it fails, the instance shuts down."""
     return _script(*_lines("required", PART=part), *lines)
 
 
@@ -93,7 +93,7 @@ def _script(*lines: str) -> ec2.UserData:
 
 
 def _lines(name: str, **variables: str) -> list[str]:
-    """A script of boot/ without its first line, after the variables that it reads."""
+    """Return the lines of a script of boot/ without its first, after the variables that it reads."""
     lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
     return [
         *(f"{variable}='{value}'" for variable, value in variables.items()),

@@ -1,1 +1,1 @@
-"""Hold the images that jobs run in, and build them in CodeBuild."""
+"""The stack that holds the images which jobs run in, and builds them in CodeBuild."""

@@ -53,7 +53,7 @@ _BUILD_TIMEOUT_MINUTES = 120
 
 
 class ImageBuild(Construct):
-    """Runs `trainyard images push ARGUMENTS`; ARGUMENTS is a variable that `start-build` may override."""
+    """A CodeBuild project that runs `trainyard images push ARGUMENTS`; `start-build` may override that variable."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class ImageBuild(Construct):
 
 
 def _revision(source: s3_assets.Asset) -> str:
-    """What the images are tagged by: git's revision; of sources without git, a hash of all that is sent."""
+    """Return what images are tagged by: git's revision, or without git a hash of all that is sent."""
     try:
         return source_revision()
     except ConfigurationError:

@@ -14,7 +14,7 @@ from jobs.contract.stage import image_parameter, image_repository_parameter, par
 
 
 class PublishedImages:
-    """The images as another stack sees them, by the URIs that CloudFormation reads from SSM as it deploys.
+    """The images as one other stack sees them, by the URIs that CloudFormation reads from SSM as it deploys.
 
     An export could not be taken back while another stack imports it, so no stage could leave an instance type.
     """
@@ -31,7 +31,7 @@ class PublishedImages:
         }
 
     def job_image(self, kind: JobKind) -> str:
-        """URI of the image that new jobs of `kind` run: the one that was pushed last as the stack was deployed.
+        """Return the URI of the image that new jobs of `kind` run: the one that was pushed last before the deployment.
 
         The CDK CLI updates a stack whose parameters come from SSM also where its template is the same, so a deployment
         after a push is all that it takes. `image_tag` of the settings goes before.
@@ -43,7 +43,7 @@ class PublishedImages:
         return self._image.published(image_parameter(name, release), reader=self._stack)
 
     def pool_image(self, pool: Pool) -> str:
-        """What the AMI of a pool holds beforehand: a URI, or `ssm:` and the parameter that says which at each build.
+        """Return the image that a pool's AMI holds: a URI, or `ssm:` and the parameter that names it at each build.
 
         Not what the parameter holds at a deployment: recipes of Image Builder cannot change, and every push would make
         a new AMI. A pool that retires keeps its release's, whatever `image_tag` says.
@@ -54,12 +54,12 @@ class PublishedImages:
 
 
 def pool_image_parameter(stage: Stage, pool: Pool) -> str:
-    """Name of the SSM parameter of the image that most jobs on a pool run."""
+    """Return the name of the SSM parameter of the image that most jobs on a pool run."""
     return parameter_path(stage.name) + image_parameter(pool.row.image, pool.software.name)
 
 
 def images_of_new_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
-    """Names of the images that jobs run in which are submitted from now on.
+    """Return the names of the images of jobs that are submitted from now on.
 
     Raises UsageError for a kind whose image has no folder.
     """
@@ -67,11 +67,11 @@ def images_of_new_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
 
 
 def images_of_all_jobs(stage: Stage, kinds: Iterable[JobKind]) -> list[str]:
-    """The same with those of jobs that still wait for a pool that retires."""
+    """Return the same and the images of jobs that still wait for a pool that retires."""
     retiring = {child_name(pool.row.image, kind.image) for pool in stage.retiring for kind in kinds if kind.accelerated}
     return sorted({*images_of_new_jobs(stage, kinds), *(image(name).name for name in retiring)})
 
 
 def row_of(stage: Stage, kind: JobKind) -> InstanceType:
-    """What jobs of a kind run on."""
+    """Return the instance type that jobs of a kind run on."""
     return stage.row if kind.accelerated else stage.cpu_row

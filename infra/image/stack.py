@@ -38,7 +38,7 @@ _KEPT_IMAGES = 50
 
 
 def image_releases(stage: Stage) -> list[tuple[str, str]]:
-    """(image, release) of all that jobs on the stage's pools may run in: the image of a pool's row, and its children.
+    """Return (image, release) of all that jobs on the stage's pools may run in: each row's image and its children.
 
     Raises UsageError for a row whose image has no folder, and as the settings' own properties do.
     """
@@ -51,7 +51,7 @@ def image_releases(stage: Stage) -> list[tuple[str, str]]:
 
 
 class ImageStack(StageStack):
-    """Repositories with generated names. Images are built from this repository, so they go when the stack goes."""
+    """The stack of image repositories. Images can be built again from these sources, so they go when the stack goes."""
 
     def __init__(
         self, scope: Construct, *, stage: Stage, storage: StorageStack, catalog: Mapping[str, JobKind] = CATALOG
@@ -72,7 +72,7 @@ class ImageStack(StageStack):
         self.publish(IMAGE_BUILD_PROJECT, build.project.ref)
 
     def _record(self, name: str, first: str) -> None:
-        """Publishes `first` under `name`, until a push writes something else.
+        """Publish `first` under `name`, until a push writes something else.
 
         A bare resource, out of reach of the tags that an organisation adds to all constructs of a stage: see above.
         """

@@ -1,1 +1,1 @@
-"""Define jobs, and the roles of their containers and of the people who submit them."""
+"""The stack of job definitions, with the roles of containers and of the people who submit."""

@@ -55,7 +55,7 @@ class TeamJobs:
     def definition(
         self, scope: Construct, kind: JobKind, *, row: InstanceType, image: str, several_nodes: bool = False
     ) -> batch.CfnJobDefinition:
-        """The definition of `kind` on instances of `row`."""
+        """Make the definition of `kind` on instances of `row`."""
         definition = batch.CfnJobDefinition(
             scope,
             f"Job-{self.team}-{kind.name}{'-multinode' if several_nodes else ''}",
@@ -78,8 +78,10 @@ class TeamJobs:
         return definition
 
     def _one_node(self, kind: JobKind, row: InstanceType, image: str) -> batch.CfnJobDefinition.EcsPropertiesProperty:
-        """In its instance's network, as Batch has it: nodes that start one by one reach each other at the instances'
-        addresses, by the rule of the security group that lets its members talk.
+        """Return the task of a job on one node, which is in its instance's network.
+
+        Nodes that start one by one reach each other at the instances' addresses, by the rule of the security group that
+        lets its members talk.
         """
         task = _Batch.EcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
@@ -93,7 +95,7 @@ class TeamJobs:
     def _several_nodes(
         self, kind: JobKind, row: InstanceType, image: str
     ) -> batch.CfnJobDefinition.NodePropertiesProperty:
-        """Every node runs the same container, in a network namespace of its own, which Batch gives it (awsvpc)."""
+        """Return the same task for every node, each in a network namespace that Batch gives it (awsvpc)."""
         task = _Batch.MultiNodeEcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
             execution_role_arn=self.execution_role.role_arn,
@@ -116,7 +118,7 @@ class TeamJobs:
         *,
         devices: Sequence[batch.CfnJobDefinition.DeviceProperty] = (),
     ) -> batch.CfnJobDefinition.TaskContainerPropertiesProperty:
-        """One container that fills an instance: HPUs are no resource of Batch's, so vCPUs and memory stand in."""
+        """Return a container that fills an instance: Batch has no resource for HPUs, so vCPUs and memory stand in."""
         requirements = {"VCPU": row.vcpus, "MEMORY": row.job_memory_mib}
         if row.gpus:
             requirements["GPU"] = row.gpus
@@ -189,12 +191,12 @@ class TeamJobs:
 
 
 def _ipc_mode(kind: JobKind) -> str | None:
-    """HCCL and NCCL need the host's IPC namespace; `containerProperties` could not say so."""
+    """Return the IPC mode: HCCL and NCCL need the host's namespace, for which `containerProperties` has no word."""
     return "host" if kind.accelerated else None
 
 
 def _efa_devices(row: InstanceType) -> list[batch.CfnJobDefinition.DeviceProperty]:
-    """One for each EFA interface: the runtime hands on the accelerator's devices by itself, but not these."""
+    """Return a device for each EFA interface: the runtime hands on the accelerator's own by itself, but not these."""
     return [
         _Batch.DeviceProperty(host_path=path, container_path=path, permissions=["READ", "WRITE", "MKNOD"])
         for path in (f"/dev/infiniband/uverbs{index}" for index in range(row.network_cards))

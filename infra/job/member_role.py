@@ -33,7 +33,7 @@ _TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
 
 
 class MemberRole(InlineRole):
-    """Submits, watches and stops the team's jobs; reads its runs, reads and writes its data; nothing of other teams.
+    """A role that submits, watches and stops one team's jobs, reads its runs, and reads and writes its data.
 
     Batch's resources are told apart by their tags and not by their names: a queue that another release brings, and each
     new revision of a definition, are the team's from the start. Only what Batch tells of jobs cannot be kept apart: it
@@ -101,7 +101,11 @@ class MemberRole(InlineRole):
         self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
 
     def _submit_nothing_beyond_the_budget(self) -> None:
-        """Always there, so that a stop need not attach anything, which would keep the role from being deleted."""
+        """Deny submissions while the role has the tag of a stop.
+
+        The statement is always there, so that a stop need not attach a policy, which would keep the role from being
+        deleted.
+        """
         self.add_to_policy(
             iam.PolicyStatement(
                 sid="BudgetUsedUp",
@@ -146,7 +150,7 @@ class MemberRole(InlineRole):
         )
 
     def _connect(self) -> None:
-        """`trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
+        """Allow `trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
 
         The tag of an instance names the team whose job came last, some seconds after that has begun (see
         observability/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps

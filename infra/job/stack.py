@@ -28,7 +28,7 @@ from jobs.contract.stage import (
 
 
 class JobStack(StageStack):
-    """What a submission needs besides a queue."""
+    """The stack of all that a submission needs besides a queue."""
 
     def __init__(
         self,

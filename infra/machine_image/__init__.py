@@ -1,1 +1,1 @@
-"""Build the AMIs of Gaudi instances, from the documents in documents/."""
+"""The stack that builds the AMIs of Gaudi instances, from the shell scripts in documents/."""

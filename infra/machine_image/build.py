@@ -47,7 +47,7 @@ _KEPT_WEEKS_AFTER_LAUNCH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSite:
-    """Where and as whom the instance runs that an AMI is made on; one for all pools."""
+    """The subnet, group and roles of the instance that an AMI is made on; the same for all pools."""
 
     subnet: ec2.ISubnet
     security_group: ec2.ISecurityGroup
@@ -74,7 +74,7 @@ class Component(Construct):
 
 
 class MachineImageBuild(Construct):
-    """Builds one pool's AMI at the first deployment, and whenever anything in it changes; CloudFormation waits."""
+    """The build of one pool's AMI, first and whenever anything in it changes; CloudFormation waits for it."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class MachineImageBuild(Construct):
         )
 
     def _logs(self, stage: Stage) -> logs.CfnLogGroup:
-        """Where Image Builder writes by itself, made beforehand so that it expires.
+        """Make the log group that Image Builder would make by itself, so that it expires.
 
         Its name is given, so it goes with the stack: kept, it would be in the way of the next one.
         """
@@ -273,12 +273,12 @@ class MachineImageBuild(Construct):
 
 
 def documents(stage: Stage, pool: Pool) -> list[str]:
-    """Names of the documents that make the pool's AMI, in the order in which they are run."""
+    """Return the names of the documents that make the pool's AMI, in the order in which they are run."""
     return [document for document, _ in _steps(stage, pool, "")]
 
 
 def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str, str]]]:
-    """The documents with their parameters: all that one release's row decides, and nothing that another does."""
+    """Return the documents with their parameters: all that one release's row decides, and nothing that another does."""
     efa_version, efa_sha256 = EFA_INSTALLER
     release = pool.software
     return [
@@ -299,7 +299,7 @@ def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str
 
 
 def _parent_image(os: str) -> str:
-    """Canonical's AMI of an operating system as the releases' rows call it: `ubuntu22.04`.
+    """Return Canonical's AMI of an operating system, as the releases' rows call it: `ubuntu22.04`.
 
     Looked up by Image Builder at each build.
     """
@@ -308,6 +308,6 @@ def _parent_image(os: str) -> str:
 
 
 def _version(prefix: str, content: object) -> str:
-    """`<major>.<minor>.<hash of content>`: numbers below 2^30 are all that Image Builder allows."""
+    """Return `<major>.<minor>.<hash of content>`; Image Builder allows numbers below 2^30 only."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{prefix}.{int(digest[:7], 16)}"

@@ -45,7 +45,7 @@ from infra.stages.network_plan import has_interface_endpoints
 
 
 def machine_image_parameter(stage: Stage, pool: Pool) -> str:
-    """Name of the SSM parameter that holds the id of the newest AMI that a stage built for a pool.
+    """Return the name of the SSM parameter that holds the id of the newest AMI which a stage built for a pool.
 
     Below /imagebuilder/, which is all that Image Builder's service-linked role may write (AWS's policy
     AWSServiceRoleForImageBuilder).
@@ -54,12 +54,12 @@ def machine_image_parameter(stage: Stage, pool: Pool) -> str:
 
 
 def built_pools(stage: Stage) -> list[Pool]:
-    """Pools whose AMI the stage builds itself."""
+    """Return the pools whose AMI the stage builds itself."""
     return [pool for pool in (stage.pool, *stage.retiring) if pool.builds_machine_image]
 
 
 class MachineImageStack(StageStack):
-    """Only for stages with `built_pools`."""
+    """The stack of AMIs, only for stages with `built_pools`."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack, image: ImageStack) -> None:
         super().__init__(scope, "machine-image", stage=stage, description="AMIs of the Gaudi instances")

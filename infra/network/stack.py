@@ -28,7 +28,7 @@ the stage makes endpoints."""
 
 
 class NetworkStack(StageStack):
-    """VPC, its way out, and the security group of the instances that run jobs."""
+    """The stack of the VPC, its way out, and the security group of the instances that run jobs."""
 
     vpc: ec2.IVpc
     job_subnets: Sequence[ec2.ISubnet]
@@ -58,7 +58,7 @@ class NetworkStack(StageStack):
         self._export_always()
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
-        """Those of `job_subnets` in zones that are known to offer the instance type; all where none is known to."""
+        """Return the subnets of jobs in zones that are known to offer the instance type; all where none is known to."""
         known = row.zone_ids.get(self.stage_row.region or "", ())
         # `zip` is empty for zones without an id: nothing is known of them.
         return [
@@ -67,12 +67,12 @@ class NetworkStack(StageStack):
 
     @property
     def availability_zones(self) -> list[str]:
-        """None: ec2.Vpc compares them with its own, and the CDK would look them up in an account that is named."""
+        """Return none: ec2.Vpc compares them with its own, and the CDK would look up those of a named account."""
         return []
 
     @property
     def multinode_subnet(self) -> ec2.ISubnet:
-        """The one where jobs of several nodes run and FSx lives: EFA and a placement group do not span zones."""
+        """Return the subnet of multi-node jobs and FSx: EFA and a placement group do not span zones."""
         return self.subnets_offering(self.stage_row.row)[0]
 
     def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
@@ -84,7 +84,7 @@ class NetworkStack(StageStack):
             admit_nodes(self, endpoint_group, default_group_id=self.stage_row.vpc.default_security_group_id)
 
     def _export_always(self) -> None:
-        """Exports what other stacks may import even while none does.
+        """Export what other stacks may import even while none does.
 
         Else the deployment in which the last of them stops would begin here, by deleting an export that it still uses:
         one that takes the file system away, for instance.
@@ -95,7 +95,7 @@ class NetworkStack(StageStack):
                 self.export_value(value)
 
     def _make_vpc(self) -> Sequence[str]:
-        """Returns the private subnets' route tables."""
+        """Make a VPC with a private subnet in each zone; return the subnets' route tables."""
         stage = self.stage_row
         vpc = ec2.Vpc(
             self,
@@ -119,7 +119,7 @@ class NetworkStack(StageStack):
         return [zone.private_subnet.route_table.route_table_id for zone in zones]
 
     def _use_vpc(self, existing: ExistingVpc) -> Sequence[str]:
-        """Returns the route tables that the settings name."""
+        """Take the VPC that the settings name; return the route tables that they name."""
         # CDK wants a zone, to divide subnets between zones; but it is told of none here.
         self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=existing.vpc_id, availability_zones=["any"])
         Annotations.of(self).acknowledge_warning(
@@ -178,7 +178,7 @@ class NetworkStack(StageStack):
         )
 
     def _tidy_default_group_handler(self) -> None:
-        """CloudFormation cannot empty the VPC's default security group, so CDK adds a function: let its log expire."""
+        """Let the log expire of the function with which CDK empties the VPC's default security group."""
         provider = self.node.find_child("Custom::VpcRestrictDefaultSGCustomResourceProvider")
         handler, role = provider.node.find_child("Handler"), provider.node.find_child("Role")
         assert isinstance(handler, CfnResource)  # noqa: S101 - narrows the types; CDK makes both as bare resources
@@ -223,7 +223,7 @@ class NetworkStack(StageStack):
         return group
 
     def _interface_endpoints(self) -> ec2.SecurityGroup:
-        """A way to AWS that needs no NAT, and that traffic to these services takes where there is NAT as well."""
+        """Make endpoints, a way to AWS that needs no NAT, and that is taken where there is NAT as well."""
         group = ec2.SecurityGroup(
             self,
             "EndpointSecurityGroup",

@@ -7,7 +7,7 @@ from infra.constructs.stage_stack import acknowledge
 
 
 class TaskNetwork(Construct):
-    """Lets the nodes of a job find each other and AWS.
+    """Rules of the VPC's default group by which the nodes of a job find each other and AWS.
 
     Every node's container has an interface of its own (ECS's awsvpc mode), and Batch puts it into the security groups
     of the compute environment. One whose launch template brings EFA interfaces cannot have any: then it is the VPC's
@@ -62,7 +62,7 @@ class TaskNetwork(Construct):
 
 
 def admit_nodes(scope: Construct, endpoint_group: ec2.ISecurityGroup, *, default_group_id: str) -> None:
-    """Lets the nodes of a job into the VPC's interface endpoints."""
+    """Let the nodes of a job into the VPC's interface endpoints."""
     ec2.CfnSecurityGroupIngress(
         scope,
         "EndpointsFromNodes",

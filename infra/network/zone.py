@@ -18,7 +18,7 @@ _PUBLIC_SUBNETS = list(_SIXTEENTHS[-1].subnets(new_prefix=24))
 
 
 class Zone(Construct):
-    """Named by the zone, and with addresses that depend on nothing else.
+    """A zone's subnets, named by the zone, with addresses that depend on nothing else.
 
     So a zone that is added or removed, NAT or endpoints never move the subnet of another zone, in which instances may
     be running: CloudFormation would have to replace it, and could not, since its addresses are taken until it is gone.
@@ -46,7 +46,7 @@ class Zone(Construct):
         self._place(self.private_subnet)
 
     def add_nat_gateway(self, internet_gateway: ec2.CfnVPCGatewayAttachment) -> ec2.CfnNatGateway:
-        """With the public subnet that it needs, in which nothing else is."""
+        """Make a NAT gateway with the public subnet that it needs, in which nothing else is."""
         public = ec2.PublicSubnet(
             self,
             "Public",
@@ -66,7 +66,7 @@ class Zone(Construct):
         return public.add_nat_gateway()
 
     def _place(self, subnet: ec2.Subnet) -> None:
-        """Into the zone by its id; the L2 knows letters only, which differ between accounts."""
+        """Place a subnet by the zone's id; the L2 knows letters only, which differ between accounts."""
         if self._zone_id is None:
             return
         resource = subnet.node.default_child

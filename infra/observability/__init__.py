@@ -1,1 +1,1 @@
-"""Tell people what happens, move jobs off Spot, and stop at a budget; what runs in Lambda is in functions/."""
+"""The stack that tells people what happens, moves jobs off Spot and stops at a budget; functions/ runs in Lambda."""

@@ -1,4 +1,4 @@
-"""Where people hear of what goes wrong: a topic, its subscribers, and one call for each thing to be told of."""
+"""Alerts to people: a topic, its subscribers, and one call for each thing to be told of."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from infra.constructs.stage_stack import acknowledge
 
 
 class Topic(sns.Topic):
-    """Takes messages over TLS only; encrypted with the stage's own key where it has one."""
+    """A topic that takes messages over TLS only, encrypted with the stage's own key where it has one."""
 
     def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, publishers: Sequence[str]) -> None:
         """`publishers`: AWS services that publish to it, on behalf of this account only."""
@@ -56,7 +56,7 @@ class Alerts(Construct):
     def on_event(
         self, name: str, *, source: str, detail_type: str, detail: Mapping[str, Any], text: str, description: str
     ) -> events.Rule:
-        """Publishes `text`, in which events.EventField stands for what the event says."""
+        """Publish `text` at each such event; in it events.EventField stands for what the event says."""
         rule = events.Rule(
             self,
             name,
@@ -67,7 +67,7 @@ class Alerts(Construct):
         return rule
 
     def alarm(self, name: str, metric: cloudwatch.IMetric, *, at_least: float, text: str) -> cloudwatch.Alarm:
-        """Raised once the metric's one period reaches `at_least`; where it says nothing, all is well."""
+        """Make an alarm that is raised once the metric's one period reaches `at_least`; no value means all is well."""
         alarm = cloudwatch.Alarm(
             self,
             name,

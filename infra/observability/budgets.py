@@ -25,7 +25,7 @@ _WARN_PERCENT = 80
 
 
 class BudgetStop(Construct):
-    """At 100 % of a budget nothing new starts on it until the month is over.
+    """The budgets of a stage, and the function by which nothing new starts on one that is used up.
 
     A budget's own action (AWS::Budgets::BudgetsAction) can set an IAM policy, but it is Batch's service-linked role,
     which no policy reaches, that launches instances; and each action is paid for by the day. So a function does it.
@@ -107,7 +107,7 @@ class BudgetStop(Construct):
         )
 
     def _let_topics_call(self) -> None:
-        """One statement for all topics of the stack: a queue's policy holds twenty, a function's 20 KB."""
+        """Let all topics of the stack call, by one statement: a queue's policy holds twenty, a function's 20 KB."""
         topics = self._stack.format_arn(service="sns", resource=f"{self._stack.stack_name}-*")
         service = iam.ServicePrincipal("sns.amazonaws.com")
         self._function.add_permission("Budgets", principal=service, source_arn=topics)
@@ -122,7 +122,7 @@ class BudgetStop(Construct):
         )
 
     def _budget(self, name: str, parameter: str, limit_usd: float, **tags: str) -> None:
-        """With a topic that hears of its end: by it the function knows whose it is."""
+        """Make a budget with a topic that hears of its end: by it the function knows whose it is."""
         topic = Topic(self, f"{name}UsedUp", key=self._key, publishers=["budgets.amazonaws.com"])
         sns.CfnSubscription(
             self,
@@ -182,7 +182,7 @@ class BudgetStop(Construct):
         )
 
     def _allow_stopping_members(self) -> None:
-        """One tag, on the roles of teams' people, and no other: it takes a right away, and can give none."""
+        """Let the function put one tag on the roles of teams' people, which takes a right away and can give none."""
         stage = self._stage.name
         roles = self._stack.format_arn(
             service="iam", region="", resource="role", resource_name=f"{name_prefix(stage)}*"

@@ -11,7 +11,7 @@ UTILIZATION = "AcceleratorUtilization"
 
 
 class StageDashboard(cloudwatch.Dashboard):
-    """Of the metrics in `namespace`. Three dashboards an account are free, one more is paid for each month."""
+    """The dashboard of the metrics in `namespace`. An account's first three are free, others are paid by the month."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StageDashboard(cloudwatch.Dashboard):
         )
 
     def _graph(self, title: str, metric: str, label: str) -> cloudwatch.GraphWidget:
-        """A level: between two events it stays what it was."""
+        """Return a graph of a level, which stays what it was between two events."""
         return cloudwatch.GraphWidget(
             title=title,
             width=12,

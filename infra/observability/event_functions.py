@@ -33,7 +33,7 @@ class StageQueue:
 
     @property
     def label(self) -> str:
-        """What the dashboard calls it."""
+        """Return what the dashboard calls it."""
         return f"{self.queue.name} ({self.retiring})" if self.retiring else self.queue.name
 
     @property

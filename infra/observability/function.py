@@ -1,4 +1,4 @@
-"""A Lambda function of functions/, with everything that it needs to be found out about."""
+"""A Lambda function of functions/, with its log, its role and its dead letters."""
 
 import shutil
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parent / "functions"
 
 
 class Function(lambda_.Function):
-    """May write its own log and its dead letters, and what it is allowed besides."""
+    """A function that may write its own log and its dead letters, and what it is allowed besides."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Function(lambda_.Function):
         )
 
     def _depend_on_policy_only(self) -> None:
-        """The L2 names the role as well, on which the function depends anyway; cfn-lint calls that superfluous."""
+        """Drop the dependency on the role, which the L2 adds though the function refers to it; cfn-lint complains."""
         policy = self.execution_role.node.find_child("DefaultPolicy").node.default_child
         resource = self.node.default_child
         assert isinstance(policy, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2s are built on them
@@ -91,13 +91,13 @@ class Function(lambda_.Function):
         resource.add_override("DependsOn", [policy.logical_id])
 
     def may_publish(self, topic: sns.ITopic, key: kms.IKey | None) -> None:
-        """`key`: what the topic is encrypted with."""
+        """Let the function publish to `topic`, which is encrypted with `key`."""
         self.execution_role.allow("Publish", ["sns:Publish"], topic.topic_arn)
         if key:
             self.may_use(key)
 
     def may_use(self, key: kms.IKey) -> None:
-        """To write and to read what is encrypted with it."""
+        """Let the function write and read what is encrypted with `key`."""
         self.execution_role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
 
 

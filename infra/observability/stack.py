@@ -30,7 +30,7 @@ from jobs.contract.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_par
 
 
 class ObservabilityStack(StageStack):
-    """Alerts, metrics, the functions behind them, and budgets."""
+    """The stack of alerts, metrics, the functions behind them, and budgets."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ObservabilityStack(StageStack):
         ]
 
     def _successors(self) -> list[tuple[str, str]]:
-        """ARNs of each pool's Spot queue and of its On-Demand queue; nothing where the stage has no such capacity."""
+        """Return the ARNs of each pool's Spot queue and of its On-Demand queue, where the stage has both."""
         by_pool = {(queue.queue.name, queue.retiring): queue.arn for queue in self._queues}
         return [
             (arn, by_pool[GAUDI_ON_DEMAND, pool])
@@ -86,7 +86,7 @@ class ObservabilityStack(StageStack):
         ]
 
     def _published(self, name: str) -> str:
-        """Read at each deployment, so that what it names may be replaced."""
+        """Return what another stack publishes, read at each deployment, so that what it names may be replaced."""
         return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
 
     def _own_key(self, storage: StorageStack) -> kms.IKey | None:
@@ -204,7 +204,7 @@ class ObservabilityStack(StageStack):
 
 
 def _has(stage: Stage, queue: Queue) -> bool:
-    """Whether the stage allows capacity for it."""
+    """Return whether the stage allows capacity for a queue."""
     if not queue.accelerated or queue.capacity == "spot":
         return True
     return (stage.max_multinode_nodes if queue.several_nodes else stage.max_on_demand_nodes) > 0

@@ -27,7 +27,7 @@ _AT_A_SPOT_NOTICE = (
 
 
 def _with_template(stage: StageTemplates) -> Iterator[tuple[Resource, Resource]]:
-    """Each compute environment whose launch template is of this stage, with it."""
+    """Yield each compute environment whose launch template is of this stage, with it."""
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         template = stage.launch_template(environment)
         if template is not None:

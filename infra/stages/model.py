@@ -14,7 +14,7 @@ _CHECKED = ConfigDict(strict=True, revalidate_instances="always")
 
 @dataclass(frozen=True, kw_only=True)
 class Team:
-    """Who pays, and whose files are whose."""
+    """A team: who pays, and whose files are whose."""
 
     __pydantic_config__ = _CHECKED
 
@@ -50,22 +50,25 @@ class Pool:
 
     @property
     def row(self) -> InstanceType:
-        """Raises UsageError where there is none."""
+        """Return the row of its instance type. Raises UsageError where there is none."""
         return instance_type(self.instance_type)
 
     @property
     def software(self) -> Release:
-        """Raises ConfigurationError where the release does not support the accelerators, UsageError where none is."""
+        """Return its release.
+
+        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
+        """
         return release_for(self.row, self.release)
 
     @property
     def builds_machine_image(self) -> bool:
-        """Whether the stage builds its AMI: what a type's row says, unless one is given."""
+        """Return whether the stage builds its AMI: as the type's row says, unless one is given."""
         return self.machine_image is None and self.row.machine_image == "stage"
 
     @property
     def id(self) -> str:
-        """What names its resources: another type or release makes new ones beside the old."""
+        """Return what names its resources: another type or release makes new ones beside the old."""
         return f"{self.instance_type}-{self.software.name}".replace(".", "-")
 
 
@@ -89,7 +92,7 @@ class ExistingVpc:
 
 @dataclass(frozen=True, kw_only=True)
 class Alerts:
-    """Who is told of failed jobs, blocked queues, reclaims and budgets."""
+    """The people who are told of failed jobs, blocked queues, reclaims and budgets."""
 
     __pydantic_config__ = _CHECKED
 
@@ -106,7 +109,7 @@ class Alerts:
 
 @dataclass(frozen=True, kw_only=True)
 class GitHub:
-    """Where CI deploys from: GitHub Actions, by OIDC, without a long-lived key."""
+    """The repository that CI deploys from: GitHub Actions, by OIDC, without a long-lived key."""
 
     __pydantic_config__ = _CHECKED
 
@@ -223,20 +226,23 @@ class Stage:
 
     @property
     def pool(self) -> Pool:
-        """What new jobs run on."""
+        """Return the pool that new jobs run on."""
         return Pool(instance_type=self.instance_type, release=self.release, machine_image=self.machine_image)
 
     @property
     def row(self) -> InstanceType:
-        """The accelerator instances' row. Raises UsageError where there is none."""
+        """Return the accelerator instances' row. Raises UsageError where there is none."""
         return instance_type(self.instance_type)
 
     @property
     def cpu_row(self) -> InstanceType:
-        """The CPU instances' row. Raises UsageError where there is none."""
+        """Return the CPU instances' row. Raises UsageError where there is none."""
         return instance_type(self.cpu_instance_type)
 
     @property
     def gaudi_release(self) -> Release:
-        """Raises ConfigurationError where the release does not support the accelerators, UsageError where none is."""
+        """Return the release of new jobs.
+
+        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
+        """
         return release_for(self.row, self.release)

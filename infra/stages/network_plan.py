@@ -22,7 +22,7 @@ ENDPOINT_SERVICES = (
 
 
 def zone_ids(stage: Stage) -> tuple[str, ...]:
-    """Zones of the stage's own subnets: what it names, else those that its accelerators are known to be offered in.
+    """Return the zones of the stage's own subnets: those it names, else those known to offer its accelerators.
 
     None where neither is known; `python -m infra.preflight` asks EC2.
     """
@@ -34,13 +34,13 @@ def zone_ids(stage: Stage) -> tuple[str, ...]:
 
 
 def uses_default_security_group(stage: Stage) -> bool:
-    """Whether containers of its jobs are in the VPC's default group: see infra/network/task_network.py."""
+    """Return whether containers of its jobs are in the VPC's default group: see infra/network/task_network.py."""
     pools = (stage.pool, *stage.retiring)
     return bool(stage.max_multinode_nodes) and any(pool.row.network_cards for pool in pools)
 
 
 def has_interface_endpoints(stage: Stage) -> bool:
-    """Whether the stage makes them: because it asks, or because nothing else leads out of its own VPC."""
+    """Return whether the stage makes interface endpoints: it asks for them, or its own VPC has no other way out."""
     if stage.interface_endpoints is not None:
         return stage.interface_endpoints
     return stage.vpc is None and stage.nat_gateways == 0

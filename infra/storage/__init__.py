@@ -1,1 +1,1 @@
-"""Keep data, runs and secrets: what stays when all else is deleted."""
+"""The stack that keeps data, runs and secrets: what stays when all else is deleted."""

@@ -16,7 +16,7 @@ from jobs.contract.stage import huggingface_secret_parameter, parameter_path
 
 
 class HuggingFaceSecret(secretsmanager.CfnSecret):
-    """Without a value in the template: until someone puts one in, the team's jobs do not start.
+    """A secret without a value in the template: until someone puts one in, the team's jobs do not start.
 
     Deleting the stack, the team, or its `huggingface_token`, keeps the secret.
     """
@@ -63,7 +63,7 @@ class PublishedSecret:
         self._key_arn = key_arn
 
     def let_read(self, role: InlineRole) -> None:
-        """Lets `role` read it, and decrypt it through Secrets Manager."""
+        """Let `role` read it, and decrypt it through Secrets Manager."""
         role.allow("ReadSecret", ["secretsmanager:GetSecretValue"], self.arn)
         if self._key_arn is not None:
             role.allow(

@@ -22,7 +22,7 @@ _LUSTRE_VERSION = "2.15"
 
 
 class SharedFileSystem(Construct):
-    """A cache of the bucket: nothing is in it that the bucket does not hold, and nothing flows back.
+    """A file system that caches the bucket: it holds nothing that the bucket does not, and nothing flows back.
 
     So it has no backups, and goes with its stack. Only `shared/` is linked: the file system has no notion of teams,
     and whoever mounts it reads all of it.
@@ -85,7 +85,7 @@ class SharedFileSystem(Construct):
 
     @property
     def mount_name(self) -> str:
-        """What follows `@tcp:/` where it is mounted."""
+        """Return what follows `@tcp:/` where it is mounted."""
         return self.resource.attr_lustre_mount_name
 
     def _security_group(self, vpc: ec2.IVpc) -> ec2.SecurityGroup:
@@ -98,7 +98,7 @@ class SharedFileSystem(Construct):
         )
 
     def _let_through(self, servers: ec2.ISecurityGroup, jobs: ec2.ISecurityGroup) -> list[CfnResource]:
-        """File servers reach each other and the jobs' instances, and these them; the rules that say so.
+        """Return the rules by which file servers and jobs' instances reach each other.
 
         In the stack of the file system, so that the network knows nothing of it.
         """

@@ -30,7 +30,7 @@ _ACCESS_LOG_DAYS = 365
 
 
 class StorageStack(StageStack):
-    """Buckets with generated names, kept when the stack is deleted."""
+    """The stack of buckets, which are kept when it is deleted."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
         """`network` is where the file system is; without one nothing is taken from it."""
@@ -86,7 +86,7 @@ class StorageStack(StageStack):
                 HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)
 
     def key_arn(self, reader: Construct) -> str | None:
-        """The stage's own key, which another stack's images, secrets and topics are encrypted with as well.
+        """Return the ARN of the stage's own key, which encrypts another stack's images, secrets and topics as well.
 
         Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
         """
@@ -124,7 +124,7 @@ class StorageStack(StageStack):
         return key
 
     def _file_system_may_use_the_key(self) -> iam.PolicyStatement:
-        """FSx reads the bucket under a role that it makes with the file system, after the key.
+        """Let FSx use the key, under a role that it makes with the file system, after the key.
 
         As in FSx's user guide on encrypted buckets, but for the role's name, which is not known beforehand.
         """

@@ -44,7 +44,7 @@ class MoveUnderwayError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """What the stack hands over in the environment."""
+    """The stage's values and the contract's words, which the stack hands over in the environment."""
 
     run_bucket: str
     reclaims_before_on_demand: int
@@ -88,7 +88,7 @@ class Resubmit:
 
 
 def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
-    """What is to be done with a job, as DescribeJobs shows it, one of an array as `with_children`; None: nothing."""
+    """Return what is to be done with a job, as DescribeJobs shows it (an array: as `with_children`); None: nothing."""
     queue = rules.on_demand_queues.get(job["jobQueue"])
     if queue is None or job["status"] == "SUCCEEDED" or not _team(job) or size(job) > rules.on_demand_nodes:
         return None
@@ -120,12 +120,12 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
 
 
 def size(job: dict[str, Any]) -> int:
-    """Of the parent of an array job; 0 of others."""
+    """Return the number of children of an array job's parent; 0 for others."""
     return int(job.get("arrayProperties", {}).get("size", 0))
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """The parent of an array with what Batch says of its children only: attempts, and why they ended.
+    """Return the parent of an array with what Batch says of its children only: attempts, and why they ended.
 
     When one is taken away the others leave too, to begin again together. So what has become of them all is what became
     of the one that failed by itself, else of the one that saw most reclaims.
@@ -147,7 +147,7 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 
 def _request(job: dict[str, Any], queue: str, more_tags: dict[str, str]) -> dict[str, Any]:
-    """SubmitJob's arguments for the same job in another queue.
+    """Return SubmitJob's arguments for the same job in another queue.
 
     DescribeJobs shows definition and submission merged into one; given as the submission's they come to the same. What
     Batch adds itself (AWS_BATCH_…, tags of `aws:`) it does not take from others.
@@ -192,17 +192,17 @@ def _name(arn: str) -> str:
 
 
 def claim_key(job: dict[str, Any]) -> str:
-    """Key of the claim on the move of a job: `moves/<job id>.json` of its run, whose id is the job's name."""
+    """Return the key of the claim on a job's move: `moves/<job id>.json` of its run, whose id is the job's name."""
     return f"{_team(job)}/{job['jobName']}/moves/{job['jobId']}.json"
 
 
 def _team(job: dict[str, Any]) -> str:
-    """Who submitted it; IAM holds a team's people to their own. Empty: nobody by `trainyard submit`."""
+    """Return the team that submitted it; IAM holds people to their own. Empty: not submitted by `trainyard submit`."""
     return str(job.get("tags", {}).get("trainyard:team", ""))
 
 
 class Mover:
-    """Carries a decision out, once."""
+    """The calls to AWS that carry a decision out, once."""
 
     def __init__(self, run_bucket: str) -> None:
         import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
@@ -215,7 +215,7 @@ class Mover:
         self._bucket = run_bucket
 
     def describe(self, *job_ids: str) -> list[dict[str, Any]]:
-        """Those that Batch has not forgotten."""
+        """Return those of the jobs that Batch has not forgotten."""
         found: list[Any] = []
         for start in range(0, len(job_ids), 100):  # the service's limit
             found += self._batch.describe_jobs(jobs=list(job_ids[start : start + 100]))["jobs"]
@@ -225,7 +225,10 @@ class Mover:
         self._batch.terminate_job(jobId=job_id, reason=reason)
 
     def resubmit(self, job: dict[str, Any], request: dict[str, Any]) -> str | None:
-        """Id of the successor; None where there was one. Raises MoveUnderwayError where another call is at it."""
+        """Submit the job again and return the id of the successor; None where there was one.
+
+        Raises MoveUnderwayError where another call is at it.
+        """
         key = claim_key(job)
         if not self._claim(key):
             held = self._s3.get_object(Bucket=self._bucket, Key=key)
@@ -264,7 +267,7 @@ class Mover:
         self._s3.put_object(Bucket=self._bucket, Key=key, Body=body.encode())
 
     def _job_named(self, queue: str, name: str, *, since: int) -> str | None:
-        """One that is younger: a run that was resumed may have had older ones in that queue."""
+        """Return a job of that name which is younger: a run that was resumed may have had older ones in the queue."""
         pages = self._batch.get_paginator("list_jobs").paginate(
             jobQueue=queue, filters=[{"name": "JOB_NAME", "values": [name]}]
         )

@@ -20,7 +20,7 @@ class WebhookError(Exception):
 
 
 def text_of(notification: dict[str, Any]) -> str:
-    """A CloudWatch alarm's message is JSON for machines; of it, what people read."""
+    """Return what people read of a message; a CloudWatch alarm's is JSON for machines."""
     message = str(notification.get("Message", ""))
     try:
         alarm = json.loads(message)
@@ -32,7 +32,7 @@ def text_of(notification: dict[str, Any]) -> str:
 
 
 def post(url: str, text: str) -> None:
-    """Raises WebhookError, which never carries the URL."""
+    """Post `text` to the webhook. Raises WebhookError, which never carries the URL."""
     try:
         parts = urlsplit(url)
         if parts.scheme != "https" and parts.hostname not in _LOOPBACK:

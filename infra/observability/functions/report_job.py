@@ -22,7 +22,7 @@ from infra.observability.functions.reclaims import ReclaimRules, containers, is_
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
-    """What the stack hands over in the environment."""
+    """The stage's values and the contract's words, which the stack hands over in the environment."""
 
     stage: str
     topic: str
@@ -67,7 +67,7 @@ class Report:
 
 
 def report(job: dict[str, Any], rules: Rules) -> Report:
-    """`job` is DescribeJobs', with status, reason and attempts as of the event."""
+    """Return what to say of a job, as DescribeJobs shows it, with status, reason and attempts as of the event."""
     child = job.get("arrayProperties", {}).get("index")
     if child or (child == 0 and job["status"] == "FAILED"):
         return Report()
@@ -97,13 +97,13 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
 
 
 def _children(job: dict[str, Any]) -> int:
-    """Of the parent of an array job; 0 of others."""
+    """Return the number of children of an array job's parent; 0 for others."""
     array = job.get("arrayProperties", {})
     return 0 if "index" in array else int(array.get("size", 0))
 
 
 def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules: Rules) -> dict[str, Any]:
-    """The parent of an array, ended as the child that decided it: one that failed by itself before all others."""
+    """Return the parent of an array, ended as the child that decided it: first of all one that failed by itself."""
 
     def failed_by_itself(child: dict[str, Any]) -> bool:
         attempts = child.get("attempts", [])
@@ -122,7 +122,7 @@ def _is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
 
 
 def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
-    """False where a job ended for another reason than its last attempt: its owner's, or that of a timeout."""
+    """Return False where a job ended for another reason than its last attempt: its owner's, or that of a timeout."""
     reason: str = job.get("statusReason", "")
     return job["status"] != "FAILED" or reason.startswith((rules.reclaim_reason, rules.exited_reason))
 
@@ -144,7 +144,7 @@ def _ordinal(number: int) -> str:
 
 
 def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
-    """One line of CloudWatch's embedded metric format, from a queue's jobs that wait or run."""
+    """Return a line of CloudWatch's embedded metric format, from a queue's jobs that wait or run."""
     running = [summary for summary in summaries if summary["status"] in ("STARTING", "RUNNING")]
     nodes = sum(summary.get("nodeProperties", {}).get("numNodes", 1) for summary in running)
     values = {
@@ -167,7 +167,7 @@ def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report
 
 
 class Reporter:
-    """Asks Batch, tells SNS."""
+    """The calls to Batch and SNS."""
 
     def __init__(self) -> None:
         import boto3  # noqa: PLC0415 - the judgements above are used and tested without it
@@ -176,7 +176,7 @@ class Reporter:
         self._sns: Any = boto3.client("sns")
 
     def describe(self, job_id: str) -> dict[str, Any]:
-        """Empty where Batch has forgotten the job."""
+        """Return a job as Batch describes it; an empty dict where Batch has forgotten it."""
         jobs: list[Any] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
         return jobs[0] if jobs else {}
 
@@ -189,7 +189,7 @@ class Reporter:
         ]
 
     def waiting_and_running(self, queue: str) -> list[dict[str, Any]]:
-        """Of an array its children, each of which has a node."""
+        """Return the queue's jobs that wait or run; of an array its children, each of which has a node."""
         found = []
         for summary in self._alive(jobQueue=queue):
             # Batch leaves children out, and shows their parent as PENDING while they run.

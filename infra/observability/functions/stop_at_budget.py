@@ -34,7 +34,7 @@ STOP_TAG = "trainyard:budget-stop"
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Whose limit it is."""
+    """The limit of the stage or of one team."""
 
     team: str | None
     """None: the whole stage's."""
@@ -60,17 +60,17 @@ class Ledger:
 
     @property
     def stopped(self) -> list[str | None]:
-        """Teams whose stop is written, whether or not they have a budget any more; None for the stage."""
+        """Return the teams whose stop is written, whether or not they have a budget any more; None for the stage."""
         teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
         return [*([None] if STAGE_STOP in self.values else []), *teams]
 
     def stop(self, team: str | None) -> dict[str, Any] | None:
-        """What was written when the budget was used up; None: it is not."""
+        """Return what was written when the budget was used up; None: it is not."""
         value = self.values.get(stop_parameter(team))
         return json.loads(value) if value else None
 
     def member_role(self, team: str) -> str | None:
-        """Name of the role of the team's people; None where it has none."""
+        """Return the name of the role of the team's people; None where it has none."""
         arn = self.values.get(MEMBER_ROLES + team)
         return arn.rsplit("/", 1)[-1] if arn else None
 
@@ -81,7 +81,7 @@ def stop_parameter(team: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the stack hands over in the environment."""
+    """The stage's values, which the stack hands over in the environment."""
 
     stage: str
     topic: str
@@ -99,13 +99,13 @@ class Rules:
 
 
 def next_month(now: datetime) -> datetime:
-    """When budgets begin anew: AWS counts months in UTC."""
+    """Return when budgets begin anew: AWS counts months in UTC."""
     first = now.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (first + timedelta(days=32)).replace(day=1)
 
 
 def stop_record(budget: Budget, now: datetime) -> dict[str, Any]:
-    """What the parameter holds."""
+    """Return what the parameter of a stop holds."""
     return {
         "budget_usd": budget.limit_usd,
         "since": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
@@ -153,7 +153,7 @@ class Account:
             self._ssm.delete_parameter(Name=self._rules.path + parameter)
 
     def set_environments(self, state: str) -> int:
-        """Enables or disables the stage's compute environments; how many were not so already."""
+        """Enable or disable the stage's compute environments; return how many were not so already."""
         pages = self._batch.get_paginator("describe_compute_environments").paginate()
         changed = [
             environment["computeEnvironmentArn"]
@@ -166,7 +166,7 @@ class Account:
         return len(changed)
 
     def _queues(self) -> list[str]:
-        """ARNs of the stage's, those of pools that retire included."""
+        """Return the ARNs of the stage's queues, those of pools that retire included."""
         pages = self._batch.get_paginator("describe_job_queues").paginate()
         return [
             queue["jobQueueArn"]
@@ -176,7 +176,7 @@ class Account:
         ]
 
     def cancel_waiting(self, team: str, reason: str) -> int:
-        """How many jobs of the team did not run yet, and now will not."""
+        """Cancel the team's jobs that do not run yet; return how many."""
         cancelled = 0
         for queue in self._queues():
             for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
@@ -198,7 +198,7 @@ class Account:
 
 
 def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
-    """At 100 %; done twice it changes nothing more."""
+    """Stop what a budget pays for; done twice it changes nothing more."""
     ledger = account.ledger()
     record = ledger.stop(budget.team)
     if record is None or is_over(record, now):
@@ -225,7 +225,7 @@ def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
 
 
 def review(account: Account, rules: Rules, now: datetime) -> None:
-    """Ends stops whose month is over, or whose budget was raised or is none any more; enforces the others anew."""
+    """End stops whose month is over, or whose budget was raised or is none any more; enforce the others anew."""
     ledger = account.ledger()
     limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
     for team in ledger.stopped:

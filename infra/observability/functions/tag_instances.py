@@ -13,7 +13,7 @@ TAGS = ("trainyard:team", "trainyard:run")
 
 
 def container_instances(jobs: Iterable[dict[str, Any]]) -> set[str]:
-    """ARNs of the ECS container instances under jobs, or nodes of a job, as DescribeJobs shows them."""
+    """Return the ARNs of the ECS container instances under jobs, or nodes of a job, as DescribeJobs shows them."""
     found = set()
     for job in jobs:
         shown = [job.get("container", {}), *job.get("ecsProperties", {}).get("taskProperties", [])]
@@ -22,7 +22,7 @@ def container_instances(jobs: Iterable[dict[str, Any]]) -> set[str]:
 
 
 def by_cluster(arns: Iterable[str]) -> dict[str, list[str]]:
-    """ECS is asked cluster by cluster; the ARN names it: …:container-instance/<cluster>/<id>."""
+    """Group ARNs by the cluster that they name, since ECS is asked cluster by cluster."""
     clusters: dict[str, list[str]] = {}
     for arn in sorted(arns):
         clusters.setdefault(arn.split("/")[1], []).append(arn)
@@ -30,7 +30,7 @@ def by_cluster(arns: Iterable[str]) -> dict[str, list[str]]:
 
 
 class Tagger:
-    """From a job to its instances."""
+    """The calls to AWS that lead from a job to its instances."""
 
     def __init__(self) -> None:
         import boto3  # noqa: PLC0415 - what is above is used and tested without it
@@ -40,7 +40,7 @@ class Tagger:
         self._ec2: Any = boto3.client("ec2")
 
     def parts(self, job_id: str) -> list[dict[str, Any]]:
-        """The job, and the nodes of one that has several."""
+        """Return the job, and the nodes of one that has several."""
         jobs: list[dict[str, Any]] = self._batch.describe_jobs(jobs=[job_id])["jobs"]
         nodes = [
             f"{job_id}#{index}" for job in jobs for index in range(job.get("nodeProperties", {}).get("numNodes", 0))
@@ -50,7 +50,7 @@ class Tagger:
         return jobs
 
     def instances(self, arns: Iterable[str]) -> list[str]:
-        """EC2's ids; those that have left their cluster by now are left out."""
+        """Return EC2's ids of container instances; those that have left their cluster by now are left out."""
         return [
             instance["ec2InstanceId"]
             for cluster, members in by_cluster(arns).items()
