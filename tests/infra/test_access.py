@@ -2,14 +2,13 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from infra.stages import Stage, Team
 from jobs.contract.artifact import artifact_prefix
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role
-from tests.support.infra.synthesis import Templates, resources, synthesise
+from tests.support.infra.synthesis import Templates, resources, stacks_of, templates_of
 
 PEOPLE = "arn:aws:iam::123456789012:role/people"
 TEAMS = tuple(Team(name=name, huggingface_token=True, member_principals=(PEOPLE,)) for name in ("research", "product"))
@@ -17,9 +16,8 @@ ROW = Stage(name="test", teams=TEAMS, max_multinode_nodes=2, max_on_demand_nodes
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    made = synthesise([ROW], tmp_path_factory.mktemp("assembly"))
-    return {path.split("/")[1]: template for path, template in made.items()}
+def templates() -> Templates:
+    return stacks_of(ROW)
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +207,8 @@ def test_only_ecs_becomes_the_roles_of_jobs_and_only_a_teams_people_its_members(
     assert stage.published("member-role/research") == stage.role("jobs", "Membersresearch").arn
 
 
-def test_a_team_without_people_or_token_gets_neither_role_nor_secret(tmp_path: Path) -> None:
-    made = synthesise([Stage(name="test", teams=(Team(name="research"),))], tmp_path)
+def test_a_team_without_people_or_token_gets_neither_role_nor_secret() -> None:
+    made = templates_of(Stage(name="test", teams=(Team(name="research"),)))
     roles = resources(made["test/jobs"], "AWS::IAM::Role")
     assert not any(name.startswith("Members") for name in roles)
     assert not resources(made["test/storage"], "AWS::SecretsManager::Secret")

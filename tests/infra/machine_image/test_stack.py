@@ -10,9 +10,9 @@ import yaml
 
 import infra.machine_image.build as build_module
 from infra.machine_image.build import DOCUMENTS
-from infra.stages import ExistingVpc, Pool
+from infra.stages import ExistingVpc, Pool, Stage, Team
 from jobs.contract.releases import release
-from tests.support.infra.synthesis import Templates, flatten, only, resources
+from tests.support.infra.synthesis import Templates, flatten, only, resources, synthesise
 
 DL1 = "dl1-24xlarge-1-21-0"
 AMI = "ami-0123456789abcdef0"
@@ -284,16 +284,17 @@ def test_every_ami_is_found_by_its_stage_since_replaced_ones_outlive_the_stack(s
 
 
 def test_an_edited_document_is_a_new_version_of_it_and_of_the_recipe(
-    synthesised: Synthesised, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN what is deployed, and an edit of one document
-    before = synthesised()["machine-image"]
+    stage = Stage(name="test", teams=(Team(name="research"),))
+    before = synthesise([stage], tmp_path / "before")["test/machine-image"]
     edited = tmp_path / "documents"
     shutil.copytree(DOCUMENTS, edited)
     (edited / "scratch.yaml").write_text((edited / "scratch.yaml").read_text().replace("noatime", "noatime,nodiratime"))
     monkeypatch.setattr(build_module, "DOCUMENTS", edited)
     # WHEN it is synthesised again
-    after = synthesised()["machine-image"]
+    after = synthesise([stage], tmp_path / "after")["test/machine-image"]
     # THEN the names stay, and the versions of what the edit is in are new ones: no version is ever made twice
     versions = [
         {item["Name"]: item["Version"] for kind in ("Component", "ImageRecipe") for item in found(template, kind)}

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Alerts, Pool, Stage, Team
 from jobs.contract.queues import QUEUES
 from tests.support.infra.deployed_roles import DeployedStage
-from tests.support.infra.synthesis import Templates, resources, synthesise
+from tests.support.infra.synthesis import Templates, resources, stacks_of
 
 OLD_POOL = Pool(instance_type="dl1.24xlarge", release="1.20.0")
 MEMBER = "arn:aws:iam::123456789012:role/somebody"
@@ -62,20 +61,20 @@ class Observed(DeployedStage):
         return {name: self.published(name) for name in names if name.startswith("queue/")}
 
 
-def observed(directory: Path, **settings: Any) -> Observed:
+def observed(**settings: Any) -> Observed:
     row = Stage(**{"name": "test", "teams": (Team(name="research"),), **settings})
-    return Observed({path.split("/")[1]: template for path, template in synthesise([row], directory).items()})
+    return Observed(stacks_of(row))
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    return observed(tmp_path_factory.mktemp("everything"), **EVERYTHING)
+def everything() -> Observed:
+    return observed(**EVERYTHING)
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Observed:
+def plain() -> Observed:
     """A stage of which nothing was asked."""
-    return observed(tmp_path_factory.mktemp("plain"))
+    return observed()
 
 
 def test_jobs_of_every_queue_are_reported_and_those_of_pools_that_retire(everything: Observed) -> None:
@@ -313,11 +312,11 @@ def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed)
     assert {"CREATE_COMPLETE", "UPDATE_COMPLETE"} <= set(pattern["detail"]["status-details"]["status"])
 
 
-def test_many_teams_fit(tmp_path: Path) -> None:
+def test_many_teams_fit() -> None:
     # GIVEN sixteen teams with long names, each with a budget and a role for its people
     names = [f"a-team-with-a-long-name-{number:03}" for number in range(16)]
     teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=(MEMBER,)) for name in names)
-    many = observed(tmp_path, **{**EVERYTHING, "teams": teams})
+    many = observed(**{**EVERYTHING, "teams": teams})
     # THEN what AWS limits stays below it: environments of functions,
     for function in many.all("AWS::Lambda::Function").values():
         assert len(json.dumps(function.get("Environment", {}).get("Variables", {}))) < 4096

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aws_cdk as cdk
@@ -28,6 +30,18 @@ def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
     build(app, rows)
     app.synth()
     return read_assembly(directory)
+
+
+@cache
+def templates_of(row: Stage) -> Templates:
+    """The templates of one stage, made once for all tests that ask for the same settings: they are to be read only."""
+    with TemporaryDirectory() as directory:
+        return synthesise([row], Path(directory))
+
+
+def stacks_of(row: Stage) -> Templates:
+    """The same, keyed by the stacks' names alone."""
+    return {path.split("/")[1]: template for path, template in templates_of(row).items()}
 
 
 def read_assembly(directory: Path) -> Templates:
