@@ -79,12 +79,35 @@ class ImageBuild(Construct):
                 f"what is built of them. Commit, and deploy '{stage.name}/image' before a build is started; all else "
                 "works as it is, and so does an embedded AWS.",
             )
-        variables = {
-            "ARGUMENTS": "",
-            "TRAINYARD_STAGE": stage.name,
-            REVISION_VARIABLE: revision,
-        }
-        self.project = codebuild.CfnProject(
+        variables = {"ARGUMENTS": "", "TRAINYARD_STAGE": stage.name, REVISION_VARIABLE: revision}
+        self.project = self._project(stage=stage, role=role, source=source, logs=logs, variables=variables, key=key)
+        # CodeBuild tries the role out when the project is made; its policy is a resource of its own.
+        self.project.node.add_dependency(role.node.find_child("DefaultPolicy"))
+        acknowledge(
+            self.project,
+            "Building an image takes a Docker engine, which CodeBuild starts in privileged mode only; what it builds "
+            "is this repository's own source.",
+            "AwsSolutions-CB3",
+        )
+        if key is None:
+            acknowledge(
+                self.project,
+                "There are no artifacts to encrypt: the image goes to ECR, which encrypts with AWS's key unless the "
+                "stage asks for one of its own",
+                "AwsSolutions-CB4",
+            )
+
+    def _project(
+        self,
+        *,
+        stage: Stage,
+        role: iam.IRole,
+        source: s3_assets.Asset,
+        logs: RetainedLogGroup,
+        variables: Mapping[str, str],
+        key: kms.IKey | None,
+    ) -> codebuild.CfnProject:
+        return codebuild.CfnProject(
             self,
             "Project",
             description=f"Builds images of stage {stage.name} and pushes them",
@@ -114,21 +137,6 @@ class ImageBuild(Construct):
                 )
             ),
         )
-        # CodeBuild tries the role out when the project is made; its policy is a resource of its own.
-        self.project.node.add_dependency(role.node.find_child("DefaultPolicy"))
-        acknowledge(
-            self.project,
-            "Building an image takes a Docker engine, which CodeBuild starts in privileged mode only; what it builds "
-            "is this repository's own source.",
-            "AwsSolutions-CB3",
-        )
-        if key is None:
-            acknowledge(
-                self.project,
-                "There are no artifacts to encrypt: the image goes to ECR, which encrypts with AWS's key unless the "
-                "stage asks for one of its own",
-                "AwsSolutions-CB4",
-            )
 
     def _source(self) -> s3_assets.Asset:
         return s3_assets.Asset(

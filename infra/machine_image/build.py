@@ -96,21 +96,33 @@ class MachineImageBuild(Construct):
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
-        # A repository has a name that is known at deployment only: another one for another encryption.
-        known_of_job_image = job_image.rpartition(":")[2].removeprefix(parameter_path(stage.name))
-        version = _version(
-            pool.software.name.rpartition(".")[0],
-            {
-                "documents": [components[document].data for document in documents(stage, pool)],
-                "parameters": _steps(stage, pool, known_of_job_image),
-                "own_kms_key": stage.own_kms_key,
-                "parent_image": _parent_image(pool.software.os),
-                "root_volume_gib": _ROOT_VOLUME_GIB,
-                "tags": sorted(tags),
-            },
-        )
+        version = _recipe_version(stage, pool, job_image, components, tags)
         recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=version)
-        infrastructure = imagebuilder.CfnInfrastructureConfiguration(
+        infrastructure = self._infrastructure(site, tags)
+        distribution = self._distribution("Distribution", self._name, tags)
+        # Of its own: CloudFormation writes the parameter for its own build, and could not make one that is there.
+        distribution_of_pipeline = self._distribution(
+            "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
+        )
+        self.image = self._first_build(
+            stage,
+            site,
+            tags,
+            recipe=recipe.attr_arn,
+            infrastructure=infrastructure.attr_arn,
+            distribution=distribution.attr_arn,
+        )
+        self._pipeline(
+            pool,
+            tags,
+            recipe=recipe.attr_arn,
+            infrastructure=infrastructure.attr_arn,
+            distribution=distribution_of_pipeline.attr_arn,
+        )
+        self._expire(site.lifecycle_role, {key: tags[key] for key in ("trainyard:stage", "trainyard:pool")})
+
+    def _infrastructure(self, site: BuildSite, tags: Mapping[str, str]) -> imagebuilder.CfnInfrastructureConfiguration:
+        return imagebuilder.CfnInfrastructureConfiguration(
             self,
             "Infrastructure",
             name=self._name,
@@ -122,19 +134,26 @@ class MachineImageBuild(Construct):
             subnet_id=site.subnet.subnet_id,
             security_group_ids=[site.security_group.security_group_id],
             terminate_instance_on_failure=True,
-            resource_tags=tags,
+            resource_tags=dict(tags),
         )
-        distribution = self._distribution("Distribution", self._name, tags)
-        # Of its own: CloudFormation writes the parameter for its own build, and could not make one that is there.
-        distribution_of_pipeline = self._distribution(
-            "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
-        )
-        self.image = imagebuilder.CfnImage(
+
+    def _first_build(
+        self,
+        stage: Stage,
+        site: BuildSite,
+        tags: Mapping[str, str],
+        *,
+        recipe: str,
+        infrastructure: str,
+        distribution: str,
+    ) -> imagebuilder.CfnImage:
+        """Make the resource for whose AMI CloudFormation waits."""
+        image = imagebuilder.CfnImage(
             self,
             "Image",
-            image_recipe_arn=recipe.attr_arn,
-            infrastructure_configuration_arn=infrastructure.attr_arn,
-            distribution_configuration_arn=distribution.attr_arn,
+            image_recipe_arn=recipe,
+            infrastructure_configuration_arn=infrastructure,
+            distribution_configuration_arn=distribution,
             image_tests_configuration=imagebuilder.CfnImage.ImageTestsConfigurationProperty(
                 image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
             ),
@@ -142,29 +161,34 @@ class MachineImageBuild(Construct):
             deletion_settings=imagebuilder.CfnImage.DeletionSettingsProperty(
                 execution_role=site.lifecycle_role.role_arn
             ),
-            tags=tags,
+            tags=dict(tags),
         )
         # The AMI that another takes the place of is booted until the compute stack is deployed after this one: it
         # stays, and the lifecycle policy deletes it later. When the stack goes, so does its AMI.
-        self.image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
-        self.image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
-        self.image.node.add_dependency(site.role, self._logs(stage))
+        image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
+        image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
+        image.node.add_dependency(site.role, self._logs(stage))
+        return image
+
+    def _pipeline(
+        self, pool: Pool, tags: Mapping[str, str], *, recipe: str, infrastructure: str, distribution: str
+    ) -> None:
+        """Make the pipeline with which people build the same recipe on today's Ubuntu."""
         imagebuilder.CfnImagePipeline(
             self,
             "Pipeline",
             name=self._name,
             # No schedule: it would cost hours of an instance and change what jobs run on, unasked.
             description=f"Builds the AMI of {pool.instance_type} and release {pool.software.name} on today's Ubuntu",
-            image_recipe_arn=recipe.attr_arn,
-            infrastructure_configuration_arn=infrastructure.attr_arn,
-            distribution_configuration_arn=distribution_of_pipeline.attr_arn,
+            image_recipe_arn=recipe,
+            infrastructure_configuration_arn=infrastructure,
+            distribution_configuration_arn=distribution,
             image_tests_configuration=imagebuilder.CfnImagePipeline.ImageTestsConfigurationProperty(
                 image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
             ),
             enhanced_image_metadata_enabled=True,
-            image_tags=tags,
+            image_tags=dict(tags),
         )
-        self._expire(site.lifecycle_role, {key: tags[key] for key in ("trainyard:stage", "trainyard:pool")})
 
     def _distribution(
         self, construct_id: str, name: str, tags: Mapping[str, str], *, parameter: str | None = None
@@ -296,6 +320,25 @@ def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str
         ("scratch", {}),
         ("job-image", {"Image": job_image}),
     ]
+
+
+def _recipe_version(
+    stage: Stage, pool: Pool, job_image: str, components: Mapping[str, Component], tags: Mapping[str, str]
+) -> str:
+    """Return a version that changes whenever anything does that goes into the AMI."""
+    # A repository has a name that is known at deployment only: another one for another encryption.
+    known_of_job_image = job_image.rpartition(":")[2].removeprefix(parameter_path(stage.name))
+    return _version(
+        pool.software.name.rpartition(".")[0],
+        {
+            "documents": [components[document].data for document in documents(stage, pool)],
+            "parameters": _steps(stage, pool, known_of_job_image),
+            "own_kms_key": stage.own_kms_key,
+            "parent_image": _parent_image(pool.software.os),
+            "root_volume_gib": _ROOT_VOLUME_GIB,
+            "tags": sorted(tags),
+        },
+    )
 
 
 def _parent_image(os: str) -> str:

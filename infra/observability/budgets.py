@@ -73,7 +73,10 @@ class BudgetStop(Construct):
             assert team.monthly_budget_usd is not None  # noqa: S101 - narrows the type; chosen so above
             tags = {"trainyard:team": team.name}
             self._budget(f"Team-{team.name}", TEAM_BUDGETS + team.name, team.monthly_budget_usd, **tags)
-        target = targets.LambdaFunction(self._function, dead_letter_queue=dead_letters)
+        self._review_when_a_month_begins_and_after(deployments)
+
+    def _review_when_a_month_begins_and_after(self, deployments: Sequence[str]) -> None:
+        target = targets.LambdaFunction(self._function, dead_letter_queue=self._dead_letters)
         events.Rule(
             self,
             "NewMonth",
@@ -93,11 +96,11 @@ class BudgetStop(Construct):
                 detail={
                     "stack-id": [
                         {
-                            "prefix": stack.format_arn(
+                            "prefix": self._stack.format_arn(
                                 service="cloudformation", resource="stack", resource_name=f"{name}/"
                             )
                         }
-                        for name in (*deployments, stack.stack_name)
+                        for name in (*deployments, self._stack.stack_name)
                     ],
                     # What is made anew starts without the stop that was written before it was destroyed.
                     "status-details": {"status": ["CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"]},
