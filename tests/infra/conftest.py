@@ -42,7 +42,7 @@ def variants(variants_assembly: Path) -> Templates:
 
 @pytest.fixture(scope="session")
 def synthesised() -> Callable[..., Templates]:
-    """Synthesises one stage called `test` with the given settings; keys are the stacks' names."""
+    """Synthesise one stage called `test` with the given settings; keys are the stacks' names."""
 
     def synthesise_one(**settings: Any) -> Templates:
         return stacks_of(Stage(**{"name": "test", "teams": (Team(name="research"),), **settings}))

@@ -192,7 +192,7 @@ def test_every_stack_is_protected_where_the_stage_says_so(assembly: Path) -> Non
 
 
 def _run_app(tmp_path: Path, *, stage: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the CDK CLI does with cdk.json's `app`, given `-c stage=…`."""
+    """Do what the CDK CLI does with cdk.json's `app`, given `-c stage=…`."""
     configuration = json.loads((ROOT / "cdk.json").read_text())
     inherited = {
         name: value

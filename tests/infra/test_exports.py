@@ -99,14 +99,14 @@ def test_a_zone_goes_once_what_imports_it_has_been_deployed_by_itself() -> None:
 
 
 def refused(old: Templates, new: Templates) -> set[str]:
-    """Exports that deployed stacks import, and that would go or change."""
+    """Return the exports that deployed stacks import, and that would go or change."""
     there, then = exports(old), exports(new)
     imported = {name for template in old.values() for name in imports(template)}
     return {name for name in imported if there[name] != then.get(name)}
 
 
 def exports(templates: Templates) -> dict[str, str]:
-    """Name to what the template gives as its value."""
+    """Return what the templates give as the values of exports, by their names."""
     return {
         output["Export"]["Name"]: json.dumps(output["Value"])
         for template in templates.values()
@@ -116,7 +116,7 @@ def exports(templates: Templates) -> dict[str, str]:
 
 
 def imports(value: Any) -> set[str]:
-    """Names of all exports that a template imports."""
+    """Return the names of all exports that a template imports."""
     if isinstance(value, dict):
         direct = {str(value["Fn::ImportValue"])} if "Fn::ImportValue" in value else set()
         return direct.union(*(imports(item) for item in value.values()))

@@ -1,4 +1,4 @@
-"""What the roles of a stage may do and may not: their policies evaluated, with all conditions and the boundary."""
+"""Roles of a stage, what they may do and may not: their policies evaluated, with all conditions and the boundary."""
 
 import json
 import re

@@ -216,7 +216,7 @@ def test_only_the_deployer_starts_builds(stage: DeployedStage) -> None:
 
 
 def requests_of(role: Role) -> Iterator[Request]:
-    """For each statement of a role one request for every action that it names, on a resource and with keys that fit."""
+    """Yield a request for every action that a statement of the role names, on a resource and with keys that fit."""
     for statement in statements(role):
         if statement["Effect"] != "Allow":
             continue
@@ -230,7 +230,7 @@ def requests_of(role: Role) -> Iterator[Request]:
 
 
 def fitting(operator: str, key: str, wanted: list[Any]) -> dict[str, Any]:
-    """A value of a condition key with which the condition holds."""
+    """Return a value of a condition key with which the condition holds."""
     if operator == "Null":
         return {} if str(wanted[0]).lower() == "true" else {key: "x"}
     value = str(wanted[0]).replace("*", "x").replace("${aws:PrincipalAccount}", ACCOUNT)
@@ -240,7 +240,7 @@ def fitting(operator: str, key: str, wanted: list[Any]) -> dict[str, Any]:
 
 
 def a_resource(action: str, pattern: str) -> str:
-    """One that the pattern means; where that is everything, one of the stage's."""
+    """Return a resource that the pattern means; where that is everything, one of the stage's."""
     if pattern != "*":
         return pattern.replace("*", "x")
     if action.startswith("s3:"):
@@ -251,7 +251,7 @@ def a_resource(action: str, pattern: str) -> str:
 
 
 def actions_of(statement: Mapping[str, Any]) -> Iterator[str]:
-    """The actions that exist of those a statement names."""
+    """Return the actions that exist of those a statement names."""
     for pattern in as_list(statement["Action"]):
         service, _, name = pattern.partition(":")
         known = iam_definition.get(service, {}).get("privileges", {})
@@ -259,7 +259,7 @@ def actions_of(statement: Mapping[str, Any]) -> Iterator[str]:
 
 
 def slips_of(statement: Mapping[str, Any]) -> Iterator[str]:
-    """Actions that AWS does not have, and resources that they do not know, by its service authorization reference."""
+    """Return actions that AWS lacks, and resources that they do not know, by its service authorization reference."""
     for pattern in as_list(statement["Action"]):
         if not list(actions_of({"Action": pattern})):
             yield f"{pattern} is no action"
@@ -275,7 +275,7 @@ def slips_of(statement: Mapping[str, Any]) -> Iterator[str]:
 
 
 def knows(action: str, resource: str) -> bool:
-    """Whether the action can be allowed on the resource, which may hold wildcards."""
+    """Return whether the action can be allowed on the resource, which may hold wildcards."""
     service, _, name = action.partition(":")
     definition = iam_definition[service]
     kinds = [kind for kind in definition["privileges"][name]["resource_types"] if kind]
@@ -285,7 +285,7 @@ def knows(action: str, resource: str) -> bool:
 
 @cache
 def overlap(one: str, other: str) -> bool:
-    """Whether some text matches both patterns."""
+    """Return whether some text matches both patterns."""
     if not one or not other:
         return not (one + other).strip("*")
     if one[0] == "*":

@@ -14,7 +14,7 @@ PROVIDER = f"arn:aws:iam::{ACCOUNT}:oidc-provider/{ISSUER}"
 
 
 def trusted(template: dict[str, Any], *, subject: str, audience: str = "sts.amazonaws.com") -> bool:
-    """Whether the role of CI is given to a token of GitHub's."""
+    """Return whether the role of CI is given to a token of GitHub's."""
     trust = DeployedStage("test", {"access": template}).role("access", "Deploy").trust
     request = Request(
         action="sts:AssumeRoleWithWebIdentity", context={f"{ISSUER}:sub": subject, f"{ISSUER}:aud": audience}
@@ -138,7 +138,7 @@ def federated(template: dict[str, Any]) -> Any:
 
 
 def calls_of_the_workflow() -> set[str]:
-    """The permissions that the `aws` commands of the workflow in infra/README.md need."""
+    """Return the permissions that the `aws` commands of the workflow in infra/README.md need."""
     section = (ROOT / "infra/README.md").read_text().split("### From CI, without a key")[1].split("\n## ")[0]
     (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     return {

@@ -12,7 +12,7 @@ Synthesised = Callable[..., Templates]
 
 @pytest.fixture(scope="module")
 def compute(templates: Templates) -> dict[str, Any]:
-    """With every capacity that a stage can have."""
+    """The compute stack of a stage with every capacity that there is."""
     return templates["prod/compute"]
 
 

@@ -26,7 +26,7 @@ def compute(templates: Templates) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def large(templates: Templates) -> dict[str, Any]:
-    """With On-Demand instances and jobs of several nodes."""
+    """The compute stack of a stage with On-Demand instances and jobs of several nodes."""
     return templates["prod/compute"]
 
 
@@ -234,7 +234,7 @@ def test_a_queue_is_a_row(tmp_path: Path) -> None:
 
 
 def exported(template: dict[str, Any], imported: dict[str, str]) -> str:
-    """Logical id of what `imported` stands for in the template that exports it."""
+    """Return the logical id of what `imported` stands for in the template that exports it."""
     (value,) = (
         output["Value"]
         for output in template["Outputs"].values()

@@ -53,7 +53,7 @@ class Machine:
     """Command to what it does besides, in bash."""
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
-        """A script of user data, with the folder in place of the root."""
+        """Run a script of user data, with the folder in place of the root."""
         for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx", "/usr/local/"):
             script = script.replace(path, f"{self.root}{path}")
         return self.bash(script)
@@ -97,7 +97,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """On which nothing is mounted and no file system labelled."""
+    """A machine on which nothing is mounted and no file system labelled."""
     return Machine(tmp_path, {"mountpoint": "exit 1", "blkid": "exit 2"})
 
 
@@ -107,7 +107,7 @@ def script_with(data: dict[str, Any], text: str) -> str:
 
 
 def shellcheck(script: str) -> tuple[int, str]:
-    """Exit code and what it found."""
+    """Return shellcheck's exit code and what it found."""
     done = subprocess.run([SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
 
@@ -169,7 +169,7 @@ RUNNING = ("e1 ~internal~ecs~pause", "c1 main", "c2 main")
 
 @dataclass
 class SpotInstance:
-    """Whose notice comes at the third question, and on which two jobs run beside the ECS agent."""
+    """An instance whose Spot notice comes at the third question, and on which two jobs run beside the ECS agent."""
 
     machine: Machine
     program: Path

@@ -166,7 +166,7 @@ def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, 
 
 
 def image_of(template: dict[str, Any], definition: dict[str, Any]) -> str:
-    """What its container runs, with the names of SSM parameters in place of CloudFormation's."""
+    """Return the image of a definition's container, with the names of SSM parameters in place of CloudFormation's."""
     image = flatten(_container(definition)["Image"])
     for name, item in template["Parameters"].items():
         image = image.replace(f"<{name}>", f"<{item.get('Default')}>")
@@ -266,7 +266,7 @@ def _logical_id(kind: JobKind) -> str:
 
 
 def _logical_ids(*, accelerated: bool) -> set[str]:
-    """Of all teams, for kinds that run on accelerators or for those that do not."""
+    """Return the definitions of all teams, for kinds that run on accelerators or for those that do not."""
     return {
         f"Job{team.name}{kind.name.replace('-', '')}"
         for team in TEAMS
@@ -276,7 +276,7 @@ def _logical_ids(*, accelerated: bool) -> set[str]:
 
 
 def _logical_ids_with_several_nodes() -> set[str]:
-    """Of a stage with one team and multi-node capacity: one process, as a notebook is, is on one node always."""
+    """Return the definitions of a stage with one team and multi-node capacity; a notebook is on one node always."""
     several = [kind for kind in CATALOG.values() if kind.accelerated and not kind.one_process]
     return {*map(_logical_id, CATALOG.values()), *(f"{_logical_id(kind)}multinode" for kind in several)}
 

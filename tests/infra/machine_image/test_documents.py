@@ -67,7 +67,7 @@ class Machine:
     programs: Path
 
     def answers(self, command: str, script: str) -> None:
-        """What `command` does, besides noting that it was called."""
+        """Let `command` do this, besides noting that it was called."""
         program = self.programs / command
         program.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "{command} $*" >>"{self.root}/calls"\n{script}\n')
         program.chmod(0o755)
@@ -91,7 +91,7 @@ class Machine:
         return Result(done.returncode, done.stdout, done.stderr, noted)
 
     def rooted(self, script: str) -> str:
-        """With all that it reads and writes below the folder."""
+        """Return the script with all that it reads and writes below the folder."""
         return re.sub(
             r"(?<![\w/.:-])/(etc|usr/local|usr/share|var/lib|scratch|tmp)(?=[/\s\"';]|$)",
             rf"{self.root}/\1",
@@ -337,7 +337,7 @@ Boot = Callable[..., Result]
 
 @pytest.fixture
 def boot(machine: Machine) -> Boot:
-    """Installs the script and runs it as its unit does, on a machine with the given disks."""
+    """Install the script and run it as its unit does, on a machine with the given disks."""
     installed = machine.run("scratch/build/Script")
     assert installed.code == 0, installed.errors
 

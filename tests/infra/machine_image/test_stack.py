@@ -26,7 +26,7 @@ def stack(templates: Templates) -> dict[str, Any]:
 
 
 def ordered(template: dict[str, Any], recipe: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Documents that a recipe runs, in their order, with the parameters that it gives them."""
+    """Return the documents that a recipe runs, in their order, with the parameters that it gives them."""
     return {
         yaml.safe_load(template["Resources"][item["ComponentArn"]["Fn::GetAtt"][0]]["Properties"]["Data"])["name"]: {
             parameter["Name"]: flatten(parameter["Value"][0]) for parameter in item.get("Parameters", [])

@@ -8,7 +8,7 @@ Synthesised = Callable[..., Templates]
 
 
 def rules_of_the_default_group(network: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What comes in, and what goes out."""
+    """Return the group's rules for what comes in, and for what goes out."""
     incoming, outgoing = (
         [
             rule

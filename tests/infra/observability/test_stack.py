@@ -52,7 +52,7 @@ class Observed(DeployedStage):
         return dict(found)
 
     def queues(self) -> dict[str, str]:
-        """What the compute stack publishes: `queue/…` to ARN."""
+        """Return the ARNs of the queues that the compute stack publishes, by `queue/…`."""
         prefix = f"/trainyard/{self.stage}/"
         names = [
             str(parameter["Name"]).removeprefix(prefix)

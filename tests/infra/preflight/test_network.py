@@ -25,7 +25,7 @@ class Vpc:
         return made
 
     def route_table(self, *subnets: str, **target: str) -> str:
-        """With a default route to `target`, where one is given."""
+        """Add a route table, with a default route to `target` where one is given."""
         table: str = self.ec2.create_route_table(VpcId=self.id)["RouteTable"]["RouteTableId"]
         for subnet in subnets:
             self.ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)

@@ -29,7 +29,7 @@ TYPO = ("max_nodes=16", "max_node=16")
 
 @pytest.fixture
 def with_settings(tmp_path: Path) -> Program:
-    """Runs Python with the project's own code around an infra/settings.py in which `old` is replaced by `new`."""
+    """Run Python with the project's own code around an infra/settings.py in which `old` is replaced by `new`."""
 
     def run(arguments: list[str], old: str, new: str) -> subprocess.CompletedProcess[str]:
         assert SETTINGS.count(old) == 1

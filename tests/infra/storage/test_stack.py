@@ -296,7 +296,7 @@ def test_a_key_or_a_file_system_moves_no_bucket(made: Made, settings: dict[str, 
 
 
 def _imported(templates: Templates, value: dict[str, Any]) -> dict[str, Any]:
-    """Properties of the network's resource that the storage stack imports as `value`."""
+    """Return the properties of the network's resource that the storage stack imports as `value`."""
     export = value["Fn::ImportValue"]
     (output,) = (item for item in templates["network"]["Outputs"].values() if item["Export"]["Name"] == export)
     name = output["Value"].get("Ref") or output["Value"]["Fn::GetAtt"][0]

@@ -34,7 +34,7 @@ class World:
         return self.aws.client("batch")
 
     def submit(self, *command: str, queue: str | None = None, team: str = "research", **more: Any) -> str:
-        """A job's id; its name is a run's id."""
+        """Submit a job, whose name is a run's id; return the job's id."""
         run_id = f"probe-20260131-120000-{uuid.uuid4().hex[:4]}"
         request = {
             "jobName": run_id,
@@ -99,7 +99,7 @@ class World:
         return []
 
     def reclaim(self, job_id: str) -> dict[str, Any]:
-        """Takes a running job's instance away; the job once it waits or runs again, or has ended."""
+        """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
         before = len(self.reached(job_id, "RUNNING")["attempts"])
         url = f"{self.aws.endpoint}/trainyard/jobs/{job_id}/reclaim"
         with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
@@ -107,7 +107,7 @@ class World:
         return wait_until(lambda: self.job(job_id), lambda job: len(job["attempts"]) > before)
 
     def event(self, job_id: str, **detail: Any) -> dict[str, Any]:
-        """A 'Batch Job State Change' as the user guide documents it, of the job as it is."""
+        """Return a 'Batch Job State Change' as the user guide documents it, of the job as it is."""
         job = self.job(job_id)
         return {
             "version": "0",

@@ -36,7 +36,7 @@ OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{
 
 @pytest.fixture
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
-    """Two reclaims are one too many; as the stack hands it over."""
+    """The rules as the stack hands them over; two reclaims are one too many."""
     for name, value in {
         "RUN_BUCKET": world.bucket,
         "RECLAIMS_BEFORE_ON_DEMAND": "2",

@@ -15,7 +15,7 @@ PATH = "/services/T0000/B0000/very-secret"
 
 
 class Chat(http.server.ThreadingHTTPServer):
-    """An incoming webhook; answers `status`."""
+    """An incoming webhook that answers `status`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
@@ -58,7 +58,7 @@ def secret(embedded_aws: EmbeddedAws, chat: Chat, monkeypatch: pytest.MonkeyPatc
 
 
 def notification(*messages: str) -> dict[str, Any]:
-    """As SNS calls a function."""
+    """Return the event with which SNS calls a function."""
     return {"Records": [{"EventSource": "aws:sns", "Sns": {"Type": "Notification", "Message": m}} for m in messages]}
 
 

@@ -27,7 +27,7 @@ Configure = Callable[..., Rules]
 
 
 def used_up(topic: str) -> dict[str, Any]:
-    """As SNS hands a budget's notification on; its words are for people and are not read."""
+    """Return a budget's notification as SNS hands it on; its words are for people and are not read."""
     return {"Records": [{"EventSource": "aws:sns", "Sns": {"TopicArn": topic, "Message": "AWS Budget Notification …"}}]}
 
 
@@ -74,7 +74,7 @@ def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: py
 
 
 def environments(world: World) -> list[dict[str, Any]]:
-    """Of the test's own queues."""
+    """Return the compute environments of the test's own queues."""
     order = [
         place["computeEnvironment"]
         for queue in world.batch.describe_job_queues(jobQueues=[world.spot, world.on_demand])["jobQueues"]

@@ -12,7 +12,7 @@ from tests.support.embedded_aws import EmbeddedAws
 
 
 def start_instance(aws: EmbeddedAws, cluster: str) -> tuple[str, str]:
-    """Id of an EC2 instance and ARN of the container instance that it is in a cluster."""
+    """Start an EC2 instance; return its id and the ARN of the container instance that it is in a cluster."""
     image = aws.client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     [instance] = aws.client("ec2").run_instances(ImageId=image, MinCount=1, MaxCount=1)["Instances"]
     document = {
