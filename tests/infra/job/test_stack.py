@@ -266,7 +266,7 @@ def _logical_id(kind: JobKind) -> str:
 
 
 def _logical_ids(*, accelerated: bool) -> set[str]:
-    """Return the definitions of all teams, for kinds that run on accelerators or for those that do not."""
+    """Return the logical ids of all teams' definitions, for kinds that run on accelerators or for those that do not."""
     return {
         f"Job{team.name}{kind.name.replace('-', '')}"
         for team in TEAMS
@@ -276,7 +276,7 @@ def _logical_ids(*, accelerated: bool) -> set[str]:
 
 
 def _logical_ids_with_several_nodes() -> set[str]:
-    """Return the definitions of a stage with one team and multi-node capacity; a notebook is on one node always."""
+    """Return the logical ids for one team with multi-node capacity; a notebook is on one node always."""
     several = [kind for kind in CATALOG.values() if kind.accelerated and not kind.one_process]
     return {*map(_logical_id, CATALOG.values()), *(f"{_logical_id(kind)}multinode" for kind in several)}
 

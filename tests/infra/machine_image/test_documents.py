@@ -67,7 +67,7 @@ class Machine:
     programs: Path
 
     def answers(self, command: str, script: str) -> None:
-        """Let `command` do this, besides noting that it was called."""
+        """Let `command` run `script`, besides noting that it was called."""
         program = self.programs / command
         program.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "{command} $*" >>"{self.root}/calls"\n{script}\n')
         program.chmod(0o755)
