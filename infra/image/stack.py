@@ -16,7 +16,7 @@ from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from infra.constructs.stage_stack import StageStack
-from infra.image.build import ImageBuild
+from infra.image.image_build import ImageBuild
 from infra.image.published import images_of_new_jobs
 from infra.stages import Stage
 from infra.storage.stack import StorageStack

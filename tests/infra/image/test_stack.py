@@ -9,7 +9,7 @@ import aws_cdk as cdk
 import pytest
 
 from infra.app import build
-from infra.image.build import PROGRAM
+from infra.image.image_build import PROGRAM
 from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.image_hierarchy import child_name, images, with_descendants
@@ -318,7 +318,7 @@ def test_the_source_is_what_images_are_built_from_and_what_builds_them(assembly:
 def test_the_commands_of_a_build_are_those_of_its_file(project: dict[str, Any]) -> None:
     # tests/images/test_push.py runs that file.
     (commands,) = json.loads(project["Source"]["BuildSpec"])["phases"]["build"]["commands"]
-    assert commands == (ROOT / "infra" / "constructs" / "image_build.sh").read_text()
+    assert commands == (ROOT / "infra" / "image" / "image_build.sh").read_text()
 
 
 def _list(value: Any) -> list[Any]:
