@@ -319,7 +319,8 @@ def _rows_at_once(group: Any, table: TableReader) -> int:
     size: int = sum(
         column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in table.columns
     )
-    return min(_STREAMED_ROWS, max(1, table.max_row_bytes * group.num_rows // max(1, size)))
+    rows: int = table.max_row_bytes * group.num_rows // max(1, size)
+    return min(_STREAMED_ROWS, max(1, rows))
 
 
 def _hub_rows(table: TableReader, start: At) -> Iterator[Row]:
