@@ -1,10 +1,11 @@
-"""The Python packages of an image, pinned and hashed: images/<image>/requirements/<release>.txt.
+"""The Python packages of an image, pinned and hashed: images/locks/<release>/<image>.txt.
 
     python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
+    python -m jobs.images.lock all 1.21.0             for every image of a release
     python -m jobs.images.lock --check IMAGE          writes nothing: does the index still have what was written?
 
-A child asks for the group of pyproject.toml that is called like it, and has a file for each image that it is built on:
-images/<child>/requirements/<parent>/<release>.txt, which leaves all that its parent has as it is.
+A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is
+built on, which leaves all that its parent has as it is.
 
 Needs the development environment (uv) and a package index. A package has the version that the laptop has
 (requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
@@ -12,6 +13,7 @@ is hashed: Gaudi and the other rows of jobs/contract/instance_types.py are all o
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
@@ -23,10 +25,13 @@ from pathlib import Path
 import tomllib
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.contract.image_hierarchy import Image, image, images
+from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
 from jobs.contract.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
+
+EVERY_IMAGE = "all"
+"""What stands for every image on the command line."""
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -93,9 +98,8 @@ def contents(of: Image) -> Contents:
 
 
 def lock_file(of: Image, row: Release) -> Path:
-    """Where the packages of an image for a release are written down."""
-    folder = of.dockerfile.parent / "requirements"
-    return folder / (of.parent or "") / f"{row.name}.txt"
+    """Return the file that the packages of an image for a release are written down in."""
+    return IMAGES_FOLDER / "locks" / row.name / f"{of.name}.txt"
 
 
 def requirements(of: Image, row: Release) -> list[str]:
@@ -234,19 +238,22 @@ def _run(*arguments: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
-    parser.add_argument("image", metavar="IMAGE", help=", ".join(images()))
+    parser.add_argument("image", metavar="IMAGE", help=f"{EVERY_IMAGE}, {', '.join(images())}")
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
     parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
     parser.add_argument("--check", action="store_true", help="write nothing: see that the index has what was written")
     given = parser.parse_args()
-    chosen = image(given.image)
-    for row in [release(name) for name in given.releases] or releases().values():
-        path = lock_file(chosen, row)
+    chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
+    rows = [release(name) for name in given.releases] or releases().values()
+    for one, row in itertools.product(
+        chosen, rows
+    ):  # a parent comes before its children, whose locks are made on its own
+        path = lock_file(one, row)
         if given.check:
-            check(chosen, row)
+            check(one, row)
             print(f"{path.relative_to(ROOT)}: every file is there", file=sys.stderr)
             continue
-        text = lock(chosen, row, torch_index=given.torch_index)
+        text = lock(one, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(path.relative_to(ROOT), file=sys.stderr)

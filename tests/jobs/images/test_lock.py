@@ -50,8 +50,8 @@ def test_the_cpu_image_has_the_laptops_packages() -> None:
 
 
 def test_an_older_release_asks_for_its_own_versions() -> None:
-    asked = requirements(image("gaudi"), release("1.16.2"))
-    assert {"optimum-habana==1.12.1", "transformers==4.40.2", "accelerate==0.27.2", "torch==2.2.2"} <= set(asked)
+    asked = requirements(image("gaudi"), release("1.18.0"))
+    assert {"optimum-habana==1.14.1", "transformers==4.45.2", "accelerate==0.33.0", "torch==2.4.0"} <= set(asked)
     assert "datasets" in asked  # unpinned: that optimum-habana ends before the laptop's
 
 

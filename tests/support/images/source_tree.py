@@ -5,12 +5,16 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
+from jobs.contract.image_hierarchy import child_name
+from jobs.contract.releases import release
 from jobs.images.revision import source_revision
 
 ROOT = Path(__file__).parents[3]
+
+RELEASE = release().name
 
 _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
@@ -46,11 +50,10 @@ class SourceTree:
         path = self.root / name
         path.write_text(path.read_text() + text)
 
-    def add_image(self, name: str, dockerfile: str, *, locks: Sequence[str]) -> None:
-        """A folder under images/, with empty locks below its requirements/."""
+    def add_image(self, name: str, dockerfile: str, *, parent: str | None = None, release: str = RELEASE) -> None:
+        """Add a folder under images/, and an empty lock of the image that it makes (of `parent`, if it is a child)."""
         self.write(f"images/{name}/Dockerfile", dockerfile)
-        for lock in locks:
-            self.write(f"images/{name}/requirements/{lock}.txt", "")
+        self.write(f"images/locks/{release}/{child_name(parent, name) if parent else name}.txt", "")
 
     @property
     def revision(self) -> str:
