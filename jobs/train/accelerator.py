@@ -128,11 +128,7 @@ class Accelerator:
         # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
         fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
         if self.name == "cpu":
-            import torch
-
-            # PyTorch before 2.4 has that kernel for cards alone.
-            optimizer = {} if torch.__version__ >= "2.4" else {"optim": "adamw_torch"}
-            return {**fused, **optimizer, "use_cpu": True, "ddp_backend": self.backend}
+            return {**fused, "use_cpu": True, "ddp_backend": self.backend}
         if self.name == "cuda":
             return {**fused, "bf16": _cuda_has_bf16()}
         return {
