@@ -131,9 +131,7 @@ def _hub_rows(source: Input, start: At) -> Iterator[Read]:
 def _commit(location: str, name: str, revision: str | None) -> str:
     """Of a data set on the hub: what it holds today may be something else tomorrow."""
     from huggingface_hub import HfApi
-
-    # Not from `errors`: the release of the oldest rows has none.
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     try:
         return str(HfApi().dataset_info(name, revision=revision).sha)

@@ -261,9 +261,7 @@ def _no_column(place: str, column: str, present: Iterable[str]) -> TrainyardErro
 
 def _model_from_hub(location: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
-
-    # Not from `errors`: the release of the oldest rows has none.
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, options = hub_parts(location)
     revision = options.get("revision")
