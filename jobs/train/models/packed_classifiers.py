@@ -62,8 +62,3 @@ CLASSES = {
     "xlm-roberta": _packing(transformers.XLMRobertaForSequenceClassification),
 }
 """By the `model_type` of a config.json."""
-
-ARGUMENTS = (
-    {"attn_implementation": "eager"} if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 45) else {}
-)
-"""Of `from_pretrained`. Before 4.45 BERT with PyTorch's fused attention takes no mask of pairs of tokens."""
