@@ -17,11 +17,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from jobs.contract.errors import TrainyardError
 from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import Release, release
+from jobs.contract.releases import release
 from jobs.images.lock import IMAGES, ROOT, locked
 
 RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"
@@ -52,7 +51,7 @@ def python_of(name: str, release_name: str | None) -> Path:
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
     wanted += [package for package in IMAGES[name].brings if "==" in package]
-    pytorch = _pytorch_of(row) if ROW_PYTORCH_VARIABLE in os.environ else []
+    pytorch = [f"torch=={row.pytorch}"] if ROW_PYTORCH_VARIABLE in os.environ else []
     lent = [] if pytorch else _lent_files(versions.keys())
     content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *pytorch, *map(str, lent)])
     folder = FOLDER / (f"{name}-{row.name}-pytorch-{row.pytorch}" if pytorch else f"{name}-{row.name}")
@@ -71,12 +70,6 @@ def python_of(name: str, release_name: str | None) -> Path:
                 (packages / file.name).symlink_to(file)
             (folder / CONTENT).write_text(content)
     return python
-
-
-def _pytorch_of(row: Release) -> list[str]:
-    """What to install for it, with whatever it needs itself; before 2.3 it was built for NumPy 1."""
-    old = ["numpy<2", "pandas<3"] if Version(row.pytorch) < Version("2.3") else []
-    return [f"torch=={row.pytorch}", *old]
 
 
 def _lent_files(own: Collection[str]) -> list[Path]:
