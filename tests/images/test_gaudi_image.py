@@ -17,7 +17,7 @@ import pytest
 
 from jobs.contract.image_hierarchy import image
 from jobs.images.checks.check import Subject
-from jobs.images.checks.run import run_checks
+from jobs.images.checks.table import run_checks
 from jobs.images.lock import locked
 from tests.support.images import habana_stand_in
 from tests.support.images.habana_stand_in import DEEPSPEED, ROW, Base
