@@ -15,11 +15,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +26,8 @@ from urllib.parse import urlsplit
 import docker
 import pytest
 from docker.errors import DockerException, ImageNotFound
+
+from tests.support.http_server import QuietHandler, serving
 
 ROOT = Path(__file__).parents[3]
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -103,7 +104,7 @@ def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     known = request.config.cache
     assert known
     folder = tmp_path_factory.mktemp("torch-index")
-    with index_of_torch(folder, port=known.get("trainyard/torch-index-port", 0)) as url:
+    with index_of_torch(folder, preferred_port=known.get("trainyard/torch-index-port", 0)) as url:
         if (port := urlsplit(url).port) is not None:
             known.set("trainyard/torch-index-port", port)
         yield url
@@ -147,26 +148,16 @@ def stand_in(
 
 
 @contextmanager
-def index_of_torch(folder: Path, port: int = 0) -> Iterator[str]:
+def index_of_torch(folder: Path, preferred_port: int = 0) -> Iterator[str]:
     """A TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has at hand."""
     if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
         yield _default_argument("TORCH_INDEX")
         return
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "torch")]
     subprocess.run([*download, f"torch=={pinned_torch()}"], check=True)
-    handler = functools.partial(_QuietHandler, directory=str(folder))
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    except OSError:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    handler = functools.partial(_FileHandler, directory=str(folder))
+    with serving(handler, preferred_port) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def pinned_torch() -> str:
@@ -176,9 +167,8 @@ def pinned_torch() -> str:
     return pinned[1]
 
 
-class _QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's own name
-        pass
+class _FileHandler(QuietHandler, SimpleHTTPRequestHandler):
+    """Files of a folder."""
 
 
 def _default_argument(name: str) -> str:
