@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -25,25 +25,6 @@ QUICK = "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG REVISION\nRUN touch /begun\n"
 """The Dockerfile of an image that takes a moment; tests add instructions."""
 
 CHILD = "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nARG PARENT\nRUN echo ${PARENT} > /parent\n"
-
-
-@pytest.fixture
-def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
-    """What is built from it goes when the test ends; BuildKit keeps its layers."""
-    tree = SourceTree(tmp_path / "tree")
-    before = {name for image in docker_engine.images.list() for name in image.tags}
-    yield tree
-    for image in docker_engine.images.list():
-        for name in set(image.tags) - before:
-            if tree.revision in name:
-                docker_engine.images.remove(name, force=True)
-
-
-@pytest.fixture
-def options(base_image: str, torch_index: str) -> Sequence[str]:
-    """Those that the cpu image needs on this machine."""
-    given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
-    return (*given, "--network", "host")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from jobs.images.checks.table import run_checks
 from jobs.images.lock import locked
 from tests.support.images import habana_stand_in
 from tests.support.images.habana_stand_in import DEEPSPEED, ROW, Base
+from tests.support.images.source_tree import remove_images
 
 # The first to ask for the image waits until it is there, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
@@ -57,10 +58,7 @@ def gaudi(
         built = {row["image"]: row["name"] for row in json.loads(done.stdout)}
         assert {*built} == {*names}
         yield Gaudi(base, habana_image, built["gaudi"])
-        for found in docker_engine.images.list():
-            for name in found.tags:
-                if tree.revision in name:
-                    docker_engine.images.remove(name, force=True)
+        remove_images(docker_engine, tree.revision)
 
 
 def run(client: Any, name: str, command: Sequence[str]) -> str:

@@ -121,18 +121,14 @@ def with_registry(door: FrontDoor, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def bench(door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tmp_path: Path) -> Iterator[Bench]:
-    tree = SourceTree(tmp_path / "tree")
+def bench(
+    door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tree: SourceTree, tmp_path: Path
+) -> Iterator[Bench]:
     home = tmp_path / "home"
     home.mkdir()
     name = "t" + re.sub(r"\W", "", tmp_path.name)[-12:].lower()
-    made = Bench(Stage(with_registry, name).deploy(), door, tree, docker_engine, home)
-    yield made
+    yield Bench(Stage(with_registry, name).deploy(), door, tree, docker_engine, home)
     door.refuses = lambda method, path: None
-    for image in docker_engine.images.list():
-        for tagged in image.tags:
-            if made.tag in tagged:
-                docker_engine.images.remove(tagged, force=True)
 
 
 def pushed(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -80,7 +80,9 @@ def test_a_file_that_the_index_lacks_is_named(
     found: str, put_in_its_place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoilt = tmp_path / f"{release().name}.txt"
-    text = lock_file(image("gaudi"), release()).read_text()
+    # A few of the files, which the index tells of in a moment.
+    lines = lock_file(image("gaudi"), release()).read_text().splitlines()
+    text = "\n".join(line for line in lines if re.match("boto3|jmespath|s3transfer", line))
     spoilt.write_text(re.sub(found, put_in_its_place, text))
     assert spoilt.read_text() != text
     monkeypatch.setattr(lock, "lock_file", lambda of, row: spoilt)

@@ -7,6 +7,7 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.releases import release
@@ -81,3 +82,11 @@ class SourceTree:
             timeout=timeout_seconds,
             check=False,
         )
+
+
+def remove_images(engine: Any, revision: str) -> None:
+    """Take from the engine all images that were built from sources of this revision, under each of their names."""
+    for image in engine.images.list():
+        for name in image.tags:
+            if revision in name:
+                engine.images.remove(name, force=True)
