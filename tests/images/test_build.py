@@ -33,7 +33,7 @@ def base(base_image: str) -> Sequence[str]:
 
 
 def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
-    """What the engine has of an image that was built from `tree`."""
+    """Return the names of an image that was built from `tree`, as the engine has them."""
     found = {name for one in engine.images.list(name=f"trainyard/{image}") for name in one.tags}
     return {name for name in found if tree.revision in name}
 
@@ -250,7 +250,7 @@ def test_sources_that_change_as_they_are_read_make_no_image(
     done = Event()
 
     def edit() -> None:
-        """In one move: of a file that is written in place, an empty one may be seen before the build and after."""
+        """Edit a file in one move: one that is written in place may be seen empty before the build and after."""
         count = 0
         while not done.wait(0.005):
             (tmp_path / "edited").write_text(str(count := count + 1))

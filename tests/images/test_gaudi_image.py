@@ -33,7 +33,7 @@ CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
 
 @dataclass(frozen=True)
 class Gaudi:
-    """The image, and what it stands on."""
+    """The gaudi image, and what it stands on."""
 
     base: Base
     habana_image: str
@@ -44,7 +44,7 @@ class Gaudi:
 def gaudi(
     request: pytest.FixtureRequest, docker_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gaudi]:
-    """Built as users build it, with its children."""
+    """The gaudi image, built as users build it, with its children."""
     folder = tmp_path_factory.mktemp("gaudi")
     base = habana_stand_in.ubuntu(docker_engine, folder)
     if base is None:
@@ -137,7 +137,7 @@ def test_packages_that_do_not_fit_together_fail_the_build(docker_engine: Any, ga
 
 
 def checked(client: Any, name: str, gaudi: Gaudi) -> tuple[dict[str, str], str]:
-    """How each check of an image ended, and all that they found."""
+    """Return how each check of an image ended, and all that they found."""
     revision = gaudi.name.partition(f":{ROW.name}-")[2]
     subject = Subject.find(image(name), release=ROW, revision=revision, client=client)
     results = run_checks(subject, begins=lambda _: None, ends=lambda _: None)
@@ -166,5 +166,5 @@ def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi: 
 
 
 def failures(gaudi: Gaudi) -> set[str]:
-    """Of the image test: on Debian the stand-in's PyTorch is this machine's."""
+    """Return the checks that fail on the stand-in: on Debian its PyTorch is this machine's."""
     return set() if gaudi.base.fits_the_locks else {"versions"}

@@ -91,7 +91,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Address:
-    """Of a JupyterLab."""
+    """The address of a JupyterLab, and its token."""
 
     port: int
     token: str

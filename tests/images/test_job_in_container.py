@@ -185,7 +185,7 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
 
 
 def forget(engine: Any, repository: str, tag: str, digest: str | None) -> None:
-    """Takes from the engine the names by which it knows an image of the registry: it has to ask there."""
+    """Take from the engine the names by which it knows an image of the registry, so that it has to ask there."""
     engine.images.remove(f"{repository}:{tag}", force=True)
     names: Sequence[str] = [name for image in engine.images.list() for name in image.attrs["RepoDigests"] or ()]
     assert f"{repository}@{digest}" not in names

@@ -29,7 +29,7 @@ IN_CONTAINERD = {
 
 
 class FakeEngine(JsonHandler, BaseHTTPRequestHandler):
-    """Answers as an engine on another architecture does, late to a push; every other question finds a full disk."""
+    """An engine on another architecture: it answers a push late, and every other question with a full disk."""
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path.removeprefix("/v1.41")

@@ -51,7 +51,7 @@ def lock(tree: SourceTree, name: str) -> subprocess.CompletedProcess[str]:
 
 
 def look(tree: SourceTree, name: str) -> dict[str, Any]:
-    """What the test of an image will do, as far as no container is needed for it."""
+    """Return what the test of an image will do, as far as no container is needed for it."""
     done = run(tree, "-c", LOOK, name)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)

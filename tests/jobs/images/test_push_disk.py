@@ -23,7 +23,7 @@ FULL = "write /var/lib/docker/tmp/GetImageBlob1: no space left on device"
 
 
 class FullEngine(JsonHandler, BaseHTTPRequestHandler):
-    """Has an image to push, and no room for another one. Its registry has `cpu` only."""
+    """An engine that has an image to push and no room for another one. Its registry has `cpu` only."""
 
     removed: list[str] = []  # noqa: RUF012 - the server's own
 
@@ -51,7 +51,7 @@ class FullEngine(JsonHandler, BaseHTTPRequestHandler):
 
 
 class Watcher:
-    """Looks away."""
+    """A watcher of a push that looks away."""
 
     def begins(self, image: Image, target: str) -> None:
         pass

@@ -33,7 +33,7 @@ class Registry:
     """host:port."""
 
     def digest(self, repository: str, tag: str) -> str | None:
-        """What the registry itself has under a tag."""
+        """Return the digest of what the registry itself has under a tag."""
         request = urllib.request.Request(f"http://{self.address}/v2/{repository}/manifests/{tag}", method="HEAD")
         request.add_header("Accept", "application/vnd.docker.distribution.manifest.v2+json")
         try:
@@ -78,7 +78,7 @@ def _answers(port: int) -> bool:
 
 @dataclass
 class Refusal:
-    """An answer in the registry's place."""
+    """An answer that comes in the registry's place."""
 
     status: int
     code: str
@@ -87,7 +87,7 @@ class Refusal:
 
 @dataclass
 class FrontDoor:
-    """Hands on what it is asked to a registry, and answers itself what `refuses` says."""
+    """A server that hands on what it is asked to a registry, and answers itself where `refuses` says so."""
 
     registry: Registry
     refuses: Callable[[str, str], Refusal | None] = field(default=lambda method, path: None)

@@ -21,7 +21,7 @@ _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
 
 class SourceTree:
-    """Committed and clean at first; nobody else edits it while a test builds, and no other has its revision."""
+    """Sources that are committed and clean at first. Nobody else edits them, and no others have their revision."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -58,11 +58,11 @@ class SourceTree:
 
     @property
     def revision(self) -> str:
-        """Of what is committed."""
+        """Return the revision of what is committed."""
         return source_revision(self.root).partition("-")[0]
 
     def command(self, *arguments: str) -> list[str]:
-        """`trainyard images ARGUMENTS…` of this tree."""
+        """Return the command `trainyard images ARGUMENTS…` of this tree."""
         return [*_COMMAND, "images", *arguments]
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -72,7 +72,7 @@ class SourceTree:
     def images(
         self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 1500
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `trainyard images ARGUMENTS…` of this tree to its end."""
+        """Run `trainyard images ARGUMENTS…` of this tree to its end."""
         return subprocess.run(
             self.command(*arguments),
             cwd=self.root,

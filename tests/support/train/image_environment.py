@@ -41,12 +41,15 @@ PYTORCH_SECONDS = 1800
 
 
 def chosen_release() -> str | None:
-    """None: jobs run in the tests' own environment, and against the default row's optimum-habana."""
+    """Return the release that the tests shall use.
+
+    None: jobs run in the tests' own environment, and against the default row's optimum-habana.
+    """
     return os.environ.get(RELEASE_VARIABLE)
 
 
 def python_of(name: str, release_name: str | None) -> Path:
-    """The interpreter that finds the packages of an image for a release, the default one where none is named."""
+    """Return the interpreter that finds the packages of an image for a release (None: the default one)."""
     row = release(release_name)
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
@@ -73,7 +76,7 @@ def python_of(name: str, release_name: str | None) -> Path:
 
 
 def _lent_files(own: Collection[str]) -> list[Path]:
-    """Files and folders in site-packages of torch, and of what it needs beyond the image's `own` packages."""
+    """Return the files in site-packages of torch, and of what it needs beyond the image's `own` packages."""
     lent = [
         one
         for one in _with_dependencies("torch", set())
