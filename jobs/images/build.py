@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import docker
 from docker.errors import ImageNotFound
@@ -326,11 +326,18 @@ class Build:
             revision=self.revision,
             id=found.id,
             size_bytes=engine.size_bytes(found),
-            added_bytes=_added_bytes(found.history(), len(layers)),
+            added_bytes=added_bytes(found, len(layers)),
             seconds=seconds,
             layers=len(layers),
             rebuilt_layers=sum(not step.is_cached for step in layers),
         )
+
+
+def added_bytes(found: DockerImage, layers: int) -> int:
+    """Return the size of the newest `layers` layers of an image."""
+    # The history begins with the newest entry, and some entries made no layer.
+    made = [entry for entry in found.history() if entry["CreatedBy"].startswith(_LAYER_INSTRUCTIONS)]
+    return sum(int(entry["Size"]) for entry in made[:layers])
 
 
 def declared_arguments(one: Image) -> frozenset[str]:
@@ -365,15 +372,6 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def _is_proxy(name: str) -> bool:
     return name.upper() in _PROXY_ARGUMENTS
-
-
-def _added_bytes(history: Sequence[Mapping[str, Any]], layers: int) -> int:
-    """Return the size of the newest `layers` layers.
-
-    `history` is the engine's: the newest entry first, and some entries made no layer.
-    """
-    sizes = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_LAYER_INSTRUCTIONS)]
-    return sum(sizes[:layers])
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

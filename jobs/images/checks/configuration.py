@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jobs.contract.image_hierarchy import image
 from jobs.images import engine
-from jobs.images.build import BASE_LABEL, COMMIT_LABEL
+from jobs.images.build import BASE_LABEL, COMMIT_LABEL, added_bytes
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, Subject
 
@@ -29,9 +29,6 @@ _SECRET = re.compile(
     r"\b\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY)\w*=\S+", re.IGNORECASE
 )
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
-
-_WHOLE_LAYERS = ("RUN ", "COPY ", "ADD ", "WORKDIR ")
-"""Instructions that make a layer, as an image's history begins its lines."""
 
 
 def stated_user(subject: Subject) -> tuple[int, str]:
@@ -105,9 +102,7 @@ def size_of_root(subject: Subject) -> str:
 def _size_of_base(subject: Subject) -> int:
     """Return the size of all below the layers of the root's own Dockerfile, whose stages stand on each other."""
     own = len(re.findall(r"^(?:RUN|COPY|ADD|WORKDIR) ", subject.image.dockerfile.read_text(), re.MULTILINE))
-    history = subject.client.images.get(subject.name).history()
-    layers = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_WHOLE_LAYERS)]
-    return subject.size_bytes - sum(layers[:own])
+    return subject.size_bytes - added_bytes(subject.client.images.get(subject.name), own)
 
 
 def _instructions(subject: Subject) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.contract.errors import TrainyardError
-from jobs.contract.image_hierarchy import image
+from jobs.contract.image_hierarchy import image, images
 from jobs.contract.releases import Release, release, releases
 from jobs.images import lock
 from jobs.images.lock import IMAGES, check, lock_file, requirements
@@ -61,6 +61,23 @@ def test_an_image_that_there_is_not_is_refused() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: image 'gaudy' not found; did you mean 'gaudi'?\n"
+
+
+def test_one_word_locks_every_image_of_a_release_each_after_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lock, "ROOT", tmp_path)
+    monkeypatch.setattr(lock, "lock_file", lambda of, row: tmp_path / row.name / f"{of.name}.txt")
+    monkeypatch.setattr(lock, "lock", lambda of, row, torch_index: of.name)
+    monkeypatch.setattr(sys, "argv", ["lock", "all", "1.20.0"])
+    lock.main()
+    written = capsys.readouterr().err.splitlines()
+    assert sorted(written) == sorted(f"1.20.0/{name}.txt" for name in images())
+    assert all(
+        written.index(f"1.20.0/{one.parent}.txt") < written.index(f"1.20.0/{one.name}.txt")
+        for one in images().values()
+        if one.parent
+    )
 
 
 @pytest.mark.parametrize("name", ["gaudi", "cpu", "cuda", "gaudi-ray", "gaudi-notebook"])
