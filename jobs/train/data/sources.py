@@ -63,8 +63,7 @@ def names_below(location: str, s3: "S3Client") -> list[str]:
 @contextlib.contextmanager
 def hub_errors(location: str, what: str) -> Iterator[None]:
     """Turn the errors of the Hugging Face Hub's client into ours; `what` is what needs a token there."""
-    # Not from `errors`: the release of the oldest rows has none.
-    from huggingface_hub.utils import HfHubHTTPError, HFValidationError  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         yield

@@ -177,7 +177,7 @@ def image_of(template: dict[str, Any], definition: dict[str, Any]) -> str:
     ("settings", "image"),
     [
         ({}, f"</trainyard/test/image/gaudi/{release().name}>"),
-        ({"release": "1.19.0"}, "</trainyard/test/image/gaudi/1.19.0>"),
+        ({"release": "1.20.0"}, "</trainyard/test/image/gaudi/1.20.0>"),
         ({"image_tag": "1.21.0-0123456789ab"}, "</trainyard/test/image-repository/gaudi>:1.21.0-0123456789ab"),
     ],
 )

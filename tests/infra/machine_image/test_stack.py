@@ -91,7 +91,7 @@ def test_where_an_ami_is_given_or_aws_has_one_none_is_built(synthesised: Synthes
 def test_a_retiring_pool_keeps_an_ami_of_its_own(synthesised: Synthesised) -> None:
     retiring = (
         Pool(instance_type="dl1.24xlarge", release="1.18.0"),
-        Pool(instance_type="dl1.24xlarge", release="1.19.0", machine_image=AMI),
+        Pool(instance_type="dl1.24xlarge", release="1.20.0", machine_image=AMI),
     )
     template = synthesised(image_tag="1.21.0-fix1", retiring=retiring)["machine-image"]
     new = release().name.replace(".", "-")
@@ -130,7 +130,7 @@ def test_driver_and_job_image_follow_one_value(synthesised: Synthesised) -> None
 
 
 def test_another_release_changes_the_recipe_and_leaves_the_documents(synthesised: Synthesised) -> None:
-    before, after = (synthesised(release=name)["machine-image"] for name in ("1.19.0", "1.18.0"))
+    before, after = (synthesised(release=name)["machine-image"] for name in ("1.20.0", "1.18.0"))
     components = [resources(template, "AWS::ImageBuilder::Component") for template in (before, after)]
     assert components[0] == components[1]
     # All that is one pool's has another name and logical id: old and new stand side by side.

@@ -130,8 +130,8 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("retiring", (Pool(instance_type="dl1.24xlarge", release=OLDER),) * 2, "names a pool twice"),
         (
             "retiring",
-            (Pool(instance_type="dl1.24xlarge", release="1.22.0"),),
-            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
+            (Pool(instance_type="dl1.24xlarge", release="1.23.0"),),
+            (f"release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
         ),
         (
             "retiring",
@@ -164,8 +164,8 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ),
         (
             "release",
-            "1.22.0",
-            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
+            "1.23.0",
+            (f"release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
         ),
         ("release", "1.21.1", "release '1.21.1' has no row; did you mean '1.21.0'?"),
     ],
@@ -319,7 +319,7 @@ def test_every_mistake_is_told_at_once() -> None:
             "root_device_name": "/dev/xvda",
         },
         {"instance_type": "p4d.24xlarge", "machine_image": None},
-        {"instance_type": "m6i.4xlarge", "release": "1.22.0"},
+        {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
         {"image_tag": "1.21.0-2"},
         {"log_retention_days": LOG_RETENTION_DAYS[-1]},
         {"teams": (Team(name="a", share=0.01), Team(name="b-2", share=1000))},
