@@ -10,9 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from infra import settings_file
-from jobs.contract.errors import TrainyardError
-from jobs.contract.stage import DEFAULT_STAGE
+from infra.emulator.errors import EmulatorError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
     deploy_parser.add_argument("--endpoint", required=True, help="as the state file has it")
-    deploy_parser.add_argument("--stage", default=DEFAULT_STAGE)
+    deploy_parser.add_argument("--stage", help="a name in infra/settings.py; dev by default")
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
@@ -45,7 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
                 registry=options.registry,
             )
             return 0
-        settings_file.load()  # which the next import needs
         from infra.emulator.deploy import deploy
 
         # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.
@@ -53,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         return deploy(endpoint=options.endpoint, stage=options.stage)
     except KeyboardInterrupt:
         return 130
-    except TrainyardError as error:
+    except EmulatorError as error:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infra.emulator import CREDENTIALS
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 """Where cdk.json lies."""

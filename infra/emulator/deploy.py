@@ -15,11 +15,12 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from infra import settings_file
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
-from infra.settings import STAGES
-from infra.settings_checks import check
-from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
+from infra.emulator.errors import ConfigurationError, EmulatorError
+from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
+from jobs.contract.stage import DEFAULT_STAGE
 
 BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
 """Where the CDK's bootstrap stack writes its version."""
@@ -28,16 +29,17 @@ FAILURE_LINES = 30
 """How much of the CLI's output is shown where it fails: it ends with what failed, and why."""
 
 
-def deploy(*, endpoint: str, stage: str) -> int:
-    """Bootstrap where that is still to do, then deploy; the CLI's exit code. Progress goes to stderr.
+def deploy(*, endpoint: str, stage: str | None) -> int:
+    """Bootstrap where that is still to do, then deploy; return the CLI's exit code. Progress goes to stderr.
 
-    Raises UsageError for a stage that settings.py does not have, ConfigurationError where its row has mistakes, no
-    embedded AWS answers, or the CLI cannot be run.
+    Raises EmulatorError for a stage that settings.py does not have or whose row has mistakes, and where no embedded AWS
+    answers or the CLI cannot be run.
     """
-    if stage not in STAGES:
-        raise UsageError(f"infra/settings.py has no stage '{stage}'{did_you_mean(stage, STAGES)}")
-    # The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
-    check(STAGES[stage])
+    stage = stage or DEFAULT_STAGE
+    try:
+        _check_stage(stage)
+    except TrainyardError as error:
+        raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
     ssm = client("ssm", endpoint)
     started = time.monotonic()
@@ -81,6 +83,20 @@ def deploy(*, endpoint: str, stage: str) -> int:
         _say(f"on record only, there is no service behind it: {resource_type}")
     _say(f"deployed stage '{stage}' in {time.monotonic() - started:.0f} s")
     return 0
+
+
+def _check_stage(name: str) -> None:
+    """Raise TrainyardError where the settings have no such stage, or mistakes in its row.
+
+    The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
+    """
+    settings_file.load()
+    from infra.settings import STAGES  # now, since a mistake in that file is told by the line above
+    from infra.settings_checks import check
+
+    if name not in STAGES:
+        raise UsageError(f"infra/settings.py has no stage '{name}'{did_you_mean(name, STAGES)}")
+    check(STAGES[name])
 
 
 def _cdk(arguments: list[str], endpoint: str, scratch: Path, *, cwd: Path) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from infra.emulator import HOST
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def serve(
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import batch, cloudformation, cloudtrail, ecr, events, functions, notifications
+        from infra.emulator import batch, cloudformation, ecr, events, functions, notifications
         from infra.emulator.application import Application
 
         endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
@@ -65,7 +65,6 @@ def serve(
         notifications.install()
         events.install()
         cloudformation.install(endpoint)
-        cloudtrail.install()
         if registry:
             ecr.install(registry)
         batch.install(executor, registry=registry)

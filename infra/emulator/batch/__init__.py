@@ -12,15 +12,12 @@ from moto.batch.models import batch_backends
 
 from infra.emulator.batch import cloudformation
 from infra.emulator.batch.backend import BatchBackend
-from infra.emulator.batch.executor import Executor
-from infra.emulator.batch.process_executor import ProcessExecutor
 from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
-from jobs.contract.errors import UsageError, did_you_mean
+from infra.emulator.containers.executor import Executor
+from infra.emulator.containers.process_executor import ProcessExecutor
 
 __all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
-
-EXECUTORS = ("process", "docker")
 
 
 def install(executor_name: str, *, registry: str | None = None) -> None:
@@ -28,7 +25,7 @@ def install(executor_name: str, *, registry: str | None = None) -> None:
 
     `registry`: host and port of the one that containers' images in ECR are pulled from.
 
-    Raises UsageError on another name, ConfigurationError where the executor cannot work here.
+    Raises ConfigurationError where the executor cannot work here.
     """
     check_settings()
     BatchBackend.executor = _make_executor(executor_name, registry)
@@ -63,14 +60,12 @@ def reclaim(job_id: str) -> bool:
 
 
 def _make_executor(name: str, registry: str | None) -> Executor:
-    if name == "process":
-        return ProcessExecutor()
     if name == "docker":
         # The Docker SDK is loaded by those who ask for it only.
-        from infra.emulator.batch.docker_executor import DockerExecutor  # noqa: PLC0415
+        from infra.emulator.containers.docker_executor import DockerExecutor  # noqa: PLC0415
 
         return DockerExecutor(registry=registry)
-    raise UsageError(f"there is no executor '{name}'{did_you_mean(name, EXECUTORS)}")
+    return ProcessExecutor()
 
 
 def _backends() -> Iterator[BatchBackend]:

@@ -17,13 +17,13 @@ from moto.ec2.exceptions import InvalidSubnetIdError
 from infra.emulator.batch.attempt import Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.environment import ArrayPosition
-from infra.emulator.batch.executor import Executor
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.job_definition import JobDefinition, check_request
 from infra.emulator.batch.job_events import JobEvents
 from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
+from infra.emulator.containers.executor import Executor
 
 QUEUE_DELETED = "The job queue was deleted"
 

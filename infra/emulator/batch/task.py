@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from infra.emulator.batch.executor import CannotStartError, Exit, Handle
 from infra.emulator.batch.overrides import Container, Node
 from infra.emulator.batch.quotas import stop_timeout_seconds
+from infra.emulator.containers.executor import CannotStartError, Exit, Handle
 from infra.emulator.server_errors import record_exception
 
 _MAX_REASON_CHARACTERS = 255

@@ -1,23 +1,19 @@
 """CloudFormation of the embedded AWS: moto's resource models under a stack engine that behaves like AWS's.
 
 `template` resolves, `stack` makes, changes and rolls back, `service` holds a region's stacks and change sets,
-`responses` is the API; `models` finds the code behind each resource type, `recorded` stands in where there is none.
+`responses` is the API; `models` finds the code behind each resource type, `unproven` stands in where there is none.
 """
 
 from infra.emulator.cloudformation import (
-    access_models,  # noqa: F401 - defines models
     api_model,
     build_models,  # noqa: F401 - defines models
     ec2_models,  # noqa: F401 - defines models
     iam_models,
-    image_builder_models,  # noqa: F401 - defines models
-    logs_models,  # noqa: F401 - defines models
     messaging_models,  # noqa: F401 - defines models
     monitoring_models,  # noqa: F401 - defines models
     responses,
     s3_models,
     secret_models,  # noqa: F401 - defines models
-    ssm_models,  # noqa: F401 - defines models
 )
 from infra.emulator.cloudformation.responses import unproven_types
 

@@ -12,9 +12,9 @@ from moto.cloudformation.utils import get_stack_from_s3_url
 from moto.core.exceptions import ServiceException
 
 from infra.emulator.cloudformation.changes import changes_of
-from infra.emulator.cloudformation.recorded import INERT_TYPES, RecordedResource
 from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack
 from infra.emulator.cloudformation.template import TemplateError, parse_template
+from infra.emulator.cloudformation.unproven import INERT_TYPES, UnprovenResource
 
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
 """The CDK CLI recognises an empty change set by these words of AWS."""
@@ -135,7 +135,7 @@ class StackService:
                 resource.resource_type
                 for stack in self.stacks.values()
                 for resource in stack.resources.values()
-                if isinstance(resource.model, RecordedResource) and resource.resource_type not in INERT_TYPES
+                if isinstance(resource.model, UnprovenResource) and resource.resource_type not in INERT_TYPES
             }
 
     def template_from(self, body: str | None, url: str | None) -> str | None:

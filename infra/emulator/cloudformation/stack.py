@@ -11,8 +11,7 @@ from typing import Any
 
 from infra.emulator.cloudformation import models
 from infra.emulator.cloudformation.models import Place, ResourceError
-from infra.emulator.cloudformation.records import Event, Output, StackResource
-from infra.emulator.cloudformation.stack_events import status_changed
+from infra.emulator.cloudformation.records import Event, Output, StackResource, tell_status
 from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
 
 FINAL_FAILURES = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
@@ -368,7 +367,7 @@ class Stack:
 
     def _enter(self, status: str, reason: str | None = None) -> None:
         self.status, self.reason = status, reason
-        status_changed(self._place, status, reason, self.client_request_token)
+        tell_status(self._place, status, reason, self.client_request_token)
         self._event(self.name, self.stack_id, "AWS::CloudFormation::Stack", status, reason)
 
     def _event_of(self, resource: StackResource, status: str, reason: str | None = None) -> None:

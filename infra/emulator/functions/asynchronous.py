@@ -9,20 +9,18 @@ import logging
 import threading
 import uuid
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moto.events.models import events_backends
 from moto.sns.models import sns_backends
 from moto.sqs.models import sqs_backends
 from moto.utilities.arns import parse_arn
 
-from infra.emulator.batch.quotas import seconds_setting
 from infra.emulator.functions import environment, invocation
+from infra.emulator.functions.function import Function
 from infra.emulator.functions.invocation import Outcome
 from infra.emulator.server_errors import record_exception
-
-if TYPE_CHECKING:
-    from infra.emulator.functions.function import Function
+from infra.emulator.settings import number_setting
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +38,7 @@ def check_settings() -> None:
     _retry_seconds()
 
 
-def invoke_later(function: "Function", event: str) -> str:
+def invoke_later(function: Function, event: str) -> str:
     """Run a function in the background; the request's id. `event` is JSON."""
     request_id = str(uuid.uuid4())
     thread = threading.Thread(
@@ -59,7 +57,7 @@ def shutdown() -> None:
         thread.join(_STOP_SECONDS)
 
 
-def _run(function: "Function", event: str, request_id: str) -> None:
+def _run(function: Function, event: str, request_id: str) -> None:
     try:
         tries = 1 + int(function.invoke_config.get("MaximumRetryAttempts", DEFAULT_RETRIES))
         for number in range(1, tries + 1):
@@ -80,10 +78,10 @@ def _run(function: "Function", event: str, request_id: str) -> None:
 
 
 def _retry_seconds() -> float:
-    return seconds_setting(RETRY_VARIABLE, 60)
+    return number_setting(RETRY_VARIABLE, 60)
 
 
-def _record(function: "Function", event: str, outcome: Outcome, number: int, condition: str) -> dict[str, Any]:
+def _record(function: Function, event: str, outcome: Outcome, number: int, condition: str) -> dict[str, Any]:
     context: dict[str, Any] = {"statusCode": 200, "executedVersion": function.shown_version}
     if outcome.failed:
         context["functionError"] = "Unhandled"
@@ -102,7 +100,7 @@ def _record(function: "Function", event: str, outcome: Outcome, number: int, con
     }
 
 
-def _send(function: "Function", kind: str, record: dict[str, Any]) -> None:
+def _send(function: Function, kind: str, record: dict[str, Any]) -> None:
     destinations = function.invoke_config.get("DestinationConfig") or {}
     destination = (destinations.get(kind) or {}).get("Destination")
     if not destination:
@@ -119,7 +117,7 @@ def _send(function: "Function", kind: str, record: dict[str, Any]) -> None:
         _send_message(destination, json.dumps(record), {})
 
 
-def _send_to_dead_letters(function: "Function", event: str, outcome: Outcome) -> None:
+def _send_to_dead_letters(function: Function, event: str, outcome: Outcome) -> None:
     target = (function.dead_letter_config or {}).get("TargetArn")
     if target:
         error = json.loads(outcome.payload).get("errorMessage", "")

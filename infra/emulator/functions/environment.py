@@ -10,14 +10,12 @@ import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from infra.emulator.batch.environment import CREDENTIALS
-from infra.emulator.batch.executor import ContainerRun
-from infra.emulator.batch.process_executor import ProcessExecutor
-
-if TYPE_CHECKING:
-    from infra.emulator.functions.function import Function
+from infra.emulator import CREDENTIALS
+from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.process_executor import ProcessExecutor
+from infra.emulator.functions.function import Function
 
 MAX_WARM = 6
 """Environments that wait for an event; where there would be more, the one that waits longest ends."""
@@ -56,7 +54,7 @@ class Served(Protocol):
         """All output was delivered. `exit_code`: of the process, where it has ended."""
 
 
-def take(function: "Function") -> "Environment":
+def take(function: Function) -> "Environment":
     """An environment for one invocation: a warm one of the function as it is now, or else a new one.
 
     Raises CannotStartError, ConfigurationError.
@@ -117,18 +115,18 @@ def _expire(environment: "Environment", served_count: int) -> None:
     environment.kill()
 
 
-def _identity(function: "Function") -> Mapping[str, Any]:
+def _identity(function: Function) -> Mapping[str, Any]:
     """What an environment was made from; another may not serve the function any more."""
     return {"arn": function.function_arn, "code": function.code_sha_256, "variables": _variables(function)}
 
 
-def _variables(function: "Function") -> dict[str, str]:
+def _variables(function: Function) -> dict[str, str]:
     return {
+        **CREDENTIALS,
         "AWS_REGION": function.region,
         "AWS_DEFAULT_REGION": function.region,
         "AWS_ENDPOINT_URL": function.endpoint,
         "AWS_EC2_METADATA_DISABLED": "true",
-        **CREDENTIALS,
         "AWS_EXECUTION_ENV": f"AWS_Lambda_{function.run_time}",
         "AWS_LAMBDA_FUNCTION_NAME": function.function_name,
         "AWS_LAMBDA_FUNCTION_VERSION": function.shown_version,
@@ -143,7 +141,7 @@ def _variables(function: "Function") -> dict[str, str]:
 class Environment:
     """One process, from its start to its end."""
 
-    def __init__(self, function: "Function", identity: Mapping[str, Any]) -> None:
+    def __init__(self, function: Function, identity: Mapping[str, Any]) -> None:
         self.id = str(uuid.uuid4())
         self.identity = identity
         self.served_count = 0

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from infra.emulator import cdk_cli
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.errors import ConfigurationError
 
 APP = """
 import sys

@@ -31,8 +31,8 @@ while not os.path.exists(os.environ["GATE"]):
 
 EXECUTOR = """
 import sys, threading
-from infra.emulator.batch.executor import ContainerRun
-from infra.emulator.batch.process_executor import ProcessExecutor
+from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.process_executor import ProcessExecutor
 
 executor = ProcessExecutor()
 for number in range(2):

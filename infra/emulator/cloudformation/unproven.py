@@ -22,7 +22,7 @@ ARN_AS_REF = frozenset(
 """Types whose Ref is their ARN; of most others it is a name or an id."""
 
 
-class RecordedResource:
+class UnprovenResource:
     """What is known of such a resource: its type, name and properties."""
 
     def __init__(

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, cast
 
-from infra.emulator.batch.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.containers.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
+from infra.emulator.errors import ConfigurationError
 
 PASSED_VARIABLES = (
     "LANG",
