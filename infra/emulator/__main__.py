@@ -1,7 +1,7 @@
 """The embedded AWS and the CDK CLI against it.
 
 python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor docker --registry HOST:PORT]
-python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
+python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]    (credentials: as AWS_ACCESS_KEY_ID …)
 """
 
 import argparse
@@ -19,7 +19,11 @@ def main(arguments: list[str] | None = None) -> int:
 
     serve_parser = commands.add_parser("serve", help="run the server in the foreground")
     serve_parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
-    serve_parser.add_argument("--state-file", type=Path, help="written once the server answers, removed at its end")
+    serve_parser.add_argument(
+        "--state-file",
+        type=Path,
+        help="gets address and credentials once the server answers; removed at its end (default: stdout)",
+    )
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
     serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")
     serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")

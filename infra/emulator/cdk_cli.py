@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra.emulator import CREDENTIALS
+from infra.emulator.credentials import Credentials
 from infra.emulator.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -57,13 +57,13 @@ def find_cli() -> str:
     )
 
 
-def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
-    """What the CLI, the app and jsii run with. `scratch`: a folder that goes away when they are done."""
+def environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:
+    """Return the environment of the CLI, the app and jsii. `scratch` is a folder that goes away when they are done."""
     node = find_node()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
     return {
         **kept,
-        **CREDENTIALS,
+        **credentials.environment,
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -86,15 +86,23 @@ def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
     }
 
 
-def run(arguments: Sequence[str], *, endpoint: str, scratch: Path, cwd: Path, on_line: Callable[[str], None]) -> int:
-    """Run the CLI to its end and hand over its output, line by line; its exit code.
+def run(
+    arguments: Sequence[str],
+    *,
+    endpoint: str,
+    credentials: Credentials,
+    scratch: Path,
+    cwd: Path,
+    on_line: Callable[[str], None],
+) -> int:
+    """Run the CLI to its end and hand over its output, line by line; return its exit code.
 
     Should this be interrupted, the CLI and all it started are gone before the exception goes on.
     """
     process = subprocess.Popen(
         [find_node(), find_cli(), *arguments],
         cwd=cwd,
-        env=environment(endpoint, scratch=scratch),
+        env=environment(endpoint, credentials, scratch=scratch),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -10,6 +10,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from botocore.exceptions import ClientError
 from infra import settings_file
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
+from infra.emulator.credentials import NEXT_STEP, Credentials
 from infra.emulator.errors import ConfigurationError, EmulatorError
 from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
 from jobs.contract.stage import DEFAULT_STAGE
@@ -41,18 +44,20 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     except TrainyardError as error:
         raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
-    ssm = client("ssm", endpoint)
+    credentials = Credentials.from_environment()
+    is_bootstrapped = _is_bootstrapped(endpoint, credentials)
+    cdk = partial(_cdk, endpoint=endpoint, credentials=credentials)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
         scratch = Path(folder)
-        if not _has_parameter(ssm, BOOTSTRAP_PARAMETER):
+        if not is_bootstrapped:
             _say("bootstrapping the account")
             # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
-            code = _cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], endpoint, scratch, cwd=scratch)
+            code = cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
                 return code
         _say(f"synthesising stage '{stage}'")
-        code = _cdk(
+        code = cdk(
             [
                 "deploy",
                 f"{stage}/*",
@@ -68,8 +73,7 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
                 "--no-notices",
                 "--no-version-reporting",
             ],
-            endpoint,
-            scratch,
+            scratch=scratch,
             cwd=cdk_cli.ROOT,
         )
     if code:
@@ -99,8 +103,8 @@ def _check_stage(name: str) -> None:
     check(STAGES[name])
 
 
-def _cdk(arguments: list[str], endpoint: str, scratch: Path, *, cwd: Path) -> int:
-    """Run the CLI; what it is at on stderr, and the last it said where it fails."""
+def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scratch: Path, cwd: Path) -> int:
+    """Run the CLI; write to stderr what it is at, and the last it said where it fails."""
     lines: list[str] = []
 
     def on_line(line: str) -> None:
@@ -109,7 +113,7 @@ def _cdk(arguments: list[str], endpoint: str, scratch: Path, *, cwd: Path) -> in
         if progress:
             _say(progress)
 
-    code = cdk_cli.run(arguments, endpoint=endpoint, scratch=scratch, cwd=cwd, on_line=on_line)
+    code = cdk_cli.run(arguments, endpoint=endpoint, credentials=credentials, scratch=scratch, cwd=cwd, on_line=on_line)
     if code:
         sys.stderr.write("\n".join([*lines[-FAILURE_LINES:], f"cdk {arguments[0]} failed with exit code {code}\n"]))
     return code
@@ -135,12 +139,17 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _has_parameter(ssm: Any, name: str) -> bool:
+def _is_bootstrapped(endpoint: str, credentials: Credentials) -> bool:
+    """Raise ConfigurationError where the server does not know the credentials."""
     try:
-        ssm.get_parameter(Name=name)
+        client("ssm", endpoint, credentials).get_parameter(Name=BOOTSTRAP_PARAMETER)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return False
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.FORBIDDEN:
+            raise ConfigurationError(
+                f"the embedded AWS at {endpoint} does not know the credentials in this environment", next_step=NEXT_STEP
+            ) from None
         raise
     return True
 

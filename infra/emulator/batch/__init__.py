@@ -16,18 +16,20 @@ from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
 from infra.emulator.containers.executor import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
+from infra.emulator.credentials import Credentials
 
 __all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
 
 
-def install(executor_name: str, *, registry: str | None = None) -> None:
+def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:
     """Put this Batch in moto's place. `executor_name`: `process`, or `docker`, which needs a Docker engine.
 
-    `registry`: host and port of the one that containers' images in ECR are pulled from.
+    `credentials`: what jobs get; `registry`: host and port of the one that containers' images in ECR are pulled from.
 
     Raises ConfigurationError where the executor cannot work here.
     """
     check_settings()
+    BatchBackend.credentials = credentials
     BatchBackend.executor = _make_executor(executor_name, registry)
     batch_backends.clear()
     batch_backends.backend = BatchBackend

@@ -20,6 +20,7 @@ from infra.emulator.batch.retry import Outcome
 from infra.emulator.batch.task import ContainerRecord, Task, TaskRecord, new_task_record
 from infra.emulator.containers.executor import CannotStartError, ContainerRun, Executor, Exit, Handle
 from infra.emulator.containers.logs import LogDestinationError, LogStreamWriter, open_log_stream
+from infra.emulator.credentials import Credentials
 from infra.emulator.server_errors import record_exception
 
 EXITED = "Essential container in task exited"
@@ -51,6 +52,7 @@ class Place:
 
     environment: ComputeEnvironment
     executor: Executor
+    credentials: Credentials
     logs: LogsBackend
     account_id: str
     region: str
@@ -213,6 +215,7 @@ class Attempt(threading.Thread):
             environment=container_environment(
                 own={**container.environment, **secrets},
                 endpoint=submission.endpoint,
+                credentials=self.place.credentials,
                 region=self.place.region,
                 job_id=unit.id,
                 attempt=self.number,

@@ -24,6 +24,7 @@ from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
 from infra.emulator.containers.executor import Executor
+from infra.emulator.credentials import Credentials
 
 QUEUE_DELETED = "The job queue was deleted"
 
@@ -33,6 +34,8 @@ class BatchBackend(MotoBatchBackend):
 
     executor: Executor
     """Runs the containers of all accounts and regions; set by `install`."""
+    credentials: Credentials
+    """What their jobs talk to the server with; set by `install`."""
 
     def __init__(self, region_name: str, account_id: str) -> None:
         super().__init__(region_name, account_id)
@@ -292,6 +295,7 @@ class BatchBackend(MotoBatchBackend):
         return Place(
             environment=environment,
             executor=self.executor,
+            credentials=self.credentials,
             logs=self.logs_backend,
             account_id=self.account_id,
             region=self.region_name,

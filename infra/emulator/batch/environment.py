@@ -16,8 +16,7 @@ from moto.secretsmanager.models import secretsmanager_backends
 from moto.ssm.models import ssm_backends
 from werkzeug.exceptions import HTTPException
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-"""The embedded AWS takes any; on AWS a job's role has some of its own."""
+from infra.emulator.credentials import Credentials
 
 LOOPBACK = "127.0.0.1"
 """The address of every node: all run on this machine."""
@@ -44,6 +43,7 @@ def container_environment(
     *,
     own: Mapping[str, str],
     endpoint: str,
+    credentials: Credentials,
     region: str,
     job_id: str,
     attempt: int,
@@ -54,12 +54,12 @@ def container_environment(
 ) -> dict[str, str]:
     """All of them: `own` (of definition and submission), what an instance role and its SDK find, and Batch's."""
     variables = {
+        **credentials.environment,
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
         "AWS_ENDPOINT_URL": endpoint,
         # There is no instance metadata service here, and asking for it takes seconds to fail.
         "AWS_EC2_METADATA_DISABLED": "true",
-        **CREDENTIALS,
         **own,
         "AWS_BATCH_JOB_ID": job_id,
         "AWS_BATCH_JOB_ATTEMPT": str(attempt),

@@ -16,13 +16,14 @@ from infra.emulator.cloudformation import (
     secret_models,  # noqa: F401 - defines models
 )
 from infra.emulator.cloudformation.responses import unproven_types
+from infra.emulator.credentials import Credentials
 
 __all__ = ["install", "unproven_types"]
 
 
-def install(endpoint: str) -> None:
-    """Put this CloudFormation in moto's place. Call it before the server, whose address it takes, starts."""
-    api_model.install(endpoint)
+def install(endpoint: str, credentials: Credentials) -> None:
+    """Put this CloudFormation in moto's place. Call it before the server starts, which it will send requests to."""
+    api_model.install(endpoint, credentials)
     iam_models.install()
     s3_models.install()
     responses.install()

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from infra.emulator import CREDENTIALS
 from infra.emulator.containers.executor import ContainerRun
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.functions.function import Function
@@ -122,7 +121,7 @@ def _identity(function: Function) -> Mapping[str, Any]:
 
 def _variables(function: Function) -> dict[str, str]:
     return {
-        **CREDENTIALS,
+        **function.credentials.environment,
         "AWS_REGION": function.region,
         "AWS_DEFAULT_REGION": function.region,
         "AWS_ENDPOINT_URL": function.endpoint,

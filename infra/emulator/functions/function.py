@@ -5,6 +5,8 @@ from typing import Any
 from moto.awslambda.exceptions import InvalidParameterValueException
 from moto.awslambda.models import LambdaBackend, LambdaFunction, lambda_backends
 
+from infra.emulator.credentials import Credentials
+
 EVENT_INVOKE_SETTINGS = ("MaximumRetryAttempts", "MaximumEventAgeInSeconds", "DestinationConfig")
 
 
@@ -13,6 +15,8 @@ class Function(LambdaFunction):
 
     endpoint: str
     """The server's own address; `service.install` sets it."""
+    credentials: Credentials
+    """The server's own; `service.install` sets them."""
 
     def __init__(self, account_id: str, spec: dict[str, Any], region: str, version: str | int = 1) -> None:
         super().__init__(account_id=account_id, spec=spec, region=region, version=version)

@@ -9,14 +9,16 @@ from moto.awslambda.exceptions import InvalidParameterValueException
 from moto.awslambda.models import EventInvokeConfig, LambdaBackend, lambda_backends
 from moto.utilities.arns import parse_arn
 
+from infra.emulator.credentials import Credentials
 from infra.emulator.functions.asynchronous import invoke_later
 from infra.emulator.functions.function import EVENT_INVOKE_SETTINGS, Function
 from infra.emulator.functions.invocation import run
 
 
-def install(endpoint: str) -> None:
+def install(endpoint: str, credentials: Credentials) -> None:
     """Have moto make functions that run. Call it before the server starts; `endpoint` is where it will answer."""
     Function.endpoint = endpoint
+    Function.credentials = credentials
     moto.awslambda.models.LambdaFunction = InvokableFunction
     LambdaBackend.put_function_event_invoke_config = _put_event_invoke_config
 

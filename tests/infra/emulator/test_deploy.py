@@ -1,6 +1,5 @@
 """The project's own stage, deployed by the real CDK CLI, seen through the AWS API."""
 
-import os
 import re
 import subprocess
 import sys
@@ -108,7 +107,7 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, t
     before = parameters(deployed_aws)
     result = subprocess.run(
         [*DEPLOY, "--endpoint", deployed_aws.endpoint],
-        env={**os.environ, "HOME": str(tmp_path), "AWS_PROFILE": "of-the-user"},
+        env={**deployed_aws.environment, "HOME": str(tmp_path), "AWS_PROFILE": "of-the-user"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -279,8 +279,10 @@ def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path,
 
 def test_only_what_runs_has_work_and_a_result(aws: EmbeddedAws) -> None:
     for what, data in (("code", None), ("next", None), ("result", b'{"payload": "1"}')):
+        token = {"Authorization": f"Bearer {aws.credentials.secret_access_key}"}
+        request = urllib.request.Request(f"{aws.endpoint}/trainyard/environments/none/{what}", data, token)
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{aws.endpoint}/trainyard/environments/none/{what}", data, timeout=10)
+            urllib.request.urlopen(request, timeout=10)
 
 
 COUNTER = """

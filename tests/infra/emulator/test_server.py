@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.error
@@ -21,12 +22,15 @@ SERVE = [sys.executable, "-m", "infra.emulator", "serve"]
 def test_state_file_says_where_it_is(fresh_aws: Any) -> None:
     state = json.loads(fresh_aws.state_file.read_text())
 
+    assert stat.S_IMODE(fresh_aws.state_file.stat().st_mode) == 0o600
     assert state == {
         "endpoint": f"http://localhost:{state['port']}",
         "port": state["port"],
         "pid": fresh_aws.process.pid,
         "executor": "process",
         "registry": None,
+        "access_key_id": fresh_aws.credentials.access_key_id,
+        "secret_access_key": fresh_aws.credentials.secret_access_key,
     }
     health = fresh_aws.health()
     assert (health["pid"], health["executor"], health["jobs"]) == (fresh_aws.process.pid, "process", {})
@@ -162,7 +166,8 @@ def test_a_model_that_breaks_fails_the_stack_and_is_on_record(fresh_aws: Any) ->
     [("GET", "/trainyard/unknown"), ("POST", "/trainyard/health"), ("POST", "/trainyard/jobs/none/reclaim")],
 )
 def test_what_is_not_there_is_not_found(embedded_aws: Any, method: str, path: str) -> None:
-    request = urllib.request.Request(f"{embedded_aws.endpoint}{path}", method=method)
+    token = {"Authorization": f"Bearer {embedded_aws.credentials.secret_access_key}"}
+    request = urllib.request.Request(f"{embedded_aws.endpoint}{path}", headers=token, method=method)
     with pytest.raises(urllib.error.HTTPError) as failure:
         urllib.request.urlopen(request, timeout=30)
 

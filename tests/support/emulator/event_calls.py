@@ -1,7 +1,6 @@
 """The calls that tests of events and functions make: queues that take them, rules, and what arrived."""
 
 import json
-import urllib.request
 import uuid
 from typing import Any
 
@@ -46,5 +45,4 @@ def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
 
 
 def inject(aws: EmbeddedAws, **event: Any) -> None:
-    request = urllib.request.Request(f"{aws.endpoint}/trainyard/events", json.dumps(event).encode(), method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
+    aws.post("/trainyard/events", event)
