@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,8 @@ def find_cli() -> str:
 def environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:
     """Return the environment of the CLI, the app and jsii. `scratch` is a folder that goes away when they are done."""
     node = find_node()
+    temporary = scratch / "tmp"
+    temporary.mkdir(exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
     return {
         **kept,
@@ -72,6 +75,8 @@ def environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> di
         "no_proxy": "localhost,127.0.0.1",
         # The CLI and the library keep caches there, and the CLI reads the user's own settings from it.
         "HOME": str(scratch),
+        # jsii and the CLI leave folders there when they are killed.
+        "TMPDIR": str(temporary),
         "CDK_DISABLE_CLI_TELEMETRY": "true",
         "CDK_DISABLE_VERSION_CHECK": "1",
         # The library's own check of the templates takes half of a synthesis. `cdk synth` and `cdk deploy` make it; the
@@ -126,4 +131,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_AFTER_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)  # the app may outlive the CLI
+        process.wait()
+        until = time.monotonic() + _KILL_AFTER_SECONDS
+        while time.monotonic() < until:  # none may write any more to what is now removed
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
     process.wait()

@@ -59,6 +59,7 @@ def serve(
 
         from infra.emulator import access, batch, cloudformation, ecr, events, functions, notifications
         from infra.emulator.application import Application
+        from infra.emulator.containers import process_executor
 
         endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
         functions.check_settings()
@@ -70,6 +71,7 @@ def serve(
         cloudformation.install(endpoint, credentials)
         if registry:
             ecr.install(registry)
+        process_executor.adopt_orphans()
         batch.install(executor, credentials=credentials, registry=registry)
         server = make_server(
             "127.0.0.1",

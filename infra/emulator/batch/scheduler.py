@@ -23,6 +23,9 @@ from infra.emulator.batch.retry import should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
+MAX_TASKS = 32
+"""Tasks that run on this machine at once, each with a process and three threads. What comes after waits, as for an
+instance."""
 _SHUTDOWN_SECONDS = 20
 
 
@@ -190,6 +193,9 @@ class Scheduler:
         )
 
     def _find_room(self, job: Job) -> ComputeEnvironment | None:
+        running = sum(len(attempt.job.nodes) or 1 for attempt in self._attempts.values())
+        if running and running + (len(job.nodes) or 1) > MAX_TASKS:
+            return None
         for environment in job.submission.queue.environments:
             fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
             # On Spot a multi-node job waits for ever, as it does on AWS.

@@ -7,6 +7,7 @@ up after as those of Batch jobs are.
 import base64
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,10 +27,13 @@ END_OF_OUTPUT = b"\0end of an invocation's output\0"
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _STOP_SECONDS = 10
 
-_lock = threading.Lock()
+_changed = threading.Condition()
+"""Guards what follows, and tells when there is something new in `_warm`."""
 _all: dict[str, "Environment"] = {}
 _warm: list["Environment"] = []
 """The one that waits longest comes first."""
+_clocks: list[threading.Thread] = []
+"""The one thread that ends what has waited too long, once there is something to end."""
 _closed = threading.Event()
 
 
@@ -59,13 +63,13 @@ def take(function: Function) -> "Environment":
     Raises CannotStartError, ConfigurationError.
     """
     identity = _identity(function)
-    with _lock:
+    with _changed:
         for environment in reversed(_warm):
             if environment.is_alive and environment.identity == identity:
                 _warm.remove(environment)
                 return environment
     environment = Environment(function, identity)
-    with _lock:
+    with _changed:
         _all[environment.id] = environment
     environment.start()
     if _closed.is_set():
@@ -74,20 +78,22 @@ def take(function: Function) -> "Environment":
 
 
 def give_back(environment: "Environment") -> None:
-    """It has nothing to do: keep it for a while."""
-    with _lock:
+    """Keep an environment that has nothing to do for a while."""
+    with _changed:
+        environment.waits_since = time.monotonic()
         _warm.append(environment)
         surplus = _warm.pop(0) if len(_warm) > MAX_WARM or _closed.is_set() else None
+        if not _clocks:
+            _clocks.append(threading.Thread(target=_end_cold, name="warm-environments", daemon=True))
+            _clocks[0].start()
+        _changed.notify_all()
     if surplus is not None:
         surplus.kill()
-    clock = threading.Timer(WARM_SECONDS, _expire, (environment, environment.served_count))
-    clock.daemon = True
-    clock.start()
 
 
 def find(environment_id: str) -> "Environment":
     """Raises NoSuchEnvironmentError."""
-    with _lock:
+    with _changed:
         environment = _all.get(environment_id)
     if environment is None:
         raise NoSuchEnvironmentError(f"no environment {environment_id} is alive")
@@ -97,21 +103,25 @@ def find(environment_id: str) -> "Environment":
 def close() -> None:
     """End all, and whatever is taken from now on; returns when they are gone."""
     _closed.set()
-    with _lock:
+    with _changed:
         environments = list(_all.values())
         _warm.clear()
+        _changed.notify_all()
     for environment in environments:
         environment.kill()
     for environment in environments:
         environment.join(_STOP_SECONDS)
 
 
-def _expire(environment: "Environment", served_count: int) -> None:
-    with _lock:
-        if environment not in _warm or environment.served_count != served_count:
-            return  # it has been taken since
-        _warm.remove(environment)
-    environment.kill()
+def _end_cold() -> None:
+    """End each environment that has waited long enough; one thread does so for all."""
+    with _changed:
+        while not _closed.is_set():
+            left = _warm[0].waits_since + WARM_SECONDS - time.monotonic() if _warm else None
+            if left is None or left > 0:
+                _changed.wait(left)
+            else:
+                _warm.pop(0).kill()
 
 
 def _identity(function: Function) -> Mapping[str, Any]:
@@ -143,7 +153,7 @@ class Environment:
     def __init__(self, function: Function, identity: Mapping[str, Any]) -> None:
         self.id = str(uuid.uuid4())
         self.identity = identity
-        self.served_count = 0
+        self.waits_since = 0.0
         self._function = function
         self._code = function.code_bytes
         self._served: Served | None = None
@@ -172,7 +182,7 @@ class Environment:
         try:
             self._handle = ProcessExecutor().start(run)
         except Exception:
-            with _lock:
+            with _changed:
                 del _all[self.id]
             raise
         self._thread.start()
@@ -180,7 +190,6 @@ class Environment:
     def serve(self, served: Served) -> None:
         """Hand over an invocation, whose `on_over` tells of the end."""
         with self._changed:
-            self.served_count += 1
             self._served = served
             self._is_waiting = True
             self._changed.notify_all()
@@ -219,7 +228,7 @@ class Environment:
     def _watch(self) -> None:
         code = self._handle.wait().code
         self._deliver(self._held_back)
-        with _lock:
+        with _changed:
             del _all[self.id]
             if self in _warm:
                 _warm.remove(self)

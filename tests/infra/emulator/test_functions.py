@@ -277,6 +277,24 @@ def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path,
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
+def test_many_invocations_take_a_bounded_number_of_threads(aws: EmbeddedAws) -> None:
+    server = psutil.Process(aws.process.pid)
+    quick = function(aws, "def handler(event, context): pass")
+    failing = function(aws, "def handler(event, context): raise ValueError")
+    for number in range(60):
+        invoke(aws, failing if number % 3 == 0 else quick, InvocationType="Event")
+    most = server.num_threads()
+
+    def all_started() -> bool | None:
+        nonlocal most
+        most = max(most, server.num_threads())
+        lines = [line for name in (quick, failing) for line in log_lines(aws, f"/aws/lambda/{name}")]
+        return sum(line.startswith("END") for line in lines) == 40 + 20 * 3 or None
+
+    until(all_started, "all of them and all their retries have run")
+    assert most < 60
+
+
 def test_only_what_runs_has_work_and_a_result(aws: EmbeddedAws) -> None:
     for what, data in (("code", None), ("next", None), ("result", b'{"payload": "1"}')):
         token = {"Authorization": f"Bearer {aws.credentials.secret_access_key}"}

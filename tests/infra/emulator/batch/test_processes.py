@@ -7,9 +7,10 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.embedded_aws import run_embedded_aws
-from tests.support.emulator.batch_calls import Batch, prepare, until
+from tests.support.emulator.batch_calls import ENDED, Batch, prepare, until
 
 DETACHED = """
 import os, signal, subprocess, sys, time
@@ -85,6 +86,38 @@ def test_what_a_job_started_is_killed_with_it(batch: Batch, tmp_path: Path) -> N
     batch.client.terminate_job(jobId=job_id, reason="enough")
     assert batch.ended(job_id)["status"] == "FAILED"
     assert marked(marker) == []
+
+
+KILLS_INIT = """
+import os, signal, subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+os.kill(os.getppid(), signal.SIGKILL)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+"""
+"""A job that kills its init process, with children in sessions of their own before and after that."""
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "kill -9 $PPID; sleep 1002"), ("python", "-c", KILLS_INIT)])
+def test_a_job_that_kills_its_init_process_leaves_nothing(batch: Batch, command: tuple[str, ...]) -> None:
+    marker = uuid.uuid4().hex
+    definition, queue = batch.definition(*command), batch.queue()
+    overrides = {"environment": [{"name": "MARKER", "value": marker}]}
+    # As a first act it may come before the init process has told that the command runs: so more than once.
+    jobs = [batch.submit(definition, queue, containerOverrides=overrides) for _ in range(8)]
+    for job_id in jobs:
+        assert batch.ended(job_id)["container"]["exitCode"] == 137
+    assert marked(marker) == []
+
+
+def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> None:
+    server = psutil.Process(batch.aws.process.pid)
+    definition, queue = batch.definition("sleep", "0.5"), batch.queue(batch.environment(max_vcpus=1000))
+    jobs = [batch.submit(definition, queue) for _ in range(100)]
+    most = 0
+    while any(batch.job(job_id)["status"] not in ENDED for job_id in jobs[-1:]):
+        most = max(most, server.num_threads())
+    assert {batch.ended(job_id)["status"] for job_id in jobs} == {"SUCCEEDED"}
+    assert most < 150
 
 
 def test_a_job_cannot_hold_up_its_end_with_an_open_log(batch: Batch) -> None:
