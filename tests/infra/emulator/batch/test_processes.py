@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.embedded_aws import run_embedded_aws
-from tests.support.emulator.batch_calls import ENDED, Batch, prepare, until
+from tests.support.emulator.batch_calls import Batch, prepare, until
 
 DETACHED = """
 import os, signal, subprocess, sys, time
@@ -110,14 +110,19 @@ def test_a_job_that_kills_its_init_process_leaves_nothing(batch: Batch, command:
 
 
 def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> None:
-    server = psutil.Process(batch.aws.process.pid)
-    definition, queue = batch.definition("sleep", "0.5"), batch.queue(batch.environment(max_vcpus=1000))
-    jobs = [batch.submit(definition, queue) for _ in range(100)]
-    most = 0
-    while any(batch.job(job_id)["status"] not in ENDED for job_id in jobs[-1:]):
-        most = max(most, server.num_threads())
-    assert {batch.ended(job_id)["status"] for job_id in jobs} == {"SUCCEEDED"}
-    assert most < 150
+    definition, queue = batch.definition("sleep", "600"), batch.queue(batch.environment(max_vcpus=1000))
+    parent = batch.submit(definition, queue, arrayProperties={"size": 60})
+
+    def started() -> dict[str, int] | None:
+        states: dict[str, int] = batch.job(parent)["arrayProperties"]["statusSummary"]
+        return states if states.get("RUNNING", 0) >= 32 and not states.get("STARTING") else None
+
+    states = until(started, "all that may run at once do")
+    threads = psutil.Process(batch.aws.process.pid).num_threads()
+    batch.client.terminate_job(jobId=parent, reason="enough")
+    assert batch.ended(parent)["status"] == "FAILED"
+    assert states["RUNNABLE"] == 60 - 32
+    assert threads < 130
 
 
 def test_a_job_cannot_hold_up_its_end_with_an_open_log(batch: Batch) -> None:
