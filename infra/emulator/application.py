@@ -63,7 +63,7 @@ class Application:
         return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
-        """What GET /trainyard/health answers."""
+        """Return what GET /trainyard/health answers."""
         return {
             "executor": self._executor,
             "pid": os.getpid(),
@@ -108,7 +108,7 @@ def _inject_event(event: Any) -> Response:
 
 
 def _answer_function(method: str, environment_id: str, what: str, environ: Mapping[str, Any]) -> Response:
-    """To the process of a function: what it is to do, and thanks for what it did."""
+    """Tell the process of a function what it is to do, and take what it did."""
     try:
         environment = functions.find_environment(environment_id)
         if (method, what) == ("GET", "code"):
@@ -133,7 +133,7 @@ def _body(environ: Mapping[str, Any]) -> Any:
 
 
 def _operation(environ: dict[str, Any]) -> str:
-    """What was asked for, as its client would name it: `cloudformation:CreateStack`, `s3:PUT`."""
+    """Name what was asked for as its client would: `cloudformation:CreateStack`, `s3:PUT`."""
     scope = _CREDENTIAL_SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service = scope[1] if scope else "unsigned"
     target = environ.get("HTTP_X_AMZ_TARGET")

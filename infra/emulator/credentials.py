@@ -37,7 +37,7 @@ class Credentials:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client's environment needs besides AWS_ENDPOINT_URL."""
+        """Return what a client's environment needs besides AWS_ENDPOINT_URL."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key_id,
             "AWS_SECRET_ACCESS_KEY": self.secret_access_key,

@@ -126,7 +126,7 @@ _PROGRESS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def _progress(line: str) -> str | None:
-    """What a line of the CLI's tells whoever waits, if anything; it writes several for each resource."""
+    """Return what a line of the CLI's tells whoever waits, if anything; it writes several for each resource."""
     for pattern, text in _PROGRESS:
         match = pattern.search(line)
         if match:
@@ -140,7 +140,7 @@ def _say(text: str) -> None:
 
 
 def _is_bootstrapped(endpoint: str, credentials: Credentials) -> bool:
-    """Raise ConfigurationError where the server does not know the credentials."""
+    """Ask whether the CDK knows the account. Raises ConfigurationError on credentials that the server does not know."""
     try:
         client("ssm", endpoint, credentials).get_parameter(Name=BOOTSTRAP_PARAMETER)
     except ClientError as error:
@@ -155,7 +155,7 @@ def _is_bootstrapped(endpoint: str, credentials: Credentials) -> bool:
 
 
 def _health(endpoint: str) -> dict[str, Any]:
-    """Raises ConfigurationError where no embedded AWS answers."""
+    """Ask the server for its health. Raises ConfigurationError where no embedded AWS answers."""
     try:
         with urllib.request.urlopen(f"{endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - http, ours
             health: dict[str, Any] = json.load(answer)

@@ -44,7 +44,7 @@ class Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What points boto3, the AWS CLI and the CDK CLI at it. The credentials are a secret, new for each server."""
+        """Return what points boto3, the AWS CLI and the CDK CLI at it. The access key is a secret, new each time."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key_id,
@@ -54,7 +54,7 @@ class Server:
 
 
 def running(state_file: Path) -> Server | None:
-    """The server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
+    """Return the server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
 
     Raises ConfigurationError where its process is there and keeps silent: it may still run jobs.
     """
@@ -80,7 +80,7 @@ def running(state_file: Path) -> Server | None:
 
 
 def health(server: Server) -> dict[str, Any] | None:
-    """What the server says of itself; None where it does not answer."""
+    """Return what the server says of itself; None where it does not answer."""
     try:
         return _ask(server)
     except TimeoutError:
@@ -88,7 +88,7 @@ def health(server: Server) -> dict[str, Any] | None:
 
 
 def _ask(server: Server) -> dict[str, Any] | None:
-    """None where nothing listens, or something else does. Raises TimeoutError where what listens keeps silent."""
+    """Ask for the server's health; None where it is not there. Raises TimeoutError where what listens keeps silent."""
     url = f"{server.endpoint}/trainyard/health"
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_SECONDS) as answer:  # noqa: S310 - loopback
@@ -190,7 +190,7 @@ def started(
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Process]:
-    """A process that runs on after the block, unless that is interrupted or fails: then all that it started ends too.
+    """Start a process that runs on after the block, unless that is interrupted: then all that it started ends too.
 
     It leads a group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
     """
@@ -254,7 +254,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _last_words(log_file: Path) -> tuple[str, str]:
-    """The error and the next step that an ended server's log names, each empty where it names none."""
+    """Return the error and the next step that an ended server's log names, each empty where it names none."""
     found = {"error": "", "next": ""}
     for line in log_file.read_text(errors="replace").splitlines():
         label, _, text = line.partition(": ")

@@ -44,7 +44,7 @@ def shutdown() -> None:
 
 
 def job_counts() -> dict[str, int]:
-    """How many jobs are in each state, where there are any; the nodes of multi-node jobs are not counted."""
+    """Count the jobs in each state, where there are any; the nodes of multi-node jobs are not counted."""
     counts: Counter[str] = Counter()
     for backend in _backends():
         with backend.scheduler.lock:

@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayPosition:
-    """Which child of an array job it is."""
+    """The place of a child in its array job."""
 
     index: int
     size: int
@@ -32,7 +32,7 @@ class ArrayPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePosition:
-    """Which node of a multi-node job it is."""
+    """The place of a node in its multi-node job."""
 
     index: int
     count: int
@@ -52,7 +52,7 @@ def container_environment(
     array: ArrayPosition | None,
     node: NodePosition | None,
 ) -> dict[str, str]:
-    """All of them: `own` (of definition and submission), what an instance role and its SDK find, and Batch's."""
+    """Return all variables: `own` (of definition and submission), an instance role's and its SDK's, and Batch's."""
     variables = {
         **credentials.environment,
         "AWS_REGION": region,

@@ -52,7 +52,7 @@ def time_limit_scale() -> float:
 
 
 def check_settings() -> None:
-    """Raises ConfigurationError where one of the variables is no number."""
+    """Raise ConfigurationError where one of the variables is no number."""
     time_limit_scale()
     stop_timeout_seconds()
     minimum_timeout_seconds()

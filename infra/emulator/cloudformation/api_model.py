@@ -58,7 +58,7 @@ class ApiResource:
         self.model.remove(Api(self.model.service, AccountRegion(account_id, region)), self)
 
     def get_cfn_attribute(self, attribute: str) -> Any:
-        """Raises NotImplementedError on an attribute that the type does not have."""
+        """Answer Fn::GetAtt. Raises NotImplementedError on an attribute that the type does not have."""
         if attribute not in self.attributes:
             raise NotImplementedError(attribute)
         return self.attributes[attribute]

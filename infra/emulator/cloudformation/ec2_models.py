@@ -33,7 +33,7 @@ class SecurityGroup(ChangeableModel):
 
     @classmethod
     def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
-        """In place: the rules of the template, and those of separate resources, which stay."""
+        """Change it in place: the rules of the template, and not those of separate resources, which stay."""
         del name
         ec2 = _ec2(place)
         group = resource

@@ -118,7 +118,7 @@ def create(resource_type: str, logical_id: str, properties: Mapping[str, Any], p
 
 
 def must_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether another resource has to take its place: nothing here can change one, and the names leave room for two."""
+    """Say whether another resource must take its place: nothing here can change it, and there is a name for two."""
     model = find_model(resource_type)
     if isinstance(resource, UnprovenResource) or model is None:
         return False
@@ -129,7 +129,7 @@ def must_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new:
 
 
 def will_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a change makes another resource of it, here or in its own service: what a change set tells beforehand."""
+    """Say whether a change makes another resource, here or in its own service: what a change set tells beforehand."""
     model = find_model(resource_type)
     if isinstance(resource, UnprovenResource) or model is None:
         return False
@@ -142,7 +142,7 @@ def will_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new:
 
 
 def makes_revisions(resource: Any) -> bool:
-    """Whether each change of it gives it another id, although it is not replaced."""
+    """Say whether each change of it gives it another id, although it is not replaced."""
     return bool(getattr(resource, "makes_revisions", False))
 
 
@@ -212,7 +212,7 @@ def delete(
 
 
 def attribute(resource: Any, resource_type: str, logical_id: str, name: str) -> Any:
-    """What Fn::GetAtt gives. Raises TemplateError where there is no such attribute."""
+    """Return what Fn::GetAtt gives. Raises TemplateError where there is no such attribute."""
     try:
         value = resource.get_cfn_attribute(name)
     except (AttributeError, NotImplementedError, UnformattedGetAttTemplateException):

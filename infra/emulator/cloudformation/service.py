@@ -194,7 +194,7 @@ class StackService:
         return change_set
 
     def change_set(self, name_or_id: str, stack_name: str | None) -> ChangeSet:
-        """By ARN, or by the name it has among its own stack's. Raises ChangeSetNotFoundError."""
+        """Find a change set by ARN, or by its name among its own stack's. Raises ChangeSetNotFoundError."""
         for item in self.change_sets.values():
             if name_or_id == item.change_set_id or (
                 name_or_id == item.name and stack_name in (item.stack.name, item.stack.stack_id)
@@ -249,7 +249,7 @@ class StackService:
         stack.client_request_token = submission.client_request_token
 
     def _parameters(self, stack: Stack, submission: Submission, body: str | None = None) -> dict[str, str]:
-        """Raises ValidationError where one should be as before, and there was none."""
+        """Return the values of all parameters. Raises ValidationError where one should be as before and there was none."""
         values = {}
         for parameter in submission.parameters:
             key = parameter["ParameterKey"]

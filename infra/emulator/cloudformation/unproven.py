@@ -23,7 +23,7 @@ ARN_AS_REF = frozenset(
 
 
 class UnprovenResource:
-    """What is known of such a resource: its type, name and properties."""
+    """A resource on record: its type, name and properties."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class DockerExecutor:
         self._remove_leftovers()
 
     def start(self, run: ContainerRun) -> "DockerHandle":
-        """Raises CannotStartError with ECS's words: CannotPullContainerError, CannotStartContainerError."""
+        """Start a container. Raises CannotStartError in ECS's words: CannotPullContainerError and the like."""
         image = self._ensure_image(run.properties["image"])
         options = _host_options(run)
         try:
@@ -79,7 +79,7 @@ class DockerExecutor:
         return container
 
     def _ensure_image(self, image: str) -> str:
-        """The name by which the engine has it now."""
+        """Return the name by which the engine has the image now."""
         in_ecr = is_in_ecr(image)
         if in_ecr and self._registry:
             image = in_registry(image, self._registry)
@@ -192,7 +192,7 @@ def _engine_host() -> str:
 
 
 def check_host_network(info: Mapping[str, Any]) -> None:
-    """Whether a container on the host's network finds the embedded AWS there. `info` is what `docker info` says.
+    """Check that a container on the host's network finds the embedded AWS there; `info` is what `docker info` says.
 
     Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
     """

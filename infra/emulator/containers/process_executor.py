@@ -90,7 +90,7 @@ class ProcessExecutor:
             )
 
     def start(self, run: ContainerRun) -> "ProcessHandle":
-        """Raises CannotStartError with Docker's words where the command does not exist or may not run."""
+        """Start a container. Raises CannotStartError in Docker's words where no command is there or may run."""
         if not run.command:
             raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
         directory = Path(tempfile.mkdtemp(prefix="trainyard-job-"))
@@ -128,7 +128,7 @@ class ProcessExecutor:
 
 
 def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
-    """What stands in for the environment that an image sets."""
+    """Return what stands in for the environment that an image sets."""
     passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
     search_path = server_environment.get("PATH", os.defpath)
     passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"

@@ -35,7 +35,7 @@ _STOP_SECONDS = 10
 
 @dataclass(order=True, kw_only=True)
 class _Invocation:
-    """One that waits for its turn."""
+    """An invocation that waits for its turn."""
 
     due: float
     """When it may begin, by the monotonic clock."""
@@ -56,7 +56,7 @@ _stopping = threading.Event()
 
 
 def check_settings() -> None:
-    """Raises ConfigurationError where the variable is no number of seconds."""
+    """Raise ConfigurationError where the variable is no number of seconds."""
     _retry_seconds()
 
 

@@ -53,7 +53,7 @@ class OnlyWhatLambdaHas:
 
 
 class Context:
-    """What a handler gets as its second argument."""
+    """The second argument of a handler."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self.aws_request_id: str = work["request_id"]

@@ -45,16 +45,16 @@ class Served(Protocol):
     """An invocation, as its environment knows it."""
 
     def work(self) -> dict[str, Any]:
-        """What the process is to do: it takes it up now."""
+        """Return what the process is to do: it takes it up now."""
 
     def on_output(self, output: bytes) -> None:
-        """A piece of what the process wrote meanwhile."""
+        """Take a piece of what the process wrote meanwhile."""
 
     def on_result(self, payload: str, *, failed: bool) -> None:
-        """What the handler returned or raised, as JSON."""
+        """Take what the handler returned or raised, as JSON."""
 
     def on_over(self, exit_code: int | None) -> None:
-        """All output was delivered. `exit_code`: of the process, where it has ended."""
+        """Hear that all output was delivered. `exit_code` is the process's, where it has ended."""
 
 
 def take(function: Function) -> "Environment":
@@ -92,7 +92,7 @@ def give_back(environment: "Environment") -> None:
 
 
 def find(environment_id: str) -> "Environment":
-    """Raises NoSuchEnvironmentError."""
+    """Find a living environment by its id. Raises NoSuchEnvironmentError."""
     with _changed:
         environment = _all.get(environment_id)
     if environment is None:
@@ -125,7 +125,7 @@ def _end_cold() -> None:
 
 
 def _identity(function: Function) -> Mapping[str, Any]:
-    """What an environment was made from; another may not serve the function any more."""
+    """Return what an environment is made from; made from anything else it may not serve the function any more."""
     return {"arn": function.function_arn, "code": function.code_sha_256, "variables": _variables(function)}
 
 
@@ -148,7 +148,7 @@ def _variables(function: Function) -> dict[str, str]:
 
 
 class Environment:
-    """One process, from its start to its end."""
+    """A process that serves one function, from its start to its end."""
 
     def __init__(self, function: Function, identity: Mapping[str, Any]) -> None:
         self.id = str(uuid.uuid4())
@@ -168,7 +168,7 @@ class Environment:
         return self._exit_code is None
 
     def start(self) -> None:
-        """Raises CannotStartError, ConfigurationError."""
+        """Start the process. Raises CannotStartError, ConfigurationError."""
         url = f"{self._function.endpoint}/trainyard/environments/{self.id}"
         run = ContainerRun(
             name=f"trainyard-function-{self.id}",
@@ -197,13 +197,13 @@ class Environment:
             self._over(self._exit_code)
 
     def code(self) -> dict[str, str]:
-        """What the process asks for first. It gets it once an invocation is there to hear what modules print."""
+        """Return what the process asks for first, once an invocation is there to hear what modules print."""
         with self._changed:
             self._changed.wait_for(lambda: self._served is not None or not self.is_alive)
         return {"code": base64.b64encode(self._code).decode(), "handler": str(self._function.handler)}
 
     def next_work(self) -> dict[str, Any] | None:
-        """What it asks for then, and after each result: waits for an invocation. None: there will be no more."""
+        """Wait for an invocation; the process asks for it then and after each result. None: there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_waiting or not self.is_alive)
             served = self._served
@@ -211,7 +211,7 @@ class Environment:
         return None if served is None else served.work()
 
     def result(self, payload: str, *, failed: bool) -> None:
-        """What the process says of the invocation. Raises NoSuchEnvironmentError where it has none."""
+        """Take what the process says of the invocation. Raises NoSuchEnvironmentError where it has none."""
         served = self._served
         if served is None:
             raise NoSuchEnvironmentError(f"environment {self.id} serves no invocation")
@@ -248,7 +248,7 @@ class Environment:
         self._held_back = rest[whole:]
 
     def _deliver(self, output: bytes) -> None:
-        """What is written between two invocations is nobody's."""
+        """Hand on what was written during an invocation; between two, it is nobody's."""
         if output and self._served is not None:
             self._served.on_output(output)
 

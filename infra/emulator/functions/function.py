@@ -41,12 +41,12 @@ class Function(LambdaFunction):
 
     @property
     def invoke_config(self) -> dict[str, Any]:
-        """How asynchronous invocations are tried again, and where their results go."""
+        """Return how asynchronous invocations are tried again, and where their results go."""
         return self.event_invoke_config[0].config if self.event_invoke_config else {}
 
     @property
     def why_it_cannot_run(self) -> str | None:
-        """What stands in the way of running it here; None where nothing does."""
+        """Say what stands in the way of running it here; None where nothing does."""
         if self.package_type != "Zip":
             return "the embedded AWS runs functions from zip files only, not from container images"
         if not str(self.run_time).startswith("python"):

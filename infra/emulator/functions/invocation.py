@@ -47,7 +47,7 @@ def run(function: Function, event: str, *, request_id: str | None = None) -> Out
 
 
 class _Invocation:
-    """One run, as its environment serves it (environment.Served)."""
+    """One run of a function, as its environment serves it (environment.Served)."""
 
     def __init__(self, function: Function, event: str, request_id: str) -> None:
         self._function = function

@@ -56,7 +56,7 @@ class InvokableFunction(Function):
 
 
 def _put_event_invoke_config(backend: Any, function_name: str, config: dict[str, Any]) -> Any:
-    """There is one configuration; moto adds another and goes on with the first."""
+    """Put the one configuration that there is; moto adds another and goes on with the first."""
     function = backend.get_function(function_name)
     settings = {name: config[name] for name in EVENT_INVOKE_SETTINGS if name in config}
     invoke_config = EventInvokeConfig(function.function_arn, function.last_modified, settings)

@@ -41,7 +41,7 @@ def zipped(source: str, **files: str) -> bytes:
 
 
 def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = None, **more: Any) -> str:
-    """A function's name."""
+    """Make a function; return its name."""
     iam = aws.client("iam")
     role = iam.create_role(RoleName=f"role-{uuid.uuid4().hex[:8]}", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     name = f"function-{uuid.uuid4().hex[:8]}"
@@ -53,7 +53,7 @@ def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = No
 
 
 def invoke(aws: EmbeddedAws, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """The result, and the rest of the answer."""
+    """Invoke a function; return the result, and the rest of the answer."""
     answer = aws.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event), **more)
     return json.loads(answer.pop("Payload").read() or "null"), answer
 

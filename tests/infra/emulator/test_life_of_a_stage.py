@@ -60,7 +60,7 @@ app.synth()
 
 @dataclass(frozen=True)
 class Seen:
-    """What is there at one moment."""
+    """The account at one moment."""
 
     environments: Mapping[str, Mapping[str, Any]]
     """Compute resources by ARN."""
@@ -108,7 +108,7 @@ class Account:
         return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
     def states(self) -> set[str]:
-        """Of the stage's compute environments."""
+        """Return the states of the stage's compute environments."""
         found = self.aws.client("batch").describe_compute_environments()["computeEnvironments"]
         return {one["state"] for one in found if "prod" not in one["computeEnvironmentArn"]}
 

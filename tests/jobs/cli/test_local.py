@@ -88,7 +88,7 @@ def test_env_hands_out_credentials_that_only_their_owner_can_read(
     assert f"export AWS_ACCESS_KEY_ID={up['access_key_id']}" in lines
     assert f"export AWS_SECRET_ACCESS_KEY={up['secret_access_key']}" in lines
     key = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    refused = trainyard("ls", environment={**key, "AWS_ENDPOINT_URL": str(up["endpoint"])})
+    refused = trainyard("list", environment={**key, "AWS_ENDPOINT_URL": str(up["endpoint"])})
     assert refused.returncode == 3
     assert 'eval "$(trainyard local env)"' in refused.stderr
 

@@ -11,7 +11,7 @@ Event = dict[str, Any]
 
 
 def queue_of(aws: EmbeddedAws, service: str = "events.amazonaws.com") -> tuple[str, str]:
-    """URL and ARN of a queue that a service may write to."""
+    """Make a queue that a service may write to; return its URL and ARN."""
     sqs = aws.client("sqs")
     url = sqs.create_queue(QueueName=f"queue-{uuid.uuid4().hex[:8]}")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -33,7 +33,7 @@ def rule(aws: EmbeddedAws, pattern: Any, *targets: dict[str, Any], **more: Any) 
 
 
 def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
-    """As many messages as that, in the order of arrival."""
+    """Receive as many messages as that, in the order of arrival."""
     found: list[Event] = []
 
     def look() -> list[Event] | None:

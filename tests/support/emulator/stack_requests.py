@@ -48,7 +48,7 @@ def resources_of(clients: Clients, name: str) -> dict[str, dict[str, Any]]:
 
 
 def change_set(clients: Clients, stack: str, kind: str, body: str) -> None:
-    """As the CDK CLI does it: under the same name for every stack."""
+    """Make and execute a change set as the CDK CLI does: under the same name for every stack."""
     cloudformation = clients("cloudformation")
     cloudformation.create_change_set(
         StackName=stack, ChangeSetName="cdk-deploy-change-set", ChangeSetType=kind, TemplateBody=body

@@ -52,7 +52,7 @@ for number in range(2):
 
 
 def marked(marker: str) -> list[psutil.Process]:
-    """All processes with the marker in their environment."""
+    """Return all processes with the marker in their environment."""
     return [process for process in psutil.process_iter() if _environment(process).get("MARKER") == marker]
 
 
