@@ -249,7 +249,7 @@ class StackService:
         stack.client_request_token = submission.client_request_token
 
     def _parameters(self, stack: Stack, submission: Submission, body: str | None = None) -> dict[str, str]:
-        """Return the values of all parameters. Raises ValidationError where one should be as before and there was none."""
+        """Return the values of all parameters. Raises ValidationError on one that should be as before and never was."""
         values = {}
         for parameter in submission.parameters:
             key = parameter["ParameterKey"]
