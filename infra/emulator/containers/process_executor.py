@@ -90,7 +90,7 @@ class ProcessExecutor:
             )
 
     def start(self, run: ContainerRun) -> "ProcessHandle":
-        """Start a container. Raises CannotStartError in Docker's words where no command is there or may run."""
+        """Start a container. Raises CannotStartError, as Docker words it, on a command that cannot be run."""
         if not run.command:
             raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
         directory = Path(tempfile.mkdtemp(prefix="trainyard-job-"))
