@@ -63,6 +63,11 @@ def running(state_file: Path) -> Server | None:
         server = Server(**state)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise ConfigurationError(
+            f"{state_file} holds the credentials of another user's embedded AWS",
+            next_step="name another with --state-file",
+        ) from None
     except (ValueError, TypeError):
         raise ConfigurationError(
             f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
