@@ -100,7 +100,7 @@ def _access_key_id(environ: Mapping[str, Any]) -> str:
     """Return the key that a request names: in its header, or in its address where that was signed beforehand."""
     signed = _SIGNED_WITH.match(environ.get("HTTP_AUTHORIZATION", ""))
     if signed:
-        return signed[1] or signed[2]
+        return str(signed[1] or signed[2])
     query = parse_qs(environ.get("QUERY_STRING", ""))
     scope = query.get("X-Amz-Credential") or query.get("AWSAccessKeyId") or [""]
     return scope[0].split("/", 1)[0]

@@ -138,7 +138,7 @@ def test_an_interrupted_deployment_leaves_no_folders_behind(
             stderr=subprocess.STDOUT,
         )
         try:
-            until(lambda: [*temporary.rglob("jsii-kernel-*")] or None, "the app runs")
+            until(lambda: [*temporary.rglob("jsii*"), *temporary.rglob("tmp?*")] or None, "the app runs")
             process.send_signal(number)
             assert process.wait(60) == 130, log.read_text()
         finally:
