@@ -69,6 +69,7 @@ def deployed_aws(embedded_aws: EmbeddedAws) -> EmbeddedAws:
     """The server with the project's stage `dev` deployed to it by the real CDK CLI."""
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint],
+        env=dict(embedded_aws.environment),
         capture_output=True,
         text=True,
         timeout=DEPLOY_SECONDS,

@@ -8,11 +8,3 @@ ACCOUNT_ID = "123456789012"
 REGION = "us-east-1"
 HOST = "localhost"
 """Clients use the name, since templates in the emulated S3 are found by it; the server binds to 127.0.0.1 only."""
-
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",  # any pair will do: nothing is checked
-    "AWS_DEFAULT_REGION": REGION,
-    "AWS_REGION": REGION,
-}
-"""What a client's environment needs besides AWS_ENDPOINT_URL."""

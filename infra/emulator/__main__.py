@@ -1,7 +1,7 @@
 """The embedded AWS and the CDK CLI against it.
 
 python -m infra.emulator serve --port 0 --state-file .trainyard/emulator.json [--executor docker --registry HOST:PORT]
-python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]
+python -m infra.emulator deploy --endpoint http://localhost:PORT [--stage dev]    (credentials: as AWS_ACCESS_KEY_ID …)
 """
 
 import argparse
@@ -10,9 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from infra.stages import loading
-from jobs.contract.errors import TrainyardError
-from jobs.contract.stage import DEFAULT_STAGE
+from infra.emulator.errors import EmulatorError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,14 +19,18 @@ def main(arguments: list[str] | None = None) -> int:
 
     serve_parser = commands.add_parser("serve", help="run the server in the foreground")
     serve_parser.add_argument("--port", type=_port, default=0, help="0, the default: any that is free")
-    serve_parser.add_argument("--state-file", type=Path, help="written once the server answers, removed at its end")
+    serve_parser.add_argument(
+        "--state-file",
+        type=Path,
+        help="gets address and credentials once the server answers; removed at its end (default: stdout)",
+    )
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
     serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")
     serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
 
     deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
     deploy_parser.add_argument("--endpoint", required=True, help="as the state file has it")
-    deploy_parser.add_argument("--stage", default=DEFAULT_STAGE)
+    deploy_parser.add_argument("--stage", help="a name in infra/settings.py; dev by default")
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
@@ -45,7 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
                 registry=options.registry,
             )
             return 0
-        loading.load()  # which the next import needs
         from infra.emulator.deploy import deploy
 
         # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return deploy(endpoint=options.endpoint, stage=options.stage)
     except KeyboardInterrupt:
         return 130
-    except TrainyardError as error:
+    except EmulatorError as error:
         sys.stderr.write(f"Error: {error}\n")
         return error.exit_code
 

@@ -15,6 +15,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.wrappers import Response
 
 from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, functions, server_errors
+from infra.emulator.access import HEALTH_PATH, Gate
+from infra.emulator.credentials import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +30,24 @@ _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 class Application:
     """Answers every request of the embedded AWS."""
 
-    def __init__(self, executor: str) -> None:
+    def __init__(self, executor: str, credentials: Credentials) -> None:
+        self._gate = Gate(credentials)
         self._aws = DomainDispatcherApplication(create_backend_app)
         self._executor = executor
         self._started_at = datetime.now(timezone.utc)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        refusal = self._gate.refusal(environ)
+        if refusal is not None:
+            logger.warning("refused %s: %s", _operation(environ), refusal.message)
+            return _failure(refusal.code, refusal.message, environ, status=403)(environ, start_response)
         path = environ.get("PATH_INFO", "")
         if path.startswith("/trainyard/"):
             return self._own(environ["REQUEST_METHOD"], path, environ)(environ, start_response)
         return self._service(environ, start_response)
 
     def _own(self, method: str, path: str, environ: Mapping[str, Any]) -> Response:
-        if (method, path) == ("GET", "/trainyard/health"):
+        if (method, path) == ("GET", HEALTH_PATH):
             return _json(self.health())
         if (method, path) == ("POST", "/trainyard/events"):
             return _inject_event(_body(environ))
@@ -56,7 +63,7 @@ class Application:
         return _json({"message": f"{method} {path}: there is {', '.join(OWN_PATHS)}"}, 404)
 
     def health(self) -> dict[str, Any]:
-        """What GET /trainyard/health answers."""
+        """Return what GET /trainyard/health answers."""
         return {
             "executor": self._executor,
             "pid": os.getpid(),
@@ -70,17 +77,19 @@ class Application:
     def _service(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path, operation = environ.get("PATH_INFO", ""), _operation(environ)
 
-        def watch(status: str, *rest: Any) -> Any:
+        def watch(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
             if status.startswith("500"):
                 server_errors.record(path, operation, status)
-            return start_response(status, *rest)
+            # moto would let the pages of every origin read its answers.
+            kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
+            return start_response(status, kept, *rest)
 
         try:
             return self._aws(environ, watch)  # type: ignore[no-any-return] # untyped
         except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
             server_errors.record_exception(path, operation, error)
             message = f"the embedded AWS failed in {operation}: {type(error).__name__}: {error}"
-            return _failure(message, environ)(environ, start_response)
+            return _failure("InternalFailure", message, environ, status=500)(environ, start_response)
 
 
 def _inject_event(event: Any) -> Response:
@@ -99,7 +108,7 @@ def _inject_event(event: Any) -> Response:
 
 
 def _answer_function(method: str, environment_id: str, what: str, environ: Mapping[str, Any]) -> Response:
-    """To the process of a function: what it is to do, and thanks for what it did."""
+    """Tell the process of a function what it is to do, and take what it did."""
     try:
         environment = functions.find_environment(environment_id)
         if (method, what) == ("GET", "code"):
@@ -124,7 +133,7 @@ def _body(environ: Mapping[str, Any]) -> Any:
 
 
 def _operation(environ: dict[str, Any]) -> str:
-    """What was asked for, as its client would name it: `cloudformation:CreateStack`, `s3:PUT`."""
+    """Name what was asked for as its client would: `cloudformation:CreateStack`, `s3:PUT`."""
     scope = _CREDENTIAL_SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     service = scope[1] if scope else "unsigned"
     target = environ.get("HTTP_X_AMZ_TARGET")
@@ -139,12 +148,12 @@ def _operation(environ: dict[str, Any]) -> str:
     return f"{service}:{action[0] if action else environ.get('REQUEST_METHOD')}"
 
 
-def _failure(message: str, environ: Mapping[str, Any]) -> Response:
-    """An answer of 500 that the client of the service can read: some speak JSON, some XML."""
+def _failure(code: str, message: str, environ: Mapping[str, Any], *, status: int) -> Response:
+    """Return an error that the client of the service can read: some speak JSON, some XML."""
     if "HTTP_X_AMZ_TARGET" in environ or "json" in environ.get("CONTENT_TYPE", ""):
-        return _json({"__type": "InternalFailure", "message": message}, status=500)
-    error = f"<Error><Code>InternalFailure</Code><Message>{escape(message)}</Message></Error>"
-    return Response(f"<ErrorResponse>{error}</ErrorResponse>", status=500, mimetype="text/xml")
+        return _json({"__type": code, "message": message}, status=status)
+    error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+    return Response(f"<ErrorResponse>{error}</ErrorResponse>", status=status, mimetype="text/xml")
 
 
 def _json(body: Mapping[str, Any], status: int = 200) -> Response:

@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from infra.emulator import CREDENTIALS
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.credentials import Credentials
+from infra.emulator.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 """Where cdk.json lies."""
@@ -57,13 +58,15 @@ def find_cli() -> str:
     )
 
 
-def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
-    """What the CLI, the app and jsii run with. `scratch`: a folder that goes away when they are done."""
+def environment(endpoint: str, credentials: Credentials, *, scratch: Path) -> dict[str, str]:
+    """Return the environment of the CLI, the app and jsii. `scratch` is a folder that goes away when they are done."""
     node = find_node()
+    temporary = scratch / "tmp"
+    temporary.mkdir(exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_"))}
     return {
         **kept,
-        **CREDENTIALS,
+        **credentials.environment,
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
@@ -72,6 +75,8 @@ def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
         "no_proxy": "localhost,127.0.0.1",
         # The CLI and the library keep caches there, and the CLI reads the user's own settings from it.
         "HOME": str(scratch),
+        # jsii and the CLI leave folders there when they are killed.
+        "TMPDIR": str(temporary),
         "CDK_DISABLE_CLI_TELEMETRY": "true",
         "CDK_DISABLE_VERSION_CHECK": "1",
         # The library's own check of the templates takes half of a synthesis. `cdk synth` and `cdk deploy` make it; the
@@ -86,15 +91,23 @@ def environment(endpoint: str, *, scratch: Path) -> dict[str, str]:
     }
 
 
-def run(arguments: Sequence[str], *, endpoint: str, scratch: Path, cwd: Path, on_line: Callable[[str], None]) -> int:
-    """Run the CLI to its end and hand over its output, line by line; its exit code.
+def run(
+    arguments: Sequence[str],
+    *,
+    endpoint: str,
+    credentials: Credentials,
+    scratch: Path,
+    cwd: Path,
+    on_line: Callable[[str], None],
+) -> int:
+    """Run the CLI to its end and hand over its output, line by line; return its exit code.
 
     Should this be interrupted, the CLI and all it started are gone before the exception goes on.
     """
     process = subprocess.Popen(
         [find_node(), find_cli(), *arguments],
         cwd=cwd,
-        env=environment(endpoint, scratch=scratch),
+        env=environment(endpoint, credentials, scratch=scratch),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -118,4 +131,9 @@ def _stop(process: subprocess.Popen[str]) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_KILL_AFTER_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)  # the app may outlive the CLI
+        process.wait()
+        until = time.monotonic() + _KILL_AFTER_SECONDS
+        while time.monotonic() < until:  # none may write any more to what is now removed
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
     process.wait()

@@ -10,6 +10,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from botocore.exceptions import ClientError
 
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
-from infra.settings import STAGES
+from infra.emulator.credentials import NEXT_STEP, Credentials
+from infra.emulator.errors import ConfigurationError, EmulatorError
+from infra.stages import loading
 from infra.stages.checks import check
-from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
+from jobs.contract.stage import DEFAULT_STAGE
 
 BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
 """Where the CDK's bootstrap stack writes its version."""
@@ -28,29 +33,32 @@ FAILURE_LINES = 30
 """How much of the CLI's output is shown where it fails: it ends with what failed, and why."""
 
 
-def deploy(*, endpoint: str, stage: str) -> int:
-    """Bootstrap where that is still to do, then deploy; the CLI's exit code. Progress goes to stderr.
+def deploy(*, endpoint: str, stage: str | None) -> int:
+    """Bootstrap where that is still to do, then deploy; return the CLI's exit code. Progress goes to stderr.
 
-    Raises UsageError for a stage that settings.py does not have, ConfigurationError where its row has mistakes, no
-    embedded AWS answers, or the CLI cannot be run.
+    Raises EmulatorError for a stage that settings.py does not have or whose row has mistakes, and where no embedded AWS
+    answers or the CLI cannot be run.
     """
-    if stage not in STAGES:
-        raise UsageError(f"infra/settings.py has no stage '{stage}'{did_you_mean(stage, STAGES)}")
-    # The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
-    check(STAGES[stage])
+    stage = stage or DEFAULT_STAGE
+    try:
+        _check_stage(stage)
+    except TrainyardError as error:
+        raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
-    ssm = client("ssm", endpoint)
+    credentials = Credentials.from_environment()
+    is_bootstrapped = _is_bootstrapped(endpoint, credentials)
+    cdk = partial(_cdk, endpoint=endpoint, credentials=credentials)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
         scratch = Path(folder)
-        if not _has_parameter(ssm, BOOTSTRAP_PARAMETER):
+        if not is_bootstrapped:
             _say("bootstrapping the account")
             # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
-            code = _cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], endpoint, scratch, cwd=scratch)
+            code = cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
                 return code
         _say(f"synthesising stage '{stage}'")
-        code = _cdk(
+        code = cdk(
             [
                 "deploy",
                 f"{stage}/*",
@@ -66,8 +74,7 @@ def deploy(*, endpoint: str, stage: str) -> int:
                 "--no-notices",
                 "--no-version-reporting",
             ],
-            endpoint,
-            scratch,
+            scratch=scratch,
             cwd=cdk_cli.ROOT,
         )
     if code:
@@ -83,8 +90,19 @@ def deploy(*, endpoint: str, stage: str) -> int:
     return 0
 
 
-def _cdk(arguments: list[str], endpoint: str, scratch: Path, *, cwd: Path) -> int:
-    """Run the CLI; what it is at on stderr, and the last it said where it fails."""
+def _check_stage(name: str) -> None:
+    """Raise TrainyardError where the settings have no such stage, or mistakes in its row.
+
+    The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
+    """
+    stages = loading.load()
+    if name not in stages:
+        raise UsageError(f"infra/settings.py has no stage '{name}'{did_you_mean(name, stages)}")
+    check(stages[name])
+
+
+def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scratch: Path, cwd: Path) -> int:
+    """Run the CLI; write to stderr what it is at, and the last it said where it fails."""
     lines: list[str] = []
 
     def on_line(line: str) -> None:
@@ -93,7 +111,7 @@ def _cdk(arguments: list[str], endpoint: str, scratch: Path, *, cwd: Path) -> in
         if progress:
             _say(progress)
 
-    code = cdk_cli.run(arguments, endpoint=endpoint, scratch=scratch, cwd=cwd, on_line=on_line)
+    code = cdk_cli.run(arguments, endpoint=endpoint, credentials=credentials, scratch=scratch, cwd=cwd, on_line=on_line)
     if code:
         sys.stderr.write("\n".join([*lines[-FAILURE_LINES:], f"cdk {arguments[0]} failed with exit code {code}\n"]))
     return code
@@ -106,7 +124,7 @@ _PROGRESS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def _progress(line: str) -> str | None:
-    """What a line of the CLI's tells whoever waits, if anything; it writes several for each resource."""
+    """Return what a line of the CLI's tells whoever waits, if anything; it writes several for each resource."""
     for pattern, text in _PROGRESS:
         match = pattern.search(line)
         if match:
@@ -119,18 +137,23 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _has_parameter(ssm: Any, name: str) -> bool:
+def _is_bootstrapped(endpoint: str, credentials: Credentials) -> bool:
+    """Ask whether the CDK knows the account. Raises ConfigurationError on credentials that the server does not know."""
     try:
-        ssm.get_parameter(Name=name)
+        client("ssm", endpoint, credentials).get_parameter(Name=BOOTSTRAP_PARAMETER)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return False
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.FORBIDDEN:
+            raise ConfigurationError(
+                f"the embedded AWS at {endpoint} does not know the credentials in this environment", next_step=NEXT_STEP
+            ) from None
         raise
     return True
 
 
 def _health(endpoint: str) -> dict[str, Any]:
-    """Raises ConfigurationError where no embedded AWS answers."""
+    """Ask the server for its health. Raises ConfigurationError where no embedded AWS answers."""
     try:
         with urllib.request.urlopen(f"{endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - http, ours
             health: dict[str, Any] = json.load(answer)

@@ -28,10 +28,10 @@ def install(registry: str) -> None:
 
 
 def is_in_ecr(image: str) -> bool:
-    """Whether an image's name says that it lies in ECR."""
+    """Say whether an image lies in ECR, by its name."""
     return bool(_ECR.match(image))
 
 
 def in_registry(image: str, registry: str) -> str:
-    """What an image that lies in ECR is called in `registry`."""
+    """Return what an image that lies in ECR is called in `registry`."""
     return _ECR.sub(f"{registry}/", image, count=1)

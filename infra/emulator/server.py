@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 
 from infra.emulator import HOST
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.credentials import Credentials
+from infra.emulator.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +57,47 @@ def serve(
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import batch, cloudformation, cloudtrail, ecr, events, functions, notifications
+        from infra.emulator import access, batch, cloudformation, ecr, events, functions, notifications
         from infra.emulator.application import Application
+        from infra.emulator.containers import process_executor
 
         endpoint = f"http://{HOST}:{listener.getsockname()[1]}"
         functions.check_settings()
-        functions.install(endpoint)
+        credentials = Credentials.random()
+        access.install()
+        functions.install(endpoint, credentials)
         notifications.install()
         events.install()
-        cloudformation.install(endpoint)
-        cloudtrail.install()
+        cloudformation.install(endpoint, credentials)
         if registry:
             ecr.install(registry)
-        batch.install(executor, registry=registry)
+        process_executor.adopt_orphans()
+        batch.install(executor, credentials=credentials, registry=registry)
         server = make_server(
             "127.0.0.1",
             0,
-            Application(executor),
+            Application(executor, credentials),
             threaded=True,
             request_handler=MotoRequestHandler,
             fd=listener.fileno(),
         )
         thread = Thread(target=server.serve_forever, args=(SHUTDOWN_POLL_SECONDS,), name="server", daemon=True)
         thread.start()
-    state = {"endpoint": endpoint, "port": server.port, "pid": os.getpid(), "executor": executor, "registry": registry}
+    state = {
+        "endpoint": endpoint,
+        "port": server.port,
+        "pid": os.getpid(),
+        "executor": executor,
+        "registry": registry,
+        "access_key_id": credentials.access_key_id,
+        "secret_access_key": credentials.secret_access_key,
+    }
     try:
         if state_file is not None:
             _write_state(state_file, state)
+        else:
+            sys.stdout.write(f"{json.dumps(state)}\n")
+            sys.stdout.flush()
         logger.info(
             "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process)", endpoint, executor
         )
@@ -119,11 +134,15 @@ def _listening(port: int) -> Iterator[Any]:
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:
-    """All of it or nothing: whoever waits for the file reads it as soon as it is there."""
+    """Write all of the file or nothing: whoever waits for it reads it as soon as it is there.
+
+    It holds the credentials, so nobody but its owner may read it.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
             whole = Path(scratch, path.name)
+            whole.touch(mode=0o600)
             whole.write_text(json.dumps(state))
             whole.replace(path)
     except OSError as error:

@@ -39,6 +39,6 @@ def record_exception(path: str, operation: str, error: BaseException) -> None:
 
 
 def recorded() -> list[dict[str, Any]]:
-    """All of them, oldest first."""
+    """Return all that is on record, the oldest first."""
     with _lock:
         return [asdict(error) for error in _errors]

@@ -20,7 +20,7 @@ class PropertyError(ServiceException):
 
 
 def to_api(service: str, operation: str, properties: Mapping[str, Any]) -> dict[str, Any]:
-    """`properties` as the request of `operation`. Raises PropertyError on what the API does not know."""
+    """Return `properties` as the request of `operation`. Raises PropertyError on what the API does not know."""
     shape = _service_model(service).operation_model(operation).input_shape
     converted: dict[str, Any] = _convert(shape, properties, "#")
     return converted

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 from urllib.error import URLError
@@ -37,31 +37,38 @@ class Server:
     port: int
     pid: int
     executor: str
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
     registry: str | None = None
     """Host and port of the container registry that stands in for ECR's."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What points boto3, the AWS CLI and the CDK CLI at it. The credentials are no secret: it accepts any."""
+        """Return what points boto3, the AWS CLI and the CDK CLI at it. The access key is a secret, new each time."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ACCESS_KEY_ID": self.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
 
 def running(state_file: Path) -> Server | None:
-    """The server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
+    """Return the server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
 
     Raises ConfigurationError where its process is there and keeps silent: it may still run jobs.
     """
     try:
         state = json.loads(state_file.read_text())
-        server = Server(state["endpoint"], state["port"], state["pid"], state["executor"], state.get("registry"))
+        server = Server(**state)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except PermissionError:
+        raise ConfigurationError(
+            f"{state_file} holds the credentials of another user's embedded AWS",
+            next_step="name another with --state-file",
+        ) from None
+    except (ValueError, TypeError):
         raise ConfigurationError(
             f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
         ) from None
@@ -78,7 +85,7 @@ def running(state_file: Path) -> Server | None:
 
 
 def health(server: Server) -> dict[str, Any] | None:
-    """What the server says of itself; None where it does not answer."""
+    """Return what the server says of itself; None where it does not answer."""
     try:
         return _ask(server)
     except TimeoutError:
@@ -86,7 +93,7 @@ def health(server: Server) -> dict[str, Any] | None:
 
 
 def _ask(server: Server) -> dict[str, Any] | None:
-    """None where nothing listens, or something else does. Raises TimeoutError where what listens keeps silent."""
+    """Ask for the server's health; None where it is not there. Raises TimeoutError where what listens keeps silent."""
     url = f"{server.endpoint}/trainyard/health"
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_SECONDS) as answer:  # noqa: S310 - loopback
@@ -148,7 +155,8 @@ def deploy(server: Server, stage: str) -> None:
     Raises UsageError for a stage that infra/settings.py does not have, ConfigurationError where it fails.
     """
     command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
-    with started(command, stdout=sys.stderr.fileno()) as process:
+    environment = {**os.environ, **server.environment}
+    with started(command, stdout=sys.stderr.fileno(), environment=environment) as process:
         code = process.wait()
     if code == UsageError.exit_code:
         raise UsageError(
@@ -158,7 +166,8 @@ def deploy(server: Server, stage: str) -> None:
     if code:
         raise ConfigurationError(
             f"stage '{stage}' could not be deployed to the embedded AWS (exit code {code}), for the reason above",
-            next_step=f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
+            next_step='eval "$(trainyard local env)" && '
+            f"python -m infra.emulator deploy --endpoint {server.endpoint} --stage {stage}",
         )
 
 
@@ -179,8 +188,14 @@ def stop(server: Server) -> None:
 
 
 @contextmanager
-def started(command: Sequence[str], *, stdout: IO[bytes] | int, stderr: int | None = None) -> Iterator[Process]:
-    """A process that runs on after the block, unless that is interrupted or fails: then all that it started ends too.
+def started(
+    command: Sequence[str],
+    *,
+    stdout: IO[bytes] | int,
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Process]:
+    """Start a process that runs on after the block, unless that is interrupted: then all that it started ends too.
 
     It leads a group of its own, so that Ctrl-C reaches this process alone and the order of ending is ours.
     """
@@ -191,7 +206,12 @@ def started(command: Sequence[str], *, stdout: IO[bytes] | int, stderr: int | No
         # An interrupt that came inside Popen would leave a process that nobody knows of: hence the handlers above.
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
             )
         finally:
             for number, handler in handlers.items():
@@ -239,7 +259,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _last_words(log_file: Path) -> tuple[str, str]:
-    """The error and the next step that an ended server's log names, each empty where it names none."""
+    """Return the error and the next step that an ended server's log names, each empty where it names none."""
     found = {"error": "", "next": ""}
     for line in log_file.read_text(errors="replace").splitlines():
         label, _, text = line.partition(": ")

@@ -17,7 +17,7 @@ def up(
     registry: str | None = None,
     deploy: bool,
 ) -> None:
-    """`trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
+    """Do `trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
     console = tables.stderr()
     server = embedded.running(state_file)
     if server:
@@ -42,7 +42,7 @@ def up(
 
 
 def down(state_file: Path) -> None:
-    """`trainyard local down`. Raises ConfigurationError where one is there and does not answer."""
+    """Do `trainyard local down`. Raises ConfigurationError where one is there and does not answer."""
     server = embedded.running(state_file)
     if server is None:
         tables.stderr().print(f"no embedded AWS runs ({state_file})")
@@ -52,7 +52,7 @@ def down(state_file: Path) -> None:
 
 
 def status(state_file: Path, *, output: str) -> None:
-    """`trainyard local status`. Raises ConfigurationError where none runs."""
+    """Do `trainyard local status`. Raises ConfigurationError where none runs."""
     server = _expect(state_file)
     health = embedded.health(server) or {}
     if output == "json":
@@ -77,7 +77,7 @@ def status(state_file: Path, *, output: str) -> None:
 
 
 def env(state_file: Path) -> None:
-    """`trainyard local env`. Raises ConfigurationError where none runs."""
+    """Do `trainyard local env`. Raises ConfigurationError where none runs."""
     _print_exports(_expect(state_file))
 
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,14 @@ class Laptop:
 
     def deploy(self) -> None:
         command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", self.aws.endpoint]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEPLOY_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            env=dict(self.aws.environment),
+            capture_output=True,
+            text=True,
+            timeout=DEPLOY_SECONDS,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
 
     def trainyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -82,9 +88,7 @@ class Laptop:
         return detail
 
     def reclaim(self, job_id: str) -> None:
-        url = f"{self.aws.endpoint}/trainyard/jobs/{job_id}/reclaim"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
-            assert json.load(answer)["reclaimed"]
+        self.aws.reclaim(job_id)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from infra.emulator import cdk_cli
+from infra.emulator.credentials import Credentials
 from infra.settings import STAGES
 from tests.support.infra.synthesis import ROOT, Templates, flatten, read_assembly
 from tests.support.infra.variants import VARIANTS
@@ -56,7 +57,14 @@ def test_cfn_lint_finds_nothing_in_what_make_synth_makes(
     # WHEN it is run (at this endpoint nothing answers: synthesis asks nobody)
     out, said = tmp_path / "out", list[str]()
     arguments = [*arguments, "--output", str(out)]
-    code = cdk_cli.run(arguments, endpoint="http://localhost:9", scratch=tmp_path, cwd=ROOT, on_line=said.append)
+    code = cdk_cli.run(
+        arguments,
+        endpoint="http://localhost:9",
+        credentials=Credentials.random(),
+        scratch=tmp_path,
+        cwd=ROOT,
+        on_line=said.append,
+    )
     assert code == 0, "\n".join(said)
     # THEN the templates of all stages are there, and cfn-lint has nothing to say about any
     assert set(read_assembly(out)) == set(templates)

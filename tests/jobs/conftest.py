@@ -8,9 +8,9 @@ from jobs.aws.connection import Aws
 from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, environment_of, planned_to_run, wait_for
+from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, planned_to_run, wait_for
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

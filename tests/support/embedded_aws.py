@@ -13,17 +13,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import boto3
 import pytest
 from botocore.config import Config
 
-from infra.emulator import CREDENTIALS, client
+from infra.emulator import REGION, cdk_cli, client
+from infra.emulator.credentials import Credentials
 
 START_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 100
 """What the instances grant a container after SIGTERM (infra/compute/user_data.py): a busy machine takes long."""
 DEPLOY_SECONDS = 240
+
+_credentials: dict[str, Credentials] = {}
+
+
+def environment_of(endpoint: str) -> dict[str, str]:
+    """Return what points a process at a server that this process has started, or at a stand-in that checks nothing."""
+    credentials = _credentials.get(endpoint) or Credentials.random()
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": credentials.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": credentials.secret_access_key,
+        "AWS_DEFAULT_REGION": REGION,
+    }
+
+
+def passes_on(proxy: str, upstream: str) -> None:
+    """Note that what the address `proxy` gets goes to the server at `upstream`, which asks for its own credentials."""
+    if upstream in _credentials:
+        _credentials[proxy] = _credentials[upstream]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,29 +52,61 @@ class EmbeddedAws:
     """A running server and ways to talk to it."""
 
     endpoint: str
+    credentials: Credentials
     process: "subprocess.Popen[bytes]"
     state_file: Path
     log: Path
 
     @property
     def session(self) -> boto3.Session:
-        return client.session()
+        return client.session(self.credentials)
 
     @functools.cache  # noqa: B019 - there are few servers, and a client takes longer to make than to use
     def client(self, service: str) -> Any:
         """A boto3 client that does not try again: an error is what the test wants to see."""
-        return client.client(service, self.endpoint, Config(retries={"total_max_attempts": 1}))
+        return client.client(service, self.endpoint, self.credentials, Config(retries={"total_max_attempts": 1}))
 
     def health(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.endpoint}/trainyard/health", timeout=30) as answer:
             health: dict[str, Any] = json.load(answer)
             return health
 
+    def post(self, path: str, body: object = None) -> dict[str, Any]:
+        """Ask the server to do something of its own under /trainyard/…, with the token that this takes."""
+        request = urllib.request.Request(
+            f"{self.endpoint}{path}",
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.credentials.secret_access_key}"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            said: dict[str, Any] = json.load(answer)
+            return said
+
+    def reclaim(self, job_id: str) -> dict[str, Any]:
+        """Take the instance away that a job, a child `<id>:<index>` or a node `<id>#<index>` runs on."""
+        said = self.post(f"/trainyard/jobs/{quote(job_id)}/reclaim")
+        assert said["reclaimed"]
+        return said
+
+    def cdk(self, *arguments: str, scratch: Path, cwd: Path | None = None) -> tuple[int, str]:
+        """Run the CDK CLI against it, in `scratch` unless told otherwise; return its exit code and all it said."""
+        lines: list[str] = []
+        code = cdk_cli.run(
+            [*arguments, "--no-notices"],
+            endpoint=self.endpoint,
+            credentials=self.credentials,
+            scratch=scratch,
+            cwd=cwd or scratch,
+            on_line=lines.append,
+        )
+        return code, "\n".join(lines)
+
     @property
     def environment(self) -> Mapping[str, str]:
         """For a process that should talk to it, whatever this one's environment says about AWS."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
-        return {**kept, **CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
+        return {**kept, **self.credentials.environment, "AWS_ENDPOINT_URL": self.endpoint}
 
 
 @contextmanager
@@ -85,7 +138,11 @@ def run_embedded_aws(
                 pytest.fail(f"the embedded AWS did not start:\n{log.read_text()}")
             time.sleep(0.02)
         state = json.loads(state_file.read_text())
-        yield EmbeddedAws(endpoint=state["endpoint"], process=process, state_file=state_file, log=log)
+        credentials = Credentials(state["access_key_id"], state["secret_access_key"])
+        _credentials[state["endpoint"]] = credentials
+        yield EmbeddedAws(
+            endpoint=state["endpoint"], credentials=credentials, process=process, state_file=state_file, log=log
+        )
     finally:
         process.terminate()
         process.wait(30)

@@ -12,25 +12,24 @@ from moto.batch.models import batch_backends
 
 from infra.emulator.batch import cloudformation
 from infra.emulator.batch.backend import BatchBackend
-from infra.emulator.batch.executor import Executor
-from infra.emulator.batch.process_executor import ProcessExecutor
 from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
-from jobs.contract.errors import UsageError, did_you_mean
+from infra.emulator.containers.executor import Executor
+from infra.emulator.containers.process_executor import ProcessExecutor
+from infra.emulator.credentials import Credentials
 
 __all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
 
-EXECUTORS = ("process", "docker")
 
-
-def install(executor_name: str, *, registry: str | None = None) -> None:
+def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:
     """Put this Batch in moto's place. `executor_name`: `process`, or `docker`, which needs a Docker engine.
 
-    `registry`: host and port of the one that containers' images in ECR are pulled from.
+    `credentials`: what jobs get; `registry`: host and port of the one that containers' images in ECR are pulled from.
 
-    Raises UsageError on another name, ConfigurationError where the executor cannot work here.
+    Raises ConfigurationError where the executor cannot work here.
     """
     check_settings()
+    BatchBackend.credentials = credentials
     BatchBackend.executor = _make_executor(executor_name, registry)
     batch_backends.clear()
     batch_backends.backend = BatchBackend
@@ -45,7 +44,7 @@ def shutdown() -> None:
 
 
 def job_counts() -> dict[str, int]:
-    """How many jobs are in each state, where there are any; the nodes of multi-node jobs are not counted."""
+    """Count the jobs in each state, where there are any; the nodes of multi-node jobs are not counted."""
     counts: Counter[str] = Counter()
     for backend in _backends():
         with backend.scheduler.lock:
@@ -63,14 +62,12 @@ def reclaim(job_id: str) -> bool:
 
 
 def _make_executor(name: str, registry: str | None) -> Executor:
-    if name == "process":
-        return ProcessExecutor()
     if name == "docker":
         # The Docker SDK is loaded by those who ask for it only.
-        from infra.emulator.batch.docker_executor import DockerExecutor  # noqa: PLC0415
+        from infra.emulator.containers.docker_executor import DockerExecutor  # noqa: PLC0415
 
         return DockerExecutor(registry=registry)
-    raise UsageError(f"there is no executor '{name}'{did_you_mean(name, EXECUTORS)}")
+    return ProcessExecutor()
 
 
 def _backends() -> Iterator[BatchBackend]:

@@ -12,14 +12,15 @@ from enum import Enum, auto
 from moto.logs.models import LogsBackend
 
 from infra.emulator.batch.compute import ComputeEnvironment
-from infra.emulator.batch.environment import container_environment
-from infra.emulator.batch.executor import CannotStartError, ContainerRun, Executor, Exit, Handle
+from infra.emulator.batch.environment import SecretError, container_environment, resolve_secrets
 from infra.emulator.batch.job import Job, now_milliseconds
-from infra.emulator.batch.logs import LogDestinationError, LogStreamWriter, open_log_stream
+from infra.emulator.batch.job_definition import resource
 from infra.emulator.batch.overrides import Container
 from infra.emulator.batch.retry import Outcome
-from infra.emulator.batch.secrets import SecretError, resolve_secrets
 from infra.emulator.batch.task import ContainerRecord, Task, TaskRecord, new_task_record
+from infra.emulator.containers.executor import CannotStartError, ContainerRun, Executor, Exit, Handle
+from infra.emulator.containers.logs import LogDestinationError, LogStreamWriter, open_log_stream
+from infra.emulator.credentials import Credentials
 from infra.emulator.server_errors import record_exception
 
 EXITED = "Essential container in task exited"
@@ -51,6 +52,7 @@ class Place:
 
     environment: ComputeEnvironment
     executor: Executor
+    credentials: Credentials
     logs: LogsBackend
     account_id: str
     region: str
@@ -206,12 +208,14 @@ class Attempt(threading.Thread):
             )
         except LogDestinationError as error:
             raise CannotStartError(f"CannotStartContainerError: Error response from daemon: {error}") from error
+        memory = resource(container.properties, "MEMORY")
         run = ContainerRun(
             name=f"trainyard-{task_id}-{container.name}",
             command=container.command,
             environment=container_environment(
                 own={**container.environment, **secrets},
                 endpoint=submission.endpoint,
+                credentials=self.place.credentials,
                 region=self.place.region,
                 job_id=unit.id,
                 attempt=self.number,
@@ -222,6 +226,7 @@ class Attempt(threading.Thread):
             ),
             properties=container.properties,
             task=(unit.node or submission.nodes[0]).task or {},
+            memory_mib=None if memory is None else int(memory),
             job_id=unit.id,
             on_output=log.write,
         )

@@ -17,13 +17,14 @@ from moto.ec2.exceptions import InvalidSubnetIdError
 from infra.emulator.batch.attempt import Place
 from infra.emulator.batch.compute import ComputeEnvironment, JobQueue
 from infra.emulator.batch.environment import ArrayPosition
-from infra.emulator.batch.executor import Executor
 from infra.emulator.batch.job import Job
 from infra.emulator.batch.job_definition import JobDefinition, check_request
 from infra.emulator.batch.job_events import JobEvents
 from infra.emulator.batch.listing import select_jobs
 from infra.emulator.batch.scheduler import Scheduler
 from infra.emulator.batch.submission import Submission, parse_submission
+from infra.emulator.containers.executor import Executor
+from infra.emulator.credentials import Credentials
 
 QUEUE_DELETED = "The job queue was deleted"
 
@@ -33,6 +34,8 @@ class BatchBackend(MotoBatchBackend):
 
     executor: Executor
     """Runs the containers of all accounts and regions; set by `install`."""
+    credentials: Credentials
+    """What their jobs talk to the server with; set by `install`."""
 
     def __init__(self, region_name: str, account_id: str) -> None:
         super().__init__(region_name, account_id)
@@ -59,7 +62,7 @@ class BatchBackend(MotoBatchBackend):
     # Compute environments
 
     def create_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
-        """Raises ClientException where Batch refuses."""
+        """Make a compute environment. Raises ClientException where Batch refuses."""
         environment = ComputeEnvironment(request, account_id=self.account_id, region=self.region_name)
         with self.scheduler.lock:
             if environment.arn in self.environments:
@@ -73,7 +76,7 @@ class BatchBackend(MotoBatchBackend):
         return environment
 
     def update_environment(self, request: Mapping[str, Any]) -> ComputeEnvironment:
-        """Raises ClientException where Batch refuses."""
+        """Change a compute environment. Raises ClientException where Batch refuses."""
         with self.scheduler.lock:
             environment = self.environment(request["computeEnvironment"])
             self._check_network(request.get("computeResources") or {})
@@ -82,7 +85,7 @@ class BatchBackend(MotoBatchBackend):
         return environment
 
     def delete_environment(self, identifier: str) -> None:
-        """Raises ClientException while it is enabled or a queue has it."""
+        """Delete a compute environment. Raises ClientException while it is enabled or a queue has it."""
         with self.scheduler.lock:
             environment = _find(self.environments, identifier)
             if environment is None:
@@ -108,13 +111,13 @@ class BatchBackend(MotoBatchBackend):
             self.delete_environment(environment.arn)
 
     def environment(self, identifier: str) -> ComputeEnvironment:
-        """By name or ARN. Raises ClientException where there is none."""
+        """Find a compute environment by name or ARN. Raises ClientException where there is none."""
         return _find_or_refuse(self.environments, identifier, f"Compute environment {identifier} does not exist")
 
     # Job queues
 
     def create_queue(self, request: Mapping[str, Any]) -> JobQueue:
-        """Raises ClientException where Batch refuses."""
+        """Make a job queue. Raises ClientException where Batch refuses."""
         with self.scheduler.lock:
             queue = JobQueue(
                 request, self._ordered_environments(request), account_id=self.account_id, region=self.region_name
@@ -127,7 +130,7 @@ class BatchBackend(MotoBatchBackend):
         return queue
 
     def update_queue(self, request: Mapping[str, Any]) -> JobQueue:
-        """Raises ClientException where Batch refuses."""
+        """Change a job queue. Raises ClientException where Batch refuses."""
         with self.scheduler.lock:
             queue = self.queue(request["jobQueue"])
             environments = (
@@ -153,13 +156,13 @@ class BatchBackend(MotoBatchBackend):
             self._delete_retired()
 
     def queue(self, identifier: str) -> JobQueue:
-        """By name or ARN. Raises ClientException where there is none."""
+        """Find a job queue by name or ARN. Raises ClientException where there is none."""
         return _find_or_refuse(self.queues, identifier, f"JobQueue {identifier} not found.")
 
     # Job definitions
 
     def register_definition(self, request: Mapping[str, Any]) -> JobDefinition:
-        """Raises ClientException where Batch refuses."""
+        """Make a job definition, or a new revision of one. Raises ClientException where Batch refuses."""
         check_request(request)
         with self.scheduler.lock:
             revisions = self.revisions(request["jobDefinitionName"])
@@ -174,24 +177,24 @@ class BatchBackend(MotoBatchBackend):
         return definition
 
     def deregister_definition(self, identifier: str) -> None:
-        """Raises ClientException where there is none of that name and revision."""
+        """Deactivate one revision. Raises ClientException where there is none of that name and revision."""
         definition = self._definition_of_revision(identifier)
         if definition is None:
             raise ClientException(f"JobDefinition {identifier} not found.")
         definition.status = "INACTIVE"
 
     def revisions(self, name: str) -> list[JobDefinition]:
-        """All revisions of a name, the newest first."""
+        """Return all revisions of a name, the newest first."""
         found = [definition for definition in self.definitions.values() if definition.name == name]
         return sorted(found, key=lambda definition: -definition.revision)
 
     def find_definitions(self, identifiers: Iterable[str]) -> list[JobDefinition]:
-        """Those of `name:revision` or ARN that exist."""
+        """Return the job definitions of `name:revision` or ARN that exist."""
         found = (self._definition_of_revision(identifier) for identifier in identifiers)
         return [definition for definition in found if definition is not None]
 
     def active_definition(self, identifier: str) -> JobDefinition:
-        """By ARN or name; the newest active revision where none is given. Raises ClientException: there is none."""
+        """Find a job definition by ARN or name, its newest active revision unless told one. Raises ClientException."""
         definition = self._definition_of_revision(identifier)
         if definition is None:
             name = identifier.rsplit("/", 1)[-1]
@@ -208,7 +211,7 @@ class BatchBackend(MotoBatchBackend):
     # Jobs
 
     def submit(self, request: Mapping[str, Any], *, endpoint: str) -> Job:
-        """Raises ClientException where Batch refuses."""
+        """Take on a job. Raises ClientException where Batch refuses."""
         with self.scheduler.lock:
             jobs = self.scheduler.jobs
             submission = parse_submission(
@@ -228,14 +231,14 @@ class BatchBackend(MotoBatchBackend):
         return job
 
     def job(self, job_id: str) -> Job:
-        """Raises ClientException where there is none."""
+        """Find a job by its id or ARN. Raises ClientException where there is none."""
         try:
             return self.scheduler.jobs[job_id]
         except KeyError:
             raise ClientException(f"Job {job_id} does not exist") from None
 
     def find_jobs(self, identifiers: Iterable[str]) -> list[Job]:
-        """Those of the ids or ARNs that exist; DescribeJobs leaves the others out."""
+        """Return the jobs of the ids or ARNs that exist; DescribeJobs leaves the others out."""
         found = (self.scheduler.jobs.get(identifier.rsplit("/", 1)[-1]) for identifier in identifiers)
         return [job for job in found if job is not None]
 
@@ -254,7 +257,7 @@ class BatchBackend(MotoBatchBackend):
             return select_jobs(jobs, request)
 
     def _jobs_of(self, queue: JobQueue) -> list[Job]:
-        """The newest first, without the children of arrays and the nodes of multi-node jobs."""
+        """Return a queue's jobs, the newest first, without the children of arrays and the nodes of multi-node jobs."""
         return [
             job
             for job in reversed(list(self.scheduler.jobs.values()))
@@ -292,6 +295,7 @@ class BatchBackend(MotoBatchBackend):
         return Place(
             environment=environment,
             executor=self.executor,
+            credentials=self.credentials,
             logs=self.logs_backend,
             account_id=self.account_id,
             region=self.region_name,
@@ -334,7 +338,7 @@ class BatchBackend(MotoBatchBackend):
 
 
 def _dependencies(job: Job, array: ArrayPosition | None) -> set[str]:
-    """Ids of the jobs that `job`, or its child at `array`, waits for."""
+    """Return the ids of the jobs that `job`, or its child at `array`, waits for."""
     found = set()
     for dependency in job.submission.depends_on:
         kind = dependency.get("type")

@@ -19,7 +19,7 @@ _IN_PLACE = frozenset({"desiredvCpus", "maxvCpus", "minvCpus"})
 
 
 class BatchResource(ChangeableModel):
-    """What the four have in common: an ARN, a place, and how they are changed."""
+    """An ARN and a place, and the ways to change what is there: what the four types of resources share."""
 
     attributes: tuple[str, ...] = ()
     """Names of Fn::GetAtt that give the ARN."""
@@ -44,7 +44,7 @@ class BatchResource(ChangeableModel):
         return attr in cls.attributes
 
     def get_cfn_attribute(self, attribute_name: str) -> str:
-        """Raises NotImplementedError on an attribute that the type does not have."""
+        """Answer Fn::GetAtt. Raises NotImplementedError on an attribute that the type does not have."""
         if attribute_name not in self.attributes:
             raise NotImplementedError(f'"Fn::GetAtt" : [ "{{0}}" , "{attribute_name}" ]')
         return self.arn
@@ -71,7 +71,7 @@ class BatchResource(ChangeableModel):
         return cls(resource.change(properties), properties, place)
 
     def must_replace(self, properties: Properties) -> bool:  # noqa: ARG002 - one type looks at them
-        """Whether such a change needs a new resource."""
+        """Say whether a change needs a new resource."""
         return False
 
     def change(self, properties: Properties) -> str:
@@ -104,7 +104,7 @@ class ComputeEnvironmentResource(BatchResource):
         return environment.arn
 
     def must_replace(self, properties: Properties) -> bool:
-        """Another type always, other compute resources unless the template says ReplaceComputeEnvironment: false."""
+        """Another type always does; other resources do unless the template says ReplaceComputeEnvironment: false."""
         if properties.get("Type") != self.properties.get("Type"):
             return True
         in_place = str(properties.get("ReplaceComputeEnvironment", True)).lower() == "false"

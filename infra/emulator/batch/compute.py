@@ -48,7 +48,7 @@ class ComputeEnvironment:
 
     @property
     def max_vcpus(self) -> float:
-        """0 for an unmanaged one: its instances are the user's to start, and here there are none."""
+        """Return how many vCPUs it may have: 0 if unmanaged, since there its instances are the user's to start."""
         return float(self.resources.get("maxvCpus", 0))
 
     @property
@@ -57,7 +57,7 @@ class ComputeEnvironment:
         return self.resources.get("type") == "EC2"
 
     def update(self, changes: Mapping[str, Any]) -> None:
-        """Raises ClientException, with nothing changed, where Batch refuses."""
+        """Change it. Raises ClientException, with nothing changed, where Batch refuses."""
         properties = copy.deepcopy(self.properties)
         for name, value in _without(changes, "computeEnvironment", "computeResources").items():
             properties[name] = value
@@ -67,7 +67,7 @@ class ComputeEnvironment:
         self.properties = properties
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """As DescribeComputeEnvironments shows it."""
+        """Return it as DescribeComputeEnvironments shows it."""
         return {
             **copy.deepcopy(self.properties),
             "computeEnvironmentArn": self.arn,
@@ -105,7 +105,7 @@ class JobQueue:
         return self.properties.get("schedulingPolicyArn")
 
     def update(self, changes: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:
-        """Raises ClientException, with nothing changed, where Batch refuses."""
+        """Change it. Raises ClientException, with nothing changed, where Batch refuses."""
         if changes.get("schedulingPolicyArn") and not self.scheduling_policy_arn:
             raise ClientException("A job queue without a fair-share scheduling policy can't have one added")
         properties = {**self.properties, **_without(changes, "jobQueue")}
@@ -113,7 +113,7 @@ class JobQueue:
         self.properties, self.environments = properties, environments
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """As DescribeJobQueues shows it."""
+        """Return it as DescribeJobQueues shows it."""
         return {
             **copy.deepcopy(self.properties),
             "jobQueueArn": self.arn,

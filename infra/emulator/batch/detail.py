@@ -14,7 +14,7 @@ from infra.emulator.batch.task import ContainerRecord, TaskRecord
 
 
 def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:
-    """One of DescribeJobs' `jobs`."""
+    """Return a job as DescribeJobs shows it."""
     submission = job.submission
     node = job.node or (None if submission.is_multinode else submission.nodes[0])
     shown = {
@@ -48,7 +48,7 @@ def describe_job(job: Job, tags: Mapping[str, str]) -> dict[str, Any]:
 
 
 def summarize_job(job: Job) -> dict[str, Any]:
-    """One of ListJobs' `jobSummaryList`."""
+    """Return a job as ListJobs shows it."""
     shown = _head(job)
     shown["shareIdentifier"] = job.submission.share_identifier
     task = job.last_task
@@ -85,7 +85,7 @@ def _head(job: Job) -> dict[str, Any]:
 
 
 def _running_containers(node: Node, task: TaskRecord | None) -> dict[str, Any]:
-    """`container`, or `ecsProperties` with an empty `container` beside it."""
+    """Return `container`, or `ecsProperties` with an empty `container` beside it."""
     where = {} if task is None else _where(task)
     records = {record.name: record for record in task.containers} if task is not None else {}
     if node.task is None:

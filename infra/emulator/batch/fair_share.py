@@ -42,7 +42,7 @@ def weighted_usage(policy: Mapping[str, Any], usages: Iterable[Usage], share: st
 
 
 def is_forgotten(policy: Mapping[str, Any], usage: Usage, now: float) -> bool:
-    """True once a usage has left the window."""
+    """Say whether a usage has left the window."""
     window = float(policy.get("shareDecaySeconds") or DEFAULT_WINDOW_SECONDS)
     return usage.stopped is not None and usage.stopped < now - window
 

@@ -113,7 +113,7 @@ class Job:
 
     @property
     def last_task(self) -> TaskRecord | None:
-        """What the job's details show: the attempt that runs, or the last one."""
+        """Return what the job's details show: the attempt that runs, or the last one."""
         return self.current or (self.attempts[-1] if self.attempts else None)
 
     @property
@@ -142,13 +142,13 @@ class Job:
         self._on_change(self)
 
     def restart(self) -> None:
-        """Of a node whose job gets another attempt: whatever became of it in the last one."""
+        """Begin anew as a node whose job gets another attempt, whatever became of it in the last one."""
         self.status = Status.RUNNABLE
         self.status_reason = None
         self.stopped_at = None
         self.current = None
 
     def status_summary(self) -> dict[str, int]:
-        """Of an array's parent: how many children are in each state."""
+        """Count the children in each state; of an array's parent."""
         counts = Counter(child.status for child in self.children)
         return {status.value: counts[status] for status in Status}

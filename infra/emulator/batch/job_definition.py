@@ -38,7 +38,7 @@ _TASK_CONTAINER_DEFAULTS: Mapping[str, Any] = {
 
 
 class JobDefinition:
-    """One revision."""
+    """One revision of a job definition."""
 
     def __init__(self, request: Mapping[str, Any], *, revision: int, account_id: str, region: str) -> None:
         """`request` has passed `check_request`."""
@@ -71,7 +71,7 @@ class JobDefinition:
         return self.properties.get("timeout") or {}
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
-        """As DescribeJobDefinitions shows it."""
+        """Return it as DescribeJobDefinitions shows it."""
         return {
             **copy.deepcopy(self.properties),
             "jobDefinitionName": self.name,
@@ -89,7 +89,7 @@ class JobDefinition:
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Raises ClientException where Batch refuses such a definition."""
+    """Raise ClientException where Batch refuses such a definition."""
     name = request.get("jobDefinitionName")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ClientException(
@@ -108,7 +108,7 @@ def check_request(request: Mapping[str, Any]) -> None:
 
 
 def check_timeout(timeout: Mapping[str, Any] | None) -> None:
-    """Raises ClientException where attemptDurationSeconds is too short."""
+    """Raise ClientException where attemptDurationSeconds is too short."""
     seconds = (timeout or {}).get("attemptDurationSeconds")
     if seconds is not None and seconds < minimum_timeout_seconds():
         raise ClientException(
@@ -185,7 +185,7 @@ def _check_containers(containers: Iterable[tuple[str, Mapping[str, Any]]], where
 
 
 def resource(container: Mapping[str, Any], kind: str) -> float | None:
-    """What a container asks for: VCPU, MEMORY (MiB) or GPU; None where it says nothing."""
+    """Return what a container asks for: VCPU, MEMORY (MiB) or GPU; None where it says nothing."""
     for requirement in container.get("resourceRequirements") or ():
         if requirement["type"] == kind:
             return float(requirement["value"])
@@ -195,7 +195,7 @@ def resource(container: Mapping[str, Any], kind: str) -> float | None:
 
 
 def _containers_of(properties: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(`container` or `ecs`, container) of a definition or of one node range."""
+    """Yield the containers of a definition or of one node range, each with `container` or `ecs` before it."""
     single = properties.get("containerProperties") or properties.get("container")
     if single:
         yield "container", single

@@ -22,7 +22,7 @@ class JobEvents:
     """Of a job, by its ARN."""
 
     def state_changed(self, job: Job) -> None:
-        """Of jobs and of an array's children; the nodes of a multi-node job are no jobs of their own."""
+        """Tell of a job or a child of an array; the nodes of a multi-node job are no jobs of their own."""
         if job.node is None:
             self._emit("Batch Job State Change", job, job.arn)
 

@@ -15,7 +15,7 @@ ItemT = TypeVar("ItemT")
 
 
 def select_jobs(jobs: Iterable[Job], request: Mapping[str, Any]) -> list[Job]:
-    """Those of a queue, of an array or of a multi-node job that `jobStatus` or `filters` leave.
+    """Return the jobs of a queue, of an array or of a multi-node job that `jobStatus` or `filters` leave.
 
     Raises ClientException on a status or a filter that Batch does not know.
     """

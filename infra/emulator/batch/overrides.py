@@ -135,7 +135,7 @@ def _override(
     ecs: Mapping[str, Any] | None,
     container_key: str,
 ) -> dict[str, Any]:
-    """`properties` (a definition's, or a node range's) with overrides applied to its containers."""
+    """Return `properties` (a definition's, or a node range's) with overrides applied to its containers."""
     result = copy.deepcopy(dict(properties))
     if container:
         if not result.get(container_key):

@@ -4,9 +4,7 @@ Source of every constant: the AWS Batch user guide ("Service quotas", "Array job
 timeouts") and the API reference of SubmitJob and CreateJobQueue.
 """
 
-import os
-
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.settings import number_setting
 
 MAX_JOB_DEFINITION_BYTES = 24 * 1024
 MAX_SUBMIT_BYTES = 30 * 1024
@@ -40,37 +38,21 @@ TIME_LIMIT_REASONS = (
 
 def stop_timeout_seconds() -> float:
     """Seconds a container has after SIGTERM, where its own stopTimeout says nothing: the ECS agent's default is 30."""
-    return seconds_setting(STOP_TIMEOUT_VARIABLE, 30)
+    return number_setting(STOP_TIMEOUT_VARIABLE, 30)
 
 
 def minimum_timeout_seconds() -> float:
     """The least attemptDurationSeconds: 60 on AWS."""
-    return seconds_setting(MINIMUM_TIMEOUT_VARIABLE, 60)
+    return number_setting(MINIMUM_TIMEOUT_VARIABLE, 60)
 
 
 def time_limit_scale() -> float:
     """1 on AWS."""
-    return seconds_setting(TIME_LIMIT_SCALE_VARIABLE, 1)
+    return number_setting(TIME_LIMIT_SCALE_VARIABLE, 1)
 
 
 def check_settings() -> None:
-    """Raises ConfigurationError where one of the variables is no number."""
+    """Raise ConfigurationError where one of the variables is no number."""
     time_limit_scale()
     stop_timeout_seconds()
     minimum_timeout_seconds()
-
-
-def seconds_setting(variable: str, default: float) -> float:
-    """A number from the server's environment. Raises ConfigurationError where it is none, or less than 0."""
-    text = os.environ.get(variable)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1
-    if not 0 <= seconds < float("inf"):
-        raise ConfigurationError(
-            f"{variable}={text} is no number of 0 or more", next_step=f"unset {variable}, or set it to {default:g}"
-        )
-    return seconds

@@ -31,7 +31,7 @@ class Outcome:
 
 
 def should_retry(strategy: Mapping[str, Any], attempt: int, outcome: Outcome) -> bool:
-    """True where attempt number `attempt` (the first is 1) is to be followed by another.
+    """Say whether attempt number `attempt` (the first is 1) is to be followed by another.
 
     Rules are tried in order and the first that matches decides; where there are some and none matches, the job is
     started again, as where there are none.
@@ -45,7 +45,7 @@ def should_retry(strategy: Mapping[str, Any], attempt: int, outcome: Outcome) ->
 
 
 def check_strategy(strategy: Mapping[str, Any]) -> str | None:
-    """What is wrong with a retryStrategy, in words, or None."""
+    """Say what is wrong with a retryStrategy; None where nothing is."""
     attempts = strategy.get("attempts")
     rules = strategy.get("evaluateOnExit") or []
     if attempts is None:

@@ -23,6 +23,9 @@ from infra.emulator.batch.retry import should_retry
 
 DEPENDENCY_FAILED = "Dependent Job failed"
 CHILD_FAILED = "Array Child Job failed"
+MAX_TASKS = 32
+"""Tasks that run on this machine at once, each with a process and three threads. What comes after waits, as for an
+instance."""
 _SHUTDOWN_SECONDS = 20
 
 
@@ -86,7 +89,7 @@ class Scheduler:
             self.dispatch()
 
     def front(self, queue: JobQueue) -> list[Job]:
-        """What waits for capacity in a queue, in the order in which it would be picked."""
+        """Return what waits for capacity in a queue, in the order in which it would be picked."""
         with self.lock:
             waiting = list(self._runnable.get(queue.arn, []))
             return sorted(waiting, key=self._turn(queue)) if queue.scheduling_policy_arn and waiting else waiting
@@ -172,7 +175,7 @@ class Scheduler:
         return waiting[0] if queue.scheduling_policy_arn is None else min(waiting, key=self._turn(queue))
 
     def _turn(self, queue: JobQueue) -> Callable[[Job], tuple[float, int, int]]:
-        """By what the jobs of a queue with fair share are picked, the least first."""
+        """Return the key by which the jobs of a queue with fair share are picked, the least first."""
         assert queue.scheduling_policy_arn is not None  # noqa: S101 - narrows the type
         policy = self._policy(queue.scheduling_policy_arn)
         now = time.monotonic()
@@ -190,6 +193,9 @@ class Scheduler:
         )
 
     def _find_room(self, job: Job) -> ComputeEnvironment | None:
+        running = sum(len(attempt.job.nodes) or 1 for attempt in self._attempts.values())
+        if running and running + (len(job.nodes) or 1) > MAX_TASKS:
+            return None
         for environment in job.submission.queue.environments:
             fits = environment.used_vcpus + job.submission.vcpus <= environment.max_vcpus
             # On Spot a multi-node job waits for ever, as it does on AWS.
@@ -282,7 +288,7 @@ class Scheduler:
         self._ended.append(job)
 
     def _follow_up(self) -> None:
-        """What the end of jobs means for their parents and dependents; a loop, since chains may be long."""
+        """Do what the end of jobs means for their parents and dependents; in a loop, since chains may be long."""
         while self._ended:
             job = self._ended.popleft()
             if job.array is not None and job.parent is not None:
@@ -297,7 +303,7 @@ class Scheduler:
                     self._make_runnable(dependent)
 
     def _follow_child(self, parent: Job) -> None:
-        """Once all children are through, so is their parent."""
+        """End the parent of an array once all its children are through."""
         parent.unfinished_children -= 1
         if parent.unfinished_children:
             return

@@ -64,7 +64,7 @@ def parse_submission(
     job_exists: Callable[[str], bool],
     array_size_of: Callable[[str], int | None],
 ) -> Submission:
-    """Raises ClientException where Batch refuses the request."""
+    """Read a request of SubmitJob. Raises ClientException where Batch refuses it."""
     name = request.get("jobName")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ClientException(

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from infra.emulator.batch.executor import CannotStartError, Exit, Handle
 from infra.emulator.batch.overrides import Container, Node
 from infra.emulator.batch.quotas import stop_timeout_seconds
+from infra.emulator.containers.executor import CannotStartError, Exit, Handle
 from infra.emulator.server_errors import record_exception
 
 _MAX_REASON_CHARACTERS = 255
@@ -99,7 +99,7 @@ class Task(threading.Thread):
 
     @property
     def ended_unstarted(self) -> bool:
-        """True where it is over and no container ever ran."""
+        """Say whether it is over and no container ever ran."""
         return self.finished.is_set() and not self.ended.started
 
     def stop(self, *, grace_seconds: float | None = None) -> None:
@@ -179,7 +179,7 @@ class Task(threading.Thread):
         return waiting
 
     def _is_ready(self, container: Container) -> bool | None:
-        """True: start it. False: it can never start. None: not yet."""
+        """Say whether to start a container now; False: it can never start, None: not yet."""
         for dependency in container.properties.get("dependsOn") or ():
             name, condition = dependency["containerName"], dependency["condition"]
             if name not in self._records:

@@ -12,6 +12,7 @@ from botocore import xform_name
 from moto.cloudformation.utils import random_suffix
 
 from infra.emulator.client import session
+from infra.emulator.credentials import Credentials
 from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 from infra.emulator.shapes import to_api
 
@@ -23,6 +24,8 @@ class Api:
 
     endpoint: ClassVar[str]
     """The server's own address; set by `install`."""
+    credentials: ClassVar[Credentials]
+    """The server's own; set by `install`."""
 
     def __init__(self, service: str, place: AccountRegion) -> None:
         self.service = service
@@ -34,7 +37,7 @@ class Api:
         Raises botocore's ClientError where the service refuses, PropertyError on what the operation does not take.
         """
         request = to_api(self.service, operation, {name: item for name, item in properties.items() if item is not None})
-        client = _client(self.endpoint, self.service, self.place)
+        client = _client(self.endpoint, self.credentials, self.service, self.place)
         answer: dict[str, Any] = getattr(client, xform_name(operation))(**request)
         return answer
 
@@ -55,7 +58,7 @@ class ApiResource:
         self.model.remove(Api(self.model.service, AccountRegion(account_id, region)), self)
 
     def get_cfn_attribute(self, attribute: str) -> Any:
-        """Raises NotImplementedError on an attribute that the type does not have."""
+        """Answer Fn::GetAtt. Raises NotImplementedError on an attribute that the type does not have."""
         if attribute not in self.attributes:
             raise NotImplementedError(attribute)
         return self.attributes[attribute]
@@ -108,9 +111,10 @@ class ApiModel(ChangeableModel):
         return resource
 
 
-def install(endpoint: str) -> None:
-    """Say where the server will answer. Call it before the server starts."""
+def install(endpoint: str, credentials: Credentials) -> None:
+    """Say where the server will answer, and to whom. Call it before the server starts."""
     Api.endpoint = endpoint
+    Api.credentials = credentials
 
 
 def document(value: Any) -> str | None:
@@ -138,8 +142,8 @@ def _keys(tags: Iterable[Mapping[str, str]]) -> set[str]:
 
 
 @functools.cache
-def _client(endpoint: str, service: str, place: AccountRegion) -> Any:
-    make: Any = session().client  # typed by service name, of which any may come
+def _client(endpoint: str, credentials: Credentials, service: str, place: AccountRegion) -> Any:
+    make: Any = session(credentials).client  # typed by service name, of which any may come
     client = make(service, region_name=place.region, endpoint_url=endpoint)
 
     def as_account(request: Any, **_: Any) -> None:

@@ -63,7 +63,7 @@ class _Preview:
         """Of those that will have another physical id."""
 
     def resource_changes(self) -> list[dict[str, Any]]:
-        """By logical id."""
+        """Return the changes of resources by their logical ids."""
         found = []
         for logical_id, declaration in self._order.items():  # those first that others refer to
             resource = self._stack.resources.get(logical_id)
@@ -100,7 +100,7 @@ class _Preview:
         }
 
     def _change(self, resource: StackResource, declaration: Mapping[str, Any]) -> dict[str, Any] | None:
-        """None where nothing of it changes."""
+        """Return the change of one resource; None where nothing of it changes."""
         old, new = resource.properties, self._resolved(declaration)
         details = [
             self._property_detail(resource, declaration, name, new)

@@ -216,7 +216,7 @@ def _set_queue_policies(api: Api, properties: Properties, policy: str | None) ->
 
 
 def _put_rule(api: Api, name: str, properties: Properties) -> Any:
-    """Its ARN."""
+    """Make a rule or change it; return its ARN."""
     bus = properties.get("EventBusName")
     request = without(properties, "EventPattern", "Name", "Targets")
     answer = api("PutRule", **request, Name=name, EventPattern=document(properties.get("EventPattern")))

@@ -21,9 +21,9 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.core import TaggedEC2Resource
 from werkzeug.exceptions import HTTPException
 
-from infra.emulator.cloudformation import deletions
-from infra.emulator.cloudformation.recorded import RecordedResource
+from infra.emulator.cloudformation import ec2_models
 from infra.emulator.cloudformation.template import TemplateError
+from infra.emulator.cloudformation.unproven import UnprovenResource
 from infra.emulator.server_errors import record_exception
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def find_model(resource_type: str) -> Any | None:
 
 
 def _model(resource_type: str) -> Any:
-    """The class that made a resource, which is there: a resource without one is a RecordedResource."""
+    """The class that made a resource, which is there: a resource without one is a UnprovenResource."""
     model = find_model(resource_type)
     if model is None:
         raise ResourceError(f"{resource_type} has no model")
@@ -94,7 +94,7 @@ def create(resource_type: str, logical_id: str, properties: Mapping[str, Any], p
     """Make a resource. Raises ResourceError where its service refuses it."""
     model = find_model(resource_type)
     if model is None:
-        return RecordedResource(
+        return UnprovenResource(
             resource_type,
             stack_name=place.stack_name,
             logical_id=logical_id,
@@ -118,9 +118,9 @@ def create(resource_type: str, logical_id: str, properties: Mapping[str, Any], p
 
 
 def must_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether another resource has to take its place: nothing here can change one, and the names leave room for two."""
+    """Say whether another resource must take its place: nothing here can change it, and there is a name for two."""
     model = find_model(resource_type)
-    if isinstance(resource, RecordedResource) or model is None:
+    if isinstance(resource, UnprovenResource) or model is None:
         return False
     name = _given_name(model, new)
     return not _implements(model, "update_from_cloudformation_json") and (
@@ -129,9 +129,9 @@ def must_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new:
 
 
 def will_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether a change makes another resource of it, here or in its own service: what a change set tells beforehand."""
+    """Say whether a change makes another resource, here or in its own service: what a change set tells beforehand."""
     model = find_model(resource_type)
-    if isinstance(resource, RecordedResource) or model is None:
+    if isinstance(resource, UnprovenResource) or model is None:
         return False
     own = getattr(resource, "must_replace", None)  # of those that replace themselves
     return (
@@ -142,7 +142,7 @@ def will_replace(resource: Any, resource_type: str, old: Mapping[str, Any], new:
 
 
 def makes_revisions(resource: Any) -> bool:
-    """Whether each change of it gives it another id, although it is not replaced."""
+    """Say whether each change of it gives it another id, although it is not replaced."""
     return bool(getattr(resource, "makes_revisions", False))
 
 
@@ -160,7 +160,7 @@ def update(
 
     Raises ResourceError where its service refuses the change.
     """
-    if isinstance(resource, RecordedResource):
+    if isinstance(resource, UnprovenResource):
         resource.update(new)
         return resource
     model = _model(resource_type)
@@ -187,11 +187,11 @@ def delete(
 
     Raises ResourceError where its service refuses: a bucket that is not empty, say.
     """
-    if isinstance(resource, RecordedResource):
+    if isinstance(resource, UnprovenResource):
         return None
     model = _model(resource_type)
     with _reasons(f"deleting {physical_id} ({resource_type})"):
-        if deletions.delete(
+        if ec2_models.delete(
             resource,
             resource_type,
             properties=properties,
@@ -212,7 +212,7 @@ def delete(
 
 
 def attribute(resource: Any, resource_type: str, logical_id: str, name: str) -> Any:
-    """What Fn::GetAtt gives. Raises TemplateError where there is no such attribute."""
+    """Return what Fn::GetAtt gives. Raises TemplateError where there is no such attribute."""
     try:
         value = resource.get_cfn_attribute(name)
     except (AttributeError, NotImplementedError, UnformattedGetAttTemplateException):

@@ -1,7 +1,15 @@
-"""Alarms, dashboards, metric filters and budgets. They are kept; nothing here measures, so no alarm ever goes off."""
+"""Log groups, alarms, dashboards, metric filters and budgets.
+
+A log group keeps its streams when its template changes; moto's model can only make a new group. The others are kept as
+they are: nothing here measures, so no alarm ever goes off.
+"""
+
+from typing import Any
+
+from moto.logs.models import logs_backends
 
 from infra.emulator.cloudformation.api_model import Api, ApiModel, ApiResource, document, without
-from infra.emulator.resource_model import Properties
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 
 
 class Alarm(ApiModel):
@@ -95,3 +103,45 @@ class Budget(ApiModel):
     @classmethod
     def remove(cls, api: Api, resource: ApiResource) -> None:
         api("DeleteBudget", AccountId=api.place.account_id, BudgetName=resource.physical_resource_id)
+
+
+class LogGroup(ChangeableModel):
+    """AWS::Logs::LogGroup."""
+
+    resource_type = "AWS::Logs::LogGroup"
+    name_property = "LogGroupName"
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        group = _logs(place).create_log_group(name, _tags(properties), kmsKeyId=properties.get("KmsKeyId"))
+        _set_retention(group, properties)
+        return group
+
+    @classmethod
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        if name != resource.name:
+            group = cls.create(name, properties, place)
+            cls.delete(resource.name, place)
+            return group
+        resource.kms_key_id = properties.get("KmsKeyId")
+        _set_retention(resource, properties)
+        logs = _logs(place)
+        logs.tagger.delete_all_tags_for_resource(resource.arn)
+        logs.tag_log_group(resource.name, _tags(properties))
+        return resource
+
+    @classmethod
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _logs(place).delete_log_group(name)
+
+
+def _logs(place: AccountRegion) -> Any:
+    return logs_backends[place.account_id][place.region]
+
+
+def _set_retention(group: Any, properties: Properties) -> None:
+    group.retention_in_days = properties.get("RetentionInDays")
+
+
+def _tags(properties: Properties) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])}

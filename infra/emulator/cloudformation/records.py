@@ -1,10 +1,13 @@
-"""What a stack keeps of itself: its resources, its outputs and the events of its history."""
+"""What a stack keeps of itself: its resources, its outputs, the events of its history; and what EventBridge hears."""
 
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
+
+from infra.emulator import events
+from infra.emulator.cloudformation.models import Place
 
 
 @dataclass(kw_only=True)
@@ -46,3 +49,24 @@ class Event:
     client_request_token: str | None
     timestamp: datetime
     event_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+def tell_status(stack: Place, status: str, reason: str | None, client_request_token: str | None) -> None:
+    """Tell the default bus of EventBridge that a stack's status has changed.
+
+    Source: AWS CloudFormation user guide, "Stack Status Change event detail". Changes of single resources are not told.
+    """
+    if not events.has_rules(stack.account_id, stack.region):
+        return
+    events.emit(
+        account_id=stack.account_id,
+        region=stack.region,
+        source="aws.cloudformation",
+        detail_type="CloudFormation Stack Status Change",
+        detail={
+            "stack-id": stack.stack_id,
+            "status-details": {"status": status, "status-reason": reason or ""},
+            "client-request-token": client_request_token or "",
+        },
+        resources=(stack.stack_id,),
+    )

@@ -3,11 +3,13 @@
 Operations that are not here are moto's: those on templates work, those on stack sets know none of these stacks.
 """
 
+import json
 from typing import Any, ClassVar
 
 from moto.cloudformation import urls
 from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.responses import CloudFormationResponse, get_template_summary_response_from_template
+from moto.cloudtrail.responses import CloudTrailResponse
 from moto.core.responses import ActionResult, EmptyResult
 
 from infra.emulator.cloudformation.changes import without_values
@@ -22,6 +24,15 @@ _services: dict[tuple[str, str], StackService] = {}
 def install() -> None:
     """Answer CloudFormation's requests from here on. Call it before the server starts."""
     urls.url_paths["{0}/$"] = StackResponse.dispatch
+    CloudTrailResponse.lookup_events = _no_events
+
+
+def _no_events(_response: CloudTrailResponse) -> str:
+    """Answer CloudTrail's LookupEvents, by which the CDK CLI explains a failed deployment.
+
+    moto has no answer, and the CLI asks again for half a minute.
+    """
+    return json.dumps({"Events": []})
 
 
 def unproven_types() -> list[str]:

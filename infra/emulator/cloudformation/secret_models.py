@@ -1,10 +1,15 @@
-"""Secrets and keys: moto has no model of the one, and can neither change nor delete the other."""
+"""Secrets, keys and parameters.
+
+moto has no model of a secret, can neither change nor delete a key, and fails on parameters with tags or without a name.
+"""
 
 import json
 from typing import Any
 
+from moto.ssm.models import ssm_backends
+
 from infra.emulator.cloudformation.api_model import Api, ApiModel, ApiResource, document, tag_changes, without
-from infra.emulator.resource_model import Properties
+from infra.emulator.resource_model import AccountRegion, ChangeableModel, Properties
 
 
 class Secret(ApiModel):
@@ -133,3 +138,54 @@ def _set_switches(api: Api, resource: ApiResource, properties: Properties) -> No
     ):
         if name in properties:
             api(on if str(properties[name]).lower() == "true" else off, KeyId=resource.physical_resource_id)
+
+
+class Parameter(ChangeableModel):
+    """AWS::SSM::Parameter."""
+
+    resource_type = "AWS::SSM::Parameter"
+    name_property = "Name"
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
+        return _put(name, properties, place, overwrite=False)
+
+    @classmethod
+    def update(cls, resource: Any, name: str, properties: Properties, place: AccountRegion) -> Any:
+        """Puts the template's value, whatever else changed: what somebody wrote meanwhile is lost, as on AWS."""
+        renamed = name != resource.name
+        parameter = _put(name, properties, place, overwrite=not renamed)
+        if renamed:
+            cls.delete(resource.name, place)
+        return parameter
+
+    @classmethod
+    def delete(cls, name: str, place: AccountRegion) -> None:
+        _ssm(place).delete_parameter(name)
+
+
+def _ssm(place: AccountRegion) -> Any:
+    return ssm_backends[place.account_id][place.region]
+
+
+def _put(name: str, properties: Properties, place: AccountRegion, *, overwrite: bool) -> Any:
+    ssm = _ssm(place)
+    parameter = ssm.put_parameter(
+        name=name,
+        description=properties.get("Description"),
+        value=properties["Value"],
+        parameter_type=properties["Type"],
+        allowed_pattern=properties.get("AllowedPattern"),
+        keyid=None,
+        overwrite=overwrite,
+        tags=None,
+        data_type=properties.get("DataType", "text"),
+        tier=properties.get("Tier"),
+        policies=properties.get("Policies"),
+    )
+    tags = properties.get("Tags", {})  # here, and almost nowhere else, a map
+    gone = ssm.list_tags_for_resource("Parameter", name).keys() - tags.keys()
+    ssm.remove_tags_from_resource("Parameter", name, sorted(gone))
+    if tags:
+        ssm.add_tags_to_resource("Parameter", name, tags)
+    return parameter

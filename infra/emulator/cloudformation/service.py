@@ -12,9 +12,9 @@ from moto.cloudformation.utils import get_stack_from_s3_url
 from moto.core.exceptions import ServiceException
 
 from infra.emulator.cloudformation.changes import changes_of
-from infra.emulator.cloudformation.recorded import INERT_TYPES, RecordedResource
 from infra.emulator.cloudformation.stack import FINAL_FAILURES, Stack
 from infra.emulator.cloudformation.template import TemplateError, parse_template
+from infra.emulator.cloudformation.unproven import INERT_TYPES, UnprovenResource
 
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
 """The CDK CLI recognises an empty change set by these words of AWS."""
@@ -135,7 +135,7 @@ class StackService:
                 resource.resource_type
                 for stack in self.stacks.values()
                 for resource in stack.resources.values()
-                if isinstance(resource.model, RecordedResource) and resource.resource_type not in INERT_TYPES
+                if isinstance(resource.model, UnprovenResource) and resource.resource_type not in INERT_TYPES
             }
 
     def template_from(self, body: str | None, url: str | None) -> str | None:
@@ -194,7 +194,7 @@ class StackService:
         return change_set
 
     def change_set(self, name_or_id: str, stack_name: str | None) -> ChangeSet:
-        """By ARN, or by the name it has among its own stack's. Raises ChangeSetNotFoundError."""
+        """Find a change set by ARN, or by its name among its own stack's. Raises ChangeSetNotFoundError."""
         for item in self.change_sets.values():
             if name_or_id == item.change_set_id or (
                 name_or_id == item.name and stack_name in (item.stack.name, item.stack.stack_id)
@@ -249,7 +249,7 @@ class StackService:
         stack.client_request_token = submission.client_request_token
 
     def _parameters(self, stack: Stack, submission: Submission, body: str | None = None) -> dict[str, str]:
-        """Raises ValidationError where one should be as before, and there was none."""
+        """Return the values of all parameters. Raises ValidationError on one that should be as before and never was."""
         values = {}
         for parameter in submission.parameters:
             key = parameter["ParameterKey"]

@@ -11,8 +11,7 @@ from typing import Any
 
 from infra.emulator.cloudformation import models
 from infra.emulator.cloudformation.models import Place, ResourceError
-from infra.emulator.cloudformation.records import Event, Output, StackResource
-from infra.emulator.cloudformation.stack_events import status_changed
+from infra.emulator.cloudformation.records import Event, Output, StackResource, tell_status
 from infra.emulator.cloudformation.template import Scope, TemplateError, parse_template
 
 FINAL_FAILURES = ("CREATE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
@@ -59,7 +58,7 @@ class Stack:
 
     @property
     def exports(self) -> dict[str, str]:
-        """What other stacks may import, by name."""
+        """Return what other stacks may import, by name."""
         return {output.export_name: output.value for output in self.outputs if output.export_name}
 
     # What CloudFormation does with a stack
@@ -136,7 +135,7 @@ class Stack:
         self._enter("DELETE_COMPLETE")
 
     def is_same(self, template_body: str, parameters: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-        """Whether an update to these would change nothing."""
+        """Say whether an update to these would change nothing."""
         template = parse_template(template_body)
         resolved = self.scope(template, parameters).parameters
         return template == self.template and resolved == self.parameters and dict(tags) == dict(self.tags)
@@ -304,7 +303,7 @@ class Stack:
         return outputs
 
     def _check_exports_in_use(self, kept: set[str | None], outputs: list[Output]) -> None:
-        """Raises ResourceError where an export would go or change that another stack imports."""
+        """Raise ResourceError where an export would go or change that another stack imports."""
         values = {output.export_name: output.value for output in outputs}
         for output in self.outputs:
             name = output.export_name
@@ -328,7 +327,7 @@ class Stack:
         )
 
     def scope(self, template: Mapping[str, Any], parameters: Mapping[str, str]) -> Scope:
-        """What `template` can refer to. Raises TemplateError where it or a parameter is wrong."""
+        """Return what `template` can refer to. Raises TemplateError where it or a parameter is wrong."""
         self._importing = set()
         return Scope(
             template=template,
@@ -368,7 +367,7 @@ class Stack:
 
     def _enter(self, status: str, reason: str | None = None) -> None:
         self.status, self.reason = status, reason
-        status_changed(self._place, status, reason, self.client_request_token)
+        tell_status(self._place, status, reason, self.client_request_token)
         self._event(self.name, self.stack_id, "AWS::CloudFormation::Stack", status, reason)
 
     def _event_of(self, resource: StackResource, status: str, reason: str | None = None) -> None:

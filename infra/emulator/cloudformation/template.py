@@ -128,7 +128,7 @@ class Scope:
                     )
 
     def condition(self, name: str) -> bool:
-        """Whether a condition of the template holds. Raises TemplateError where it has none of that name."""
+        """Say whether a condition of the template holds. Raises TemplateError where it has none of that name."""
         if name not in self._conditions:
             try:
                 declaration = self.template["Conditions"][name]
@@ -189,7 +189,7 @@ class Scope:
     # Intrinsic functions
 
     def resolve(self, value: Any) -> Any:
-        """`value` with every intrinsic function and dynamic reference replaced by what it stands for."""
+        """Return `value` with every intrinsic function and dynamic reference replaced by what it stands for."""
         if isinstance(value, list):
             return [item for item in map(self.resolve, value) if item is not NO_VALUE]
         if isinstance(value, str):

@@ -60,7 +60,7 @@ def shutdown() -> None:
 
 
 def has_rules(account_id: str, region: str) -> bool:
-    """Whether anyone listens on the default bus: if not, an event need not even be made."""
+    """Say whether anyone listens on the default bus: if not, an event need not even be made."""
     return bool(events_backends[account_id][region].event_buses["default"].rules)
 
 

@@ -27,7 +27,7 @@ class PatternError(Exception):
 
 
 def check_pattern(pattern: Mapping[str, Any]) -> None:
-    """Raises PatternError where PutRule must refuse it."""
+    """Raise PatternError where PutRule must refuse a pattern."""
     if not pattern:
         raise PatternError("Empty patterns are not allowed")
     for name, rules in pattern.items():
@@ -48,7 +48,7 @@ def check_pattern(pattern: Mapping[str, Any]) -> None:
 
 
 def matches(pattern: Mapping[str, Any], event: Mapping[str, Any]) -> bool:
-    """Whether a rule of this pattern, which has passed `check_pattern`, takes the event."""
+    """Say whether a rule of this pattern, which has passed `check_pattern`, takes the event."""
     for name, rules in pattern.items():
         if name == "$or":
             if not any(matches(alternative, event) for alternative in rules):

@@ -11,7 +11,7 @@ from typing import Any
 def service_may(
     statements: Iterable[Mapping[str, Any]], *, service: str, action: str, source_arn: str, account_id: str
 ) -> bool:
-    """Whether a policy's statements allow `service` (`events.amazonaws.com`) the action on behalf of `source_arn`."""
+    """Say whether a policy's statements allow `service` (`events.amazonaws.com`) the action for `source_arn`."""
     context = {
         "aws:sourcearn": source_arn,
         "aws:sourceaccount": account_id,

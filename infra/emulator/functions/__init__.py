@@ -1,14 +1,16 @@
 """Lambda of the embedded AWS: moto's API over functions that really run, as processes of this machine.
 
-`function` is a function, `invocation` one run of it, `asynchronous` what follows a run that nobody waits for,
-`environment` a process that serves runs, `bootstrap` the program inside it, `cloudformation` the types of resources.
+`function` is a function, `environment` a process that serves it, and `bootstrap` the program in it. `invocation` is
+one run, and `asynchronous` runs what nobody waits for. `service` holds the operations of the API that lead there,
+`cloudformation` the types of resources.
 """
 
 from infra.emulator.functions import cloudformation
 from infra.emulator.functions.asynchronous import check_settings, invoke_later, shutdown
 from infra.emulator.functions.environment import NoSuchEnvironmentError
 from infra.emulator.functions.environment import find as find_environment
-from infra.emulator.functions.function import Function, find, install
+from infra.emulator.functions.function import Function
+from infra.emulator.functions.service import find, install
 
 __all__ = [
     "Function",

@@ -31,6 +31,9 @@ NICENESS = 5
 END_OF_OUTPUT = b"\0end of an invocation's output\0"
 """Tells the server (environment.py) that what was written belongs to the invocation whose result it has."""
 
+_token = os.environ["AWS_SECRET_ACCESS_KEY"]
+"""What the server knows its own functions by; their code may change the variable."""
+
 # No proxy: the server is on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -50,7 +53,7 @@ class OnlyWhatLambdaHas:
 
 
 class Context:
-    """What a handler gets as its second argument."""
+    """The second argument of a handler."""
 
     def __init__(self, work: dict[str, Any]) -> None:
         self.aws_request_id: str = work["request_id"]
@@ -149,7 +152,8 @@ def _send(url: str, result: dict[str, Any]) -> None:
 
 def _request(url: str, body: dict[str, Any] | None = None, *, timeout_seconds: float | None = None) -> bytes:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - the server's own
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {_token}"}
+    request = urllib.request.Request(url, data, headers)  # noqa: S310 - the server's own
     with _opener.open(request, timeout=timeout_seconds) as answer:
         content: bytes = answer.read()
         return content

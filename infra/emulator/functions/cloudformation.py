@@ -51,7 +51,7 @@ class FunctionModel(ChangeableModel):
 
 
 class _OfFunction:
-    """What belongs to a function: its physical id holds all that is needed to find it again."""
+    """A part of a function: its physical id holds all that is needed to find it again."""
 
     def __init__(self, physical_id: str, **attributes: str) -> None:
         self.physical_resource_id = physical_id

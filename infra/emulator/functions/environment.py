@@ -7,17 +7,15 @@ up after as those of Batch jobs are.
 import base64
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from infra.emulator.batch.environment import CREDENTIALS
-from infra.emulator.batch.executor import ContainerRun
-from infra.emulator.batch.process_executor import ProcessExecutor
-
-if TYPE_CHECKING:
-    from infra.emulator.functions.function import Function
+from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.process_executor import ProcessExecutor
+from infra.emulator.functions.function import Function
 
 MAX_WARM = 6
 """Environments that wait for an event; where there would be more, the one that waits longest ends."""
@@ -29,10 +27,13 @@ END_OF_OUTPUT = b"\0end of an invocation's output\0"
 _BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 _STOP_SECONDS = 10
 
-_lock = threading.Lock()
+_changed = threading.Condition()
+"""Guards what follows, and tells when there is something new in `_warm`."""
 _all: dict[str, "Environment"] = {}
 _warm: list["Environment"] = []
 """The one that waits longest comes first."""
+_clocks: list[threading.Thread] = []
+"""The one thread that ends what has waited too long, once there is something to end."""
 _closed = threading.Event()
 
 
@@ -44,31 +45,31 @@ class Served(Protocol):
     """An invocation, as its environment knows it."""
 
     def work(self) -> dict[str, Any]:
-        """What the process is to do: it takes it up now."""
+        """Return what the process is to do: it takes it up now."""
 
     def on_output(self, output: bytes) -> None:
-        """A piece of what the process wrote meanwhile."""
+        """Take a piece of what the process wrote meanwhile."""
 
     def on_result(self, payload: str, *, failed: bool) -> None:
-        """What the handler returned or raised, as JSON."""
+        """Take what the handler returned or raised, as JSON."""
 
     def on_over(self, exit_code: int | None) -> None:
-        """All output was delivered. `exit_code`: of the process, where it has ended."""
+        """Hear that all output was delivered. `exit_code` is the process's, where it has ended."""
 
 
-def take(function: "Function") -> "Environment":
+def take(function: Function) -> "Environment":
     """An environment for one invocation: a warm one of the function as it is now, or else a new one.
 
     Raises CannotStartError, ConfigurationError.
     """
     identity = _identity(function)
-    with _lock:
+    with _changed:
         for environment in reversed(_warm):
             if environment.is_alive and environment.identity == identity:
                 _warm.remove(environment)
                 return environment
     environment = Environment(function, identity)
-    with _lock:
+    with _changed:
         _all[environment.id] = environment
     environment.start()
     if _closed.is_set():
@@ -77,20 +78,22 @@ def take(function: "Function") -> "Environment":
 
 
 def give_back(environment: "Environment") -> None:
-    """It has nothing to do: keep it for a while."""
-    with _lock:
+    """Keep an environment that has nothing to do for a while."""
+    with _changed:
+        environment.waits_since = time.monotonic()
         _warm.append(environment)
         surplus = _warm.pop(0) if len(_warm) > MAX_WARM or _closed.is_set() else None
+        if not _clocks:
+            _clocks.append(threading.Thread(target=_end_cold, name="warm-environments", daemon=True))
+            _clocks[0].start()
+        _changed.notify_all()
     if surplus is not None:
         surplus.kill()
-    clock = threading.Timer(WARM_SECONDS, _expire, (environment, environment.served_count))
-    clock.daemon = True
-    clock.start()
 
 
 def find(environment_id: str) -> "Environment":
-    """Raises NoSuchEnvironmentError."""
-    with _lock:
+    """Find a living environment by its id. Raises NoSuchEnvironmentError."""
+    with _changed:
         environment = _all.get(environment_id)
     if environment is None:
         raise NoSuchEnvironmentError(f"no environment {environment_id} is alive")
@@ -100,35 +103,39 @@ def find(environment_id: str) -> "Environment":
 def close() -> None:
     """End all, and whatever is taken from now on; returns when they are gone."""
     _closed.set()
-    with _lock:
+    with _changed:
         environments = list(_all.values())
         _warm.clear()
+        _changed.notify_all()
     for environment in environments:
         environment.kill()
     for environment in environments:
         environment.join(_STOP_SECONDS)
 
 
-def _expire(environment: "Environment", served_count: int) -> None:
-    with _lock:
-        if environment not in _warm or environment.served_count != served_count:
-            return  # it has been taken since
-        _warm.remove(environment)
-    environment.kill()
+def _end_cold() -> None:
+    """End each environment that has waited long enough; one thread does so for all."""
+    with _changed:
+        while not _closed.is_set():
+            left = _warm[0].waits_since + WARM_SECONDS - time.monotonic() if _warm else None
+            if left is None or left > 0:
+                _changed.wait(left)
+            else:
+                _warm.pop(0).kill()
 
 
-def _identity(function: "Function") -> Mapping[str, Any]:
-    """What an environment was made from; another may not serve the function any more."""
+def _identity(function: Function) -> Mapping[str, Any]:
+    """Return what an environment is made from; made from anything else it may not serve the function any more."""
     return {"arn": function.function_arn, "code": function.code_sha_256, "variables": _variables(function)}
 
 
-def _variables(function: "Function") -> dict[str, str]:
+def _variables(function: Function) -> dict[str, str]:
     return {
+        **function.credentials.environment,
         "AWS_REGION": function.region,
         "AWS_DEFAULT_REGION": function.region,
         "AWS_ENDPOINT_URL": function.endpoint,
         "AWS_EC2_METADATA_DISABLED": "true",
-        **CREDENTIALS,
         "AWS_EXECUTION_ENV": f"AWS_Lambda_{function.run_time}",
         "AWS_LAMBDA_FUNCTION_NAME": function.function_name,
         "AWS_LAMBDA_FUNCTION_VERSION": function.shown_version,
@@ -141,12 +148,12 @@ def _variables(function: "Function") -> dict[str, str]:
 
 
 class Environment:
-    """One process, from its start to its end."""
+    """A process that serves one function, from its start to its end."""
 
-    def __init__(self, function: "Function", identity: Mapping[str, Any]) -> None:
+    def __init__(self, function: Function, identity: Mapping[str, Any]) -> None:
         self.id = str(uuid.uuid4())
         self.identity = identity
-        self.served_count = 0
+        self.waits_since = 0.0
         self._function = function
         self._code = function.code_bytes
         self._served: Served | None = None
@@ -161,7 +168,7 @@ class Environment:
         return self._exit_code is None
 
     def start(self) -> None:
-        """Raises CannotStartError, ConfigurationError."""
+        """Start the process. Raises CannotStartError, ConfigurationError."""
         url = f"{self._function.endpoint}/trainyard/environments/{self.id}"
         run = ContainerRun(
             name=f"trainyard-function-{self.id}",
@@ -175,7 +182,7 @@ class Environment:
         try:
             self._handle = ProcessExecutor().start(run)
         except Exception:
-            with _lock:
+            with _changed:
                 del _all[self.id]
             raise
         self._thread.start()
@@ -183,7 +190,6 @@ class Environment:
     def serve(self, served: Served) -> None:
         """Hand over an invocation, whose `on_over` tells of the end."""
         with self._changed:
-            self.served_count += 1
             self._served = served
             self._is_waiting = True
             self._changed.notify_all()
@@ -191,13 +197,13 @@ class Environment:
             self._over(self._exit_code)
 
     def code(self) -> dict[str, str]:
-        """What the process asks for first. It gets it once an invocation is there to hear what modules print."""
+        """Return what the process asks for first, once an invocation is there to hear what modules print."""
         with self._changed:
             self._changed.wait_for(lambda: self._served is not None or not self.is_alive)
         return {"code": base64.b64encode(self._code).decode(), "handler": str(self._function.handler)}
 
     def next_work(self) -> dict[str, Any] | None:
-        """What it asks for then, and after each result: waits for an invocation. None: there will be no more."""
+        """Wait for an invocation; the process asks for it then and after each result. None: there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_waiting or not self.is_alive)
             served = self._served
@@ -205,7 +211,7 @@ class Environment:
         return None if served is None else served.work()
 
     def result(self, payload: str, *, failed: bool) -> None:
-        """What the process says of the invocation. Raises NoSuchEnvironmentError where it has none."""
+        """Take what the process says of the invocation. Raises NoSuchEnvironmentError where it has none."""
         served = self._served
         if served is None:
             raise NoSuchEnvironmentError(f"environment {self.id} serves no invocation")
@@ -222,7 +228,7 @@ class Environment:
     def _watch(self) -> None:
         code = self._handle.wait().code
         self._deliver(self._held_back)
-        with _lock:
+        with _changed:
             del _all[self.id]
             if self in _warm:
                 _warm.remove(self)
@@ -242,7 +248,7 @@ class Environment:
         self._held_back = rest[whole:]
 
     def _deliver(self, output: bytes) -> None:
-        """What is written between two invocations is nobody's."""
+        """Hand on what was written during an invocation; between two, it is nobody's."""
         if output and self._served is not None:
             self._served.on_output(output)
 

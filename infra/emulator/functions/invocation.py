@@ -7,18 +7,16 @@ import uuid
 from collections import deque
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moto.logs.models import LogGroup, LogStream, logs_backends
 
-from infra.emulator.batch.executor import CannotStartError
-from infra.emulator.batch.logs import LogStreamWriter
+from infra.emulator.containers.executor import CannotStartError
+from infra.emulator.containers.logs import LogStreamWriter
+from infra.emulator.errors import ConfigurationError
 from infra.emulator.functions import environment as environments
 from infra.emulator.functions.environment import Environment
-from jobs.contract.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from infra.emulator.functions.function import Function
+from infra.emulator.functions.function import Function
 
 MAX_CONCURRENT = 4
 """Invocations that run at once on this machine; the others wait. An AWS account starts with 1000."""
@@ -42,16 +40,16 @@ class Outcome:
     log_tail: bytes
 
 
-def run(function: "Function", event: str, *, request_id: str | None = None) -> Outcome:
+def run(function: Function, event: str, *, request_id: str | None = None) -> Outcome:
     """Invoke a function and wait for its end; `event` is JSON."""
     with _slots:
         return _Invocation(function, event, request_id or str(uuid.uuid4())).run()
 
 
 class _Invocation:
-    """One run, as its environment serves it (environment.Served)."""
+    """One run of a function, as its environment serves it (environment.Served)."""
 
-    def __init__(self, function: "Function", event: str, request_id: str) -> None:
+    def __init__(self, function: Function, event: str, request_id: str) -> None:
         self._function = function
         self._event = event
         self._request_id = request_id
@@ -151,7 +149,7 @@ class _Invocation:
         return json.dumps({"errorType": kind, "errorMessage": shown}), True
 
 
-def _open_log(function: "Function") -> tuple[str, LogStreamWriter]:
+def _open_log(function: Function) -> tuple[str, LogStreamWriter]:
     """A stream of its own for each run: its name, and what writes to it."""
     backend = logs_backends[function.account_id][function.region]
     name = function.log_group

@@ -10,7 +10,9 @@ import psutil
 import pytest
 
 from infra.emulator import cdk_cli
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.credentials import Credentials
+from infra.emulator.errors import ConfigurationError
+from tests.support.embedded_aws import EmbeddedAws
 
 APP = """
 import sys
@@ -38,7 +40,7 @@ def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("assemblies")
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", APP, str(folder)],
-        env={**os.environ, **cdk_cli.environment("http://localhost:9", scratch=folder)},
+        env={**os.environ, **cdk_cli.environment("http://localhost:9", Credentials.random(), scratch=folder)},
         timeout=120,
         check=True,
     )
@@ -48,21 +50,13 @@ def assemblies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Cli:
     """Runs it on one of the assemblies, in a folder of its own."""
 
-    def __init__(self, endpoint: str, folder: Path, assemblies: Path) -> None:
-        self.endpoint = endpoint
+    def __init__(self, aws: EmbeddedAws, folder: Path, assemblies: Path) -> None:
+        self.aws = aws
         self.folder = folder
         self.assemblies = assemblies
 
     def __call__(self, *arguments: str, value: str) -> tuple[int, str]:
-        lines: list[str] = []
-        code = cdk_cli.run(
-            [*arguments, "--all", "--app", str(self.assemblies / value), "--no-notices"],
-            endpoint=self.endpoint,
-            scratch=self.folder,
-            cwd=self.folder,
-            on_line=lines.append,
-        )
-        return code, "\n".join(lines)
+        return self.aws.cdk(*arguments, "--all", "--app", str(self.assemblies / value), scratch=self.folder)
 
     def deploy(self, *arguments: str, value: str) -> tuple[int, str]:
         return self("deploy", "--require-approval", "never", *arguments, value=value)
@@ -70,7 +64,7 @@ class Cli:
 
 @pytest.mark.parametrize("method", ["change-set", "direct"])
 def test_deploys_changes_fails_and_destroys(fresh_aws: Any, tmp_path: Path, assemblies: Path, method: str) -> None:
-    cli, ssm = Cli(fresh_aws.endpoint, tmp_path, assemblies), fresh_aws.client("ssm")
+    cli, ssm = Cli(fresh_aws, tmp_path, assemblies), fresh_aws.client("ssm")
 
     def values() -> dict[str, str]:
         found = ssm.get_parameters(Names=["/cli/producer", "/cli/consumer"])["Parameters"]
@@ -109,6 +103,7 @@ def test_an_interrupt_ends_the_cli_and_all_it_started(embedded_aws: Any, tmp_pat
         cdk_cli.run(
             ["synth", "--app", f"{sys.executable} {app}", "--no-notices"],
             endpoint=embedded_aws.endpoint,
+            credentials=embedded_aws.credentials,
             scratch=tmp_path,
             cwd=tmp_path,
             on_line=on_line,
@@ -123,10 +118,12 @@ def test_environment_holds_nothing_of_the_user(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.setenv(name, "of-the-user")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
 
-    environment = cdk_cli.environment("http://localhost:1", scratch=tmp_path)
+    credentials = Credentials.random()
+    environment = cdk_cli.environment("http://localhost:1", credentials, scratch=tmp_path)
 
     assert "of-the-user" not in environment.values()
     assert environment["AWS_ENDPOINT_URL"] == "http://localhost:1"
+    assert environment["AWS_ACCESS_KEY_ID"] == credentials.access_key_id
     assert environment["HOME"] == str(tmp_path)
     assert "localhost" in environment["NO_PROXY"]
 

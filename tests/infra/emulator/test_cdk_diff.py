@@ -41,15 +41,8 @@ def diff(deployed_aws: EmbeddedAws, tmp_path: Path) -> Diff:
             script = tmp_path / "changed_app.py"
             script.write_text(APP.format(root=str(cdk_cli.ROOT), max_nodes=max_nodes))
             app = f"{cdk_cli.APP.split(' -m ')[0]} {script}"
-        lines: list[str] = []
-        code = cdk_cli.run(
-            ["diff", *arguments, "--app", app, "--output", str(tmp_path / "cdk.out"), "--no-notices"],
-            endpoint=deployed_aws.endpoint,
-            scratch=tmp_path,
-            cwd=cdk_cli.ROOT,
-            on_line=lines.append,
-        )
-        return code, "\n".join(lines)
+        output = ["--output", str(tmp_path / "cdk.out")]
+        return deployed_aws.cdk("diff", *arguments, "--app", app, *output, scratch=tmp_path, cwd=cdk_cli.ROOT)
 
     return run
 

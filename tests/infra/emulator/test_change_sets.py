@@ -12,7 +12,7 @@ TIER = {"Tier": {"Type": "String", "Default": "Standard"}, "Secret": {"Type": "S
 
 
 class Stack:
-    """One that is deployed once, and looked at with other templates from then on."""
+    """A stack that is deployed once, and looked at with other templates from then on."""
 
     def __init__(self, aws: EmbeddedAws, name: str) -> None:
         self.aws = aws
@@ -34,7 +34,7 @@ class Stack:
         values: bool = True,
         **sections: Any,
     ) -> dict[str, Any]:
-        """By logical id; with the values of properties unless told otherwise."""
+        """Return the changes by logical id; with the values of properties unless told otherwise."""
         self.client.create_change_set(
             StackName=self.name,
             ChangeSetName="look",

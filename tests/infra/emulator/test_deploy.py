@@ -1,7 +1,7 @@
 """The project's own stage, deployed by the real CDK CLI, seen through the AWS API."""
 
-import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +21,8 @@ from jobs.contract.stage import (
     parameter_path,
     queue_parameter,
 )
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.emulator.batch_calls import until
 
 DEPLOY = [sys.executable, "-m", "infra.emulator", "deploy"]
 
@@ -108,7 +110,7 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, t
     before = parameters(deployed_aws)
     result = subprocess.run(
         [*DEPLOY, "--endpoint", deployed_aws.endpoint],
-        env={**os.environ, "HOME": str(tmp_path), "AWS_PROFILE": "of-the-user"},
+        env={**deployed_aws.environment, "HOME": str(tmp_path), "AWS_PROFILE": "of-the-user"},
         capture_output=True,
         text=True,
         timeout=240,
@@ -120,6 +122,28 @@ def test_a_second_deployment_bootstraps_and_changes_nothing(deployed_aws: Any, t
     assert re.search(r"\[(\d+)/\1\]", result.stderr)  # the last of all stacks
     assert parameters(deployed_aws) == before
     assert list(tmp_path.iterdir()) == []  # the home of the user is left alone
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_deployment_leaves_no_folders_behind(
+    deployed_aws: EmbeddedAws, tmp_path: Path, number: signal.Signals
+) -> None:
+    temporary, log = tmp_path / "tmp", tmp_path / "log"
+    temporary.mkdir()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*DEPLOY, "--endpoint", deployed_aws.endpoint],
+            env={**deployed_aws.environment, "TMPDIR": str(temporary)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            until(lambda: [*temporary.rglob("jsii*"), *temporary.rglob("tmp?*")] or None, "the app runs")
+            process.send_signal(number)
+            assert process.wait(60) == 130, log.read_text()
+        finally:
+            process.kill()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(

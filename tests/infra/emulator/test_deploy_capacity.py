@@ -24,6 +24,7 @@ def prod_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
     with run_embedded_aws(tmp_path_factory.mktemp("prod")) as aws:
         deployment = subprocess.run(
             [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint, "--stage", "prod"],
+            env=dict(aws.environment),
             capture_output=True,
             text=True,
             timeout=DEPLOY_SECONDS,

@@ -41,7 +41,7 @@ def zipped(source: str, **files: str) -> bytes:
 
 
 def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = None, **more: Any) -> str:
-    """A function's name."""
+    """Make a function; return its name."""
     iam = aws.client("iam")
     role = iam.create_role(RoleName=f"role-{uuid.uuid4().hex[:8]}", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     name = f"function-{uuid.uuid4().hex[:8]}"
@@ -53,7 +53,7 @@ def function(aws: EmbeddedAws, source: str, *, files: dict[str, str] | None = No
 
 
 def invoke(aws: EmbeddedAws, name: str, event: Any = None, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """The result, and the rest of the answer."""
+    """Invoke a function; return the result, and the rest of the answer."""
     answer = aws.client("lambda").invoke(FunctionName=name, Payload=json.dumps(event), **more)
     return json.loads(answer.pop("Payload").read() or "null"), answer
 
@@ -277,10 +277,30 @@ def test_no_function_outlives_the_server(fresh_aws: EmbeddedAws, tmp_path: Path,
     until(lambda: None if psutil.pid_exists(pid) else True, "the function is gone")
 
 
+def test_many_invocations_take_a_bounded_number_of_threads(aws: EmbeddedAws) -> None:
+    server = psutil.Process(aws.process.pid)
+    quick = function(aws, "def handler(event, context): pass")
+    failing = function(aws, "def handler(event, context): raise ValueError")
+    for number in range(60):
+        invoke(aws, failing if number % 3 == 0 else quick, InvocationType="Event")
+    most = server.num_threads()
+
+    def all_started() -> bool | None:
+        nonlocal most
+        most = max(most, server.num_threads())
+        lines = [line for name in (quick, failing) for line in log_lines(aws, f"/aws/lambda/{name}")]
+        return sum(line.startswith("END") for line in lines) == 40 + 20 * 3 or None
+
+    until(all_started, "all of them and all their retries have run")
+    assert most < 60
+
+
 def test_only_what_runs_has_work_and_a_result(aws: EmbeddedAws) -> None:
     for what, data in (("code", None), ("next", None), ("result", b'{"payload": "1"}')):
+        token = {"Authorization": f"Bearer {aws.credentials.secret_access_key}"}
+        request = urllib.request.Request(f"{aws.endpoint}/trainyard/environments/none/{what}", data, token)
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{aws.endpoint}/trainyard/environments/none/{what}", data, timeout=10)
+            urllib.request.urlopen(request, timeout=10)
 
 
 COUNTER = """

@@ -61,7 +61,7 @@ app.synth()
 
 @dataclass(frozen=True)
 class Seen:
-    """What is there at one moment."""
+    """The account at one moment."""
 
     environments: Mapping[str, Mapping[str, Any]]
     """Compute resources by ARN."""
@@ -88,22 +88,11 @@ class Account:
     def cdk(self, *arguments: str, app: str = cdk_cli.APP) -> tuple[int, str]:
         """Run the CLI; its exit code and all it said."""
         output = ["--output", str(self.folder / "cdk.out"), "--no-version-reporting"]
-        return self._run(*arguments, "--app", app, *output, cwd=cdk_cli.ROOT)
+        return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=cdk_cli.ROOT)
 
     def bootstrap(self) -> tuple[int, str]:
         # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
-        return self._run("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", cwd=self.folder)
-
-    def _run(self, *arguments: str, cwd: Path) -> tuple[int, str]:
-        lines: list[str] = []
-        code = cdk_cli.run(
-            [*arguments, "--no-notices"],
-            endpoint=self.aws.endpoint,
-            scratch=self.folder,
-            cwd=cwd,
-            on_line=lines.append,
-        )
-        return code, "\n".join(lines)
+        return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
 
     def changed_app(self, changes: str, *, before: str = "", after: str = "") -> str:
         """The command of an app whose stage `dev` has other settings."""
@@ -120,7 +109,7 @@ class Account:
         return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
 
     def states(self) -> set[str]:
-        """Of the stage's compute environments."""
+        """Return the states of the stage's compute environments."""
         found = self.aws.client("batch").describe_compute_environments()["computeEnvironments"]
         return {one["state"] for one in found if "prod" not in one["computeEnvironmentArn"]}
 

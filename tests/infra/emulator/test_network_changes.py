@@ -7,7 +7,6 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 
-from infra.emulator import cdk_cli
 from infra.network.stack import NetworkStack
 from infra.stages import ExistingVpc, Stage, Team
 from infra.storage.stack import StorageStack
@@ -21,7 +20,7 @@ Deploy = Callable[..., str]
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
     folder = tmp_path_factory.mktemp("changes")
     with run_embedded_aws(folder) as aws:
-        code, output = _cli(aws, folder, "bootstrap", "aws://123456789012/us-east-1")
+        code, output = aws.cdk("bootstrap", "aws://123456789012/us-east-1", scratch=folder)
         assert code == 0, output
         yield aws
         assert aws.health()["server_errors"] == []
@@ -40,7 +39,7 @@ def deploy(aws: EmbeddedAws, tmp_path: Path) -> Deploy:
         StorageStack(scope, stage=row, network=NetworkStack(scope, stage=row))
         app.synth()
         arguments = ("deploy", f"{row.name}/*", "--app", str(folder), "--method=direct", "--require-approval", "never")
-        code, output = _cli(aws, tmp_path, *arguments)
+        code, output = aws.cdk(*arguments, scratch=tmp_path)
         assert (code != 0) == refused, output
         return output
 
@@ -111,14 +110,6 @@ def test_an_existing_vpc_is_used_as_it_is(aws: EmbeddedAws, deploy: Deploy) -> N
         assert group["IpPermissions"]
         for rule in group["IpPermissions"]:
             assert (rule["IpRanges"], rule["Ipv6Ranges"], len(rule["UserIdGroupPairs"])) == ([], [], 1)
-
-
-def _cli(aws: EmbeddedAws, folder: Path, *arguments: str) -> tuple[int, str]:
-    lines: list[str] = []
-    code = cdk_cli.run(
-        [*arguments, "--no-notices"], endpoint=aws.endpoint, scratch=folder, cwd=folder, on_line=lines.append
-    )
-    return code, "\n".join(lines)
 
 
 def _subnets(aws: EmbeddedAws) -> dict[tuple[str, str], str]:

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +17,47 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+
 SERVE = [sys.executable, "-m", "infra.emulator", "serve"]
 
 
-def test_state_file_says_where_it_is(fresh_aws: Any) -> None:
-    state = json.loads(fresh_aws.state_file.read_text())
+@pytest.fixture(scope="module")
+def untouched_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+    """A server that its tests only look at."""
+    with run_embedded_aws(tmp_path_factory.mktemp("untouched")) as aws:
+        yield aws
 
+
+@pytest.fixture(scope="module")
+def failing_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+    """A server that its tests make fail inside."""
+    with run_embedded_aws(tmp_path_factory.mktemp("failing")) as aws:
+        yield aws
+
+
+def test_state_file_says_where_it_is(untouched_aws: EmbeddedAws) -> None:
+    state = json.loads(untouched_aws.state_file.read_text())
+
+    assert stat.S_IMODE(untouched_aws.state_file.stat().st_mode) == 0o600
     assert state == {
         "endpoint": f"http://localhost:{state['port']}",
         "port": state["port"],
-        "pid": fresh_aws.process.pid,
+        "pid": untouched_aws.process.pid,
         "executor": "process",
         "registry": None,
+        "access_key_id": untouched_aws.credentials.access_key_id,
+        "secret_access_key": untouched_aws.credentials.secret_access_key,
     }
-    health = fresh_aws.health()
-    assert (health["pid"], health["executor"], health["jobs"]) == (fresh_aws.process.pid, "process", {})
+    health = untouched_aws.health()
+    assert (health["pid"], health["executor"], health["jobs"]) == (untouched_aws.process.pid, "process", {})
     assert (health["server_errors"], health["unproven"]) == ([], [])
 
 
-def test_listens_on_loopback_only(fresh_aws: Any) -> None:
+def test_listens_on_loopback_only(untouched_aws: EmbeddedAws) -> None:
     listening = [
         connection.laddr
-        for connection in psutil.Process(fresh_aws.process.pid).net_connections("inet")
+        for connection in psutil.Process(untouched_aws.process.pid).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
 
@@ -130,31 +151,33 @@ def test_leaves_the_state_file_of_its_successor_alone(fresh_aws: Any) -> None:
     assert json.loads(fresh_aws.state_file.read_text()) == successor
 
 
-def test_what_moto_cannot_do_is_an_answer_and_on_record(fresh_aws: Any) -> None:
+def test_what_moto_cannot_do_is_an_answer_and_on_record(failing_aws: EmbeddedAws) -> None:
+    before = len(failing_aws.health()["server_errors"])
     with pytest.raises(ClientError) as failure:
-        fresh_aws.client("cloudformation").detect_stack_drift(StackName="any")
+        failing_aws.client("cloudformation").detect_stack_drift(StackName="any")
 
     assert failure.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
     assert "cloudformation:DetectStackDrift" in failure.value.response["Error"]["Message"]
-    (error,) = fresh_aws.health()["server_errors"]
+    (error,) = failing_aws.health()["server_errors"][before:]
     assert error["operation"] == "cloudformation:DetectStackDrift"
     assert error["path"] == "/"
-    log = fresh_aws.log.read_text()
+    log = failing_aws.log.read_text()
     assert "Traceback" in log
     assert "NotImplementedError" in log
 
 
-def test_a_model_that_breaks_fails_the_stack_and_is_on_record(fresh_aws: Any) -> None:
-    cloudformation = fresh_aws.client("cloudformation")
+def test_a_model_that_breaks_fails_the_stack_and_is_on_record(failing_aws: EmbeddedAws) -> None:
+    before = len(failing_aws.health()["server_errors"])
+    cloudformation = failing_aws.client("cloudformation")
     broken = {"Resources": {"Topic": {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String"}}}}
     cloudformation.create_stack(StackName="broken", TemplateBody=json.dumps(broken))
 
     (stack,) = cloudformation.describe_stacks(StackName="broken")["Stacks"]
     assert stack["StackStatus"] == "ROLLBACK_COMPLETE"
     assert "KeyError: 'Value'" in stack["StackStatusReason"]
-    (error,) = fresh_aws.health()["server_errors"]
+    (error,) = failing_aws.health()["server_errors"][before:]
     assert error["operation"] == "creating Topic (AWS::SSM::Parameter)"
-    assert "Traceback" in fresh_aws.log.read_text()
+    assert "Traceback" in failing_aws.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -162,7 +185,8 @@ def test_a_model_that_breaks_fails_the_stack_and_is_on_record(fresh_aws: Any) ->
     [("GET", "/trainyard/unknown"), ("POST", "/trainyard/health"), ("POST", "/trainyard/jobs/none/reclaim")],
 )
 def test_what_is_not_there_is_not_found(embedded_aws: Any, method: str, path: str) -> None:
-    request = urllib.request.Request(f"{embedded_aws.endpoint}{path}", method=method)
+    token = {"Authorization": f"Bearer {embedded_aws.credentials.secret_access_key}"}
+    request = urllib.request.Request(f"{embedded_aws.endpoint}{path}", headers=token, method=method)
     with pytest.raises(urllib.error.HTTPError) as failure:
         urllib.request.urlopen(request, timeout=30)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from infra.emulator import CREDENTIALS
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
 from infra.stages import Stage, Team
@@ -29,7 +28,7 @@ def connected(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Embedd
     """Let this process's boto3 talk to that AWS, as the preflight's does."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in CREDENTIALS.items():
+    for name, value in empty_aws.credentials.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", empty_aws.endpoint)
     return empty_aws

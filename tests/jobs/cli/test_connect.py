@@ -24,11 +24,11 @@ from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.infra.synthesis import ROOT
 from tests.support.jobs.faulty_proxy import FaultyProxy
 from tests.support.jobs.notebooks import wait_until
-from tests.support.jobs.submitting import environment_of, planned_to_run, wait_for
+from tests.support.jobs.submitting import planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 
 DETACHED = 130

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import time
 import urllib.request
@@ -77,6 +78,23 @@ def test_what_runs_is_shown_and_not_started_twice(
     assert f"AWS_ENDPOINT_URL={up['endpoint']}" in shown
     assert "AWS_DEFAULT_REGION=us-east-1" in shown
     assert "AWS_PROFILE=mine" not in shown
+
+
+def test_env_hands_out_credentials_that_only_their_owner_can_read(
+    trainyard: Trainyard, up: dict[str, object], tmp_path: Path
+) -> None:
+    assert stat.S_IMODE((tmp_path / ".trainyard/emulator.json").stat().st_mode) == 0o600
+    lines = trainyard("local", "env").stdout.splitlines()
+    assert f"export AWS_ACCESS_KEY_ID={up['access_key_id']}" in lines
+    assert f"export AWS_SECRET_ACCESS_KEY={up['secret_access_key']}" in lines
+    key = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    refused = trainyard("list", environment={**key, "AWS_ENDPOINT_URL": str(up["endpoint"])})
+    assert refused.returncode == 3
+    assert 'eval "$(trainyard local env)"' in refused.stderr
+
+    trainyard("local", "down")
+    assert trainyard("local", "up", "--no-deploy").returncode == 0
+    assert str(up["access_key_id"]) not in trainyard("local", "env").stdout
 
 
 def test_a_stage_that_no_settings_have_is_refused_with_the_closest_one(

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,8 +17,7 @@ from jobs.contract.locations import S3Location
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws
-from tests.support.jobs.submitting import environment_of
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, environment_of
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
@@ -33,6 +31,7 @@ CHECKPOINT_EVERY_STEPS = 20
 def deployment(embedded_aws: EmbeddedAws) -> EmbeddedAws:
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint, "--stage", STAGE],
+        env=dict(embedded_aws.environment),
         capture_output=True,
         text=True,
         timeout=DEPLOY_SECONDS,
@@ -305,6 +304,4 @@ def sets(settings: tuple[str, ...]) -> list[str]:
 
 
 def reclaim(aws: EmbeddedAws, job_id: str) -> None:
-    request = urllib.request.Request(f"{aws.endpoint}/trainyard/jobs/{job_id}/reclaim", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        assert json.load(answer)["reclaimed"]
+    aws.reclaim(job_id)

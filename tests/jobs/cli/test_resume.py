@@ -15,8 +15,9 @@ from jobs.contract.records import Attempt
 from jobs.contract.stage import DeployedStage
 from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import Run, RunCommand, environment_of, wait_for
+from tests.support.jobs.submitting import Run, RunCommand, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]

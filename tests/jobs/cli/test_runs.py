@@ -17,8 +17,9 @@ from jobs.client import batch
 from jobs.contract.errors import UsageError
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import Run, RunCommand, environment_of, planned_to_run, wait_for
+from tests.support.jobs.submitting import Run, RunCommand, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,8 +1,6 @@
 """Several nodes on Spot, from the command line to the receipt: each starts, is taken away and comes again by itself."""
 
-import json
 import subprocess
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -94,9 +92,7 @@ def test_two_nodes_come_one_after_the_other_and_both_again_when_one_is_taken_awa
         assert (job.state, job.queue, job.nodes) == ("RUNNING", "gaudi-spot", {"RUNNABLE": 1, "RUNNING": 1})
         batch.terminate_id(embedded, other, reason="the test goes on")
         read_until("checkpoint: step ")
-        url = f"{deployed_aws.endpoint}/trainyard/jobs/{job.id}:1/reclaim"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
-            assert json.load(answer)["reclaimed"]
+        deployed_aws.reclaim(f"{job.id}:1")
         seen += following.stdout
         assert following.wait() == 0, "".join(seen) + (tmp_path / "stderr").read_text()
 

@@ -16,9 +16,9 @@ from jobs.client import batch
 from jobs.contract.releases import release
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, environment_of, wait_for
+from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 

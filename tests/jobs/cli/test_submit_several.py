@@ -13,8 +13,9 @@ from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, SPEC, environment_of, wait_for
+from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 

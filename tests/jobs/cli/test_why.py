@@ -15,9 +15,9 @@ from jobs.client.why import Finding, findings, is_waiting
 from jobs.contract.queues import GAUDI_SPOT
 from jobs.contract.stage import DeployedStage
 from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import environment_of, planned_to_run, wait_for
+from tests.support.jobs.submitting import planned_to_run, wait_for
 
 Submit = Callable[..., Job]
 

@@ -1,7 +1,6 @@
 """A notebook's life as its user sees it: submitted, worked in, reclaimed, shut down; on real processes."""
 
 import contextlib
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 
 import psutil
@@ -21,7 +20,7 @@ from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.infra.synthesis import ROOT
-from tests.support.jobs.notebooks import PATIENCE_SECONDS, Browser, wait_until
+from tests.support.jobs.notebooks import Browser, wait_until
 
 SPEC = ROOT / "jobs/specs/notebook.yaml"
 
@@ -169,8 +168,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
 
     # WHEN EC2 takes the instance back just after another file was written
     browser.run(browser.start_kernel(), "open('last.txt', 'w').write('before the reclaim')")
-    request = urllib.request.Request(f"{deployed_aws.endpoint}/trainyard/jobs/{notebook.job_id}/reclaim", method="POST")
-    urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
+    deployed_aws.reclaim(notebook.job_id)
     # THEN all files are back in the next attempt, at another address
     second = notebook.server(attempt=2)
     assert second.token != server.token

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infra.emulator import CREDENTIALS
 from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import OpenArtifact
@@ -50,7 +49,7 @@ def embedded_s3(embedded_aws: EmbeddedAws) -> "S3Client":
     """The client that jobs use, connected to the embedded AWS, with a bucket for inputs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AWS_PROFILE", raising=False)
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": embedded_aws.endpoint}.items():
+        for name, value in {**embedded_aws.credentials.environment, "AWS_ENDPOINT_URL": embedded_aws.endpoint}.items():
             patch.setenv(name, value)
         client = object_store.connect()
     client.create_bucket(Bucket=BUCKET)

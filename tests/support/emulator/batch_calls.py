@@ -28,7 +28,7 @@ class Batch:
     instance_profile: str
 
     def environment(self, *, max_vcpus: int = 64, kind: str = "EC2") -> str:
-        """A compute environment's name."""
+        """Make a compute environment; return its name."""
         name = f"environment-{uuid.uuid4().hex[:8]}"
         self.client.create_compute_environment(
             computeEnvironmentName=name,
@@ -46,7 +46,7 @@ class Batch:
         return name
 
     def queue(self, *environments: str, priority: int = 1, **more: Any) -> str:
-        """A queue's name; an environment of its own where none is given."""
+        """Make a queue, with an environment of its own where none is given; return its name."""
         name = f"queue-{uuid.uuid4().hex[:8]}"
         order = [
             {"order": place, "computeEnvironment": environment}
@@ -58,7 +58,7 @@ class Batch:
         return name
 
     def definition(self, *command: str, vcpus: int = 1, **more: Any) -> str:
-        """A containerProperties definition; its name."""
+        """Register a containerProperties definition; return its name."""
         name = f"definition-{uuid.uuid4().hex[:8]}"
         self.client.register_job_definition(
             jobDefinitionName=name, type="container", containerProperties=container(*command, vcpus=vcpus), **more
@@ -91,7 +91,7 @@ class Batch:
         return name
 
     def submit(self, definition: str, queue: str, **more: Any) -> str:
-        """A job's id."""
+        """Submit a job; return its id."""
         job_id: str = self.client.submit_job(
             jobName=f"job-{uuid.uuid4().hex[:8]}", jobDefinition=definition, jobQueue=queue, **more
         )["jobId"]
@@ -123,14 +123,14 @@ class Batch:
         return until(look, f"job {job_id} is {' or '.join(states)}")
 
     def lines(self, stream: str, group: str = "/aws/batch/job") -> list[str]:
-        """What a log stream holds now."""
+        """Return what a log stream holds now."""
         events = self.aws.client("logs").get_log_events(
             logGroupName=group, logStreamName=stream, startFromHead=True, limit=10000
         )["events"]
         return [event["message"] for event in events]
 
     def output(self, job: Mapping[str, Any]) -> list[str]:
-        """All that a job's last attempt wrote."""
+        """Return all that a job's last attempt wrote."""
         return self.lines(job["container"]["logStreamName"])
 
     def said(self, job_id: str, line: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def container(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
-    """What `look` finds, once it finds something."""
+    """Return what `look` finds, once it finds something."""
     deadline = time.monotonic() + seconds
     while (found := look()) is None:
         if time.monotonic() > deadline:

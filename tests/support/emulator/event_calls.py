@@ -1,7 +1,6 @@
 """The calls that tests of events and functions make: queues that take them, rules, and what arrived."""
 
 import json
-import urllib.request
 import uuid
 from typing import Any
 
@@ -12,7 +11,7 @@ Event = dict[str, Any]
 
 
 def queue_of(aws: EmbeddedAws, service: str = "events.amazonaws.com") -> tuple[str, str]:
-    """URL and ARN of a queue that a service may write to."""
+    """Make a queue that a service may write to; return its URL and ARN."""
     sqs = aws.client("sqs")
     url = sqs.create_queue(QueueName=f"queue-{uuid.uuid4().hex[:8]}")["QueueUrl"]
     arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -34,7 +33,7 @@ def rule(aws: EmbeddedAws, pattern: Any, *targets: dict[str, Any], **more: Any) 
 
 
 def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
-    """As many messages as that, in the order of arrival."""
+    """Receive as many messages as that, in the order of arrival."""
     found: list[Event] = []
 
     def look() -> list[Event] | None:
@@ -46,5 +45,4 @@ def messages(aws: EmbeddedAws, url: str, count: int) -> list[Event]:
 
 
 def inject(aws: EmbeddedAws, **event: Any) -> None:
-    request = urllib.request.Request(f"{aws.endpoint}/trainyard/events", json.dumps(event).encode(), method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
+    aws.post("/trainyard/events", event)

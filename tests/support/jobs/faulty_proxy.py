@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
+from tests.support.embedded_aws import passes_on
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -57,12 +59,15 @@ class FaultyProxy:
         self._server = ThreadingHTTPServer(("127.0.0.1" if host == "localhost" else host, 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
+        passes_on(self.url, upstream)
+        self._hop_by_hop = {"connection"} if host == "localhost" else {"connection", "host"}
+        """Headers that are not passed on. The embedded AWS answers to no other name than localhost."""
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     def handle(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in self._hop_by_hop}
         target = request.headers.get("X-Amz-Target", "")
         operation = (target.rsplit(".", 1)[-1] or request.path.rsplit("/", 1)[-1]).lower()
         message = (request.command, request.path, headers, body)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.embedded_aws import passes_on
+
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
@@ -16,7 +18,9 @@ def limited_to_research(upstream: str) -> Iterator[str]:
     server = LimitedRole(upstream)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    yield f"http://localhost:{server.server_address[1]}"
+    url = f"http://localhost:{server.server_address[1]}"
+    passes_on(url, upstream)
+    yield url
     server.shutdown()
     thread.join()
     server.server_close()

@@ -38,16 +38,6 @@ RunCommand = Callable[..., Run]
 """`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
 
 
-def environment_of(endpoint: str) -> dict[str, str]:
-    """Return the environment that points a process at an embedded AWS."""
-    return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-
-
 def create_plain_queue(aws: Aws) -> str:
     """ARN of a queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
     iam, name = boto3.client("iam"), f"plain-{uuid.uuid4().hex[:8]}"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from infra.emulator import CREDENTIALS
 from jobs.contract.artifact import Manifest
 from jobs.contract.locations import S3Location
 from jobs.kinds.prepare_corpus import PrepareCorpus
@@ -24,6 +23,7 @@ from jobs.train.kinds.prepare_corpus import prepare
 from jobs.train.kinds.tokenize import tokenize
 from jobs.train.kinds.train_tokenizer import train_tokenizer
 from jobs.train.rank import Rank
+from tests.support.embedded_aws import environment_of
 from tests.support.train.reviews import write_jsonl
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Workshop:
             patch.delenv("AWS_PROFILE", raising=False)
             # The jobs themselves turn it on.
             patch.setenv("TOKENIZERS_PARALLELISM", "false")
-            for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}.items():
+            for name, value in environment_of(self.endpoint).items():
                 patch.setenv(name, value)
             job(rank, arguments)
 

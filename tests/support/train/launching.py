@@ -209,7 +209,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
     return {
         **kept,
         "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_ACCESS_KEY_ID": "test",  # of the stand-in for S3, which checks nothing
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
         # Two runs are compared bit by bit; that holds for one number of threads.

@@ -10,7 +10,7 @@ from tests.support.emulator.batch_calls import STOP_TIMEOUT_SECONDS, Batch, prep
 
 @pytest.fixture(scope="session")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    """One server for all tests of this folder. An error inside it fails the last of them."""
+    """Start one server for all tests of this folder. An error inside it fails the last of them."""
     settings = {
         "TRAINYARD_STOP_TIMEOUT_SECONDS": STOP_TIMEOUT_SECONDS,
         "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": 1,

@@ -1,6 +1,5 @@
 """Attempts: retries, timeouts, termination, cancelling, reclaimed instances."""
 
-import json
 import time
 import urllib.error
 import urllib.request
@@ -17,11 +16,7 @@ PATIENT = "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; don
 
 
 def reclaim(batch: Batch, job_id: str) -> dict[str, Any]:
-    path = urllib.request.pathname2url(job_id)
-    request = urllib.request.Request(f"{batch.aws.endpoint}/trainyard/jobs/{path}/reclaim", method="POST")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        body: dict[str, Any] = json.load(answer)
-        return body
+    return batch.aws.reclaim(job_id)
 
 
 def exit_codes(job: dict[str, Any]) -> list[int | None]:

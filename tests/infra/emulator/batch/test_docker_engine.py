@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from infra.emulator.batch.docker_executor import check_host_network
-from jobs.contract.errors import ConfigurationError
+from infra.emulator.containers.docker_executor import check_host_network
+from infra.emulator.errors import ConfigurationError
 
 
 def test_a_rootless_engine_is_refused_before_a_job_hangs() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.emulator.batch.logs import MAX_EVENT_BYTES, LineSplitter
+from infra.emulator.containers.logs import MAX_EVENT_BYTES, LineSplitter
 from tests.support.emulator.batch_calls import Batch, container
 
 

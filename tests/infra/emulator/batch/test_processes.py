@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import Batch, prepare, until
@@ -31,8 +32,8 @@ while not os.path.exists(os.environ["GATE"]):
 
 EXECUTOR = """
 import sys, threading
-from infra.emulator.batch.executor import ContainerRun
-from infra.emulator.batch.process_executor import ProcessExecutor
+from infra.emulator.containers.executor import ContainerRun
+from infra.emulator.containers.process_executor import ProcessExecutor
 
 executor = ProcessExecutor()
 for number in range(2):
@@ -51,7 +52,7 @@ for number in range(2):
 
 
 def marked(marker: str) -> list[psutil.Process]:
-    """All processes with the marker in their environment."""
+    """Return all processes with the marker in their environment."""
     return [process for process in psutil.process_iter() if _environment(process).get("MARKER") == marker]
 
 
@@ -85,6 +86,43 @@ def test_what_a_job_started_is_killed_with_it(batch: Batch, tmp_path: Path) -> N
     batch.client.terminate_job(jobId=job_id, reason="enough")
     assert batch.ended(job_id)["status"] == "FAILED"
     assert marked(marker) == []
+
+
+KILLS_INIT = """
+import os, signal, subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+os.kill(os.getppid(), signal.SIGKILL)
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+"""
+"""A job that kills its init process, with children in sessions of their own before and after that."""
+
+
+@pytest.mark.parametrize("command", [("sh", "-c", "kill -9 $PPID; sleep 1002"), ("python", "-c", KILLS_INIT)])
+def test_a_job_that_kills_its_init_process_leaves_nothing(batch: Batch, command: tuple[str, ...]) -> None:
+    marker = uuid.uuid4().hex
+    definition, queue = batch.definition(*command), batch.queue()
+    overrides = {"environment": [{"name": "MARKER", "value": marker}]}
+    # As a first act it may come before the init process has told that the command runs: so more than once.
+    jobs = [batch.submit(definition, queue, containerOverrides=overrides) for _ in range(8)]
+    for job_id in jobs:
+        assert batch.ended(job_id)["container"]["exitCode"] == 137
+    assert marked(marker) == []
+
+
+def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> None:
+    definition, queue = batch.definition("sleep", "600"), batch.queue(batch.environment(max_vcpus=1000))
+    parent = batch.submit(definition, queue, arrayProperties={"size": 60})
+
+    def started() -> dict[str, int] | None:
+        states: dict[str, int] = batch.job(parent)["arrayProperties"]["statusSummary"]
+        return states if states.get("RUNNING", 0) >= 32 and not states.get("STARTING") else None
+
+    states = until(started, "all that may run at once do")
+    threads = psutil.Process(batch.aws.process.pid).num_threads()
+    batch.client.terminate_job(jobId=parent, reason="enough")
+    assert batch.ended(parent)["status"] == "FAILED"
+    assert states["RUNNABLE"] == 60 - 32
+    assert threads < 130
 
 
 def test_a_job_cannot_hold_up_its_end_with_an_open_log(batch: Batch) -> None:

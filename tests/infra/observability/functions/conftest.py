@@ -1,8 +1,6 @@
 """Handlers as Lambda calls them, in this process, against the embedded AWS with queues and jobs of the tests' own."""
 
 import contextlib
-import json
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.embedded_aws import EmbeddedAws
+from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.infra.messages import Inbox
-from tests.support.jobs.submitting import environment_of
 from tests.support.waiting import wait_until
 
 STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
@@ -101,9 +98,7 @@ class World:
     def reclaim(self, job_id: str) -> dict[str, Any]:
         """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
         before = len(self.reached(job_id, "RUNNING")["attempts"])
-        url = f"{self.aws.endpoint}/trainyard/jobs/{job_id}/reclaim"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
-            assert json.load(answer)["reclaimed"]
+        self.aws.reclaim(job_id)
         return wait_until(lambda: self.job(job_id), lambda job: len(job["attempts"]) > before)
 
     def event(self, job_id: str, **detail: Any) -> dict[str, Any]:

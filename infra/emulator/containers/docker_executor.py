@@ -10,17 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from docker.errors import APIError, ImageNotFound, NotFound
+import docker
+from docker.context import ContextAPI
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import Mount, Ulimit
 
-from infra.emulator.batch.executor import CannotStartError, ContainerRun, Exit
-from infra.emulator.batch.job_definition import resource
+from infra.emulator.containers.executor import CannotStartError, ContainerRun, Exit
 from infra.emulator.ecr import in_registry, is_in_ecr
-from jobs.contract.errors import ConfigurationError
-from jobs.images import engine
+from infra.emulator.errors import ConfigurationError
 
 JOB_LABEL = "trainyard.job-id"
 SERVER_LABEL = "trainyard.server-pid"
+
+ANSWER_SECONDS = 120
+"""How long the engine may take for one answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +37,14 @@ class DockerExecutor:
         Raises ConfigurationError where no engine answers, or not to this user.
         """
         self._registry = registry
-        self._client = engine.connect()
+        self._client = connect()
         check_host_network(self._client.info())
         self._remove_leftovers()
 
     def start(self, run: ContainerRun) -> "DockerHandle":
-        """Raises CannotStartError with ECS's words: CannotPullContainerError, CannotStartContainerError."""
+        """Start a container. Raises CannotStartError in ECS's words: CannotPullContainerError and the like."""
         image = self._ensure_image(run.properties["image"])
-        options = _host_options(run.properties, run.task)
+        options = _host_options(run)
         try:
             return DockerHandle(self._start(run, image, options), run)
         except CannotStartError as error:
@@ -76,7 +79,7 @@ class DockerExecutor:
         return container
 
     def _ensure_image(self, image: str) -> str:
-        """The name by which the engine has it now."""
+        """Return the name by which the engine has the image now."""
         in_ecr = is_in_ecr(image)
         if in_ecr and self._registry:
             image = in_registry(image, self._registry)
@@ -143,8 +146,53 @@ class DockerHandle:
                 raise
 
 
+def connect() -> Any:
+    """Return a client of the engine that the docker command would use, once that engine has answered.
+
+    Raises ConfigurationError where none answers, or not to this user.
+    """
+    try:
+        client = docker.from_env(timeout=ANSWER_SECONDS)
+        client.ping()
+    except DockerException as error:
+        raise _explain(str(error)) from None
+    return client
+
+
+def _explain(error: str) -> ConfigurationError:
+    """Return what a user should read in place of an error of docker's SDK."""
+    host = _engine_host()
+    if "PermissionError" in error or "Permission denied" in error:
+        return ConfigurationError(
+            f"the Docker engine at {host} may not be used by this user: permission denied on its socket",
+            next_step="sudo usermod --append --groups docker $USER, then sign in anew (that group is as good as root), "
+            "or use an engine of your own (dockerd-rootless-setuptool.sh install)",
+        )
+    if "FileNotFoundError" in error or "Connection refused" in error or "ConnectionRefusedError" in error:
+        return ConfigurationError(
+            f"no Docker engine answers at {host}",
+            next_step="start it (sudo systemctl start docker, or Docker Desktop), or name another one as DOCKER_HOST; "
+            "without one, 'trainyard local up' still runs jobs, as processes (--executor process)",
+        )
+    reason = error.removeprefix("Error while fetching server API version: ")
+    return ConfigurationError(
+        f"the Docker engine at {host} cannot be reached: {reason}",
+        next_step="correct DOCKER_HOST, or 'docker context use NAME'; 'docker version' tells whether it answers",
+    )
+
+
+def _engine_host() -> str:
+    if host := os.environ.get("DOCKER_HOST"):
+        return host
+    try:
+        context: dict[str, Any] = ContextAPI.kwargs_from_context()
+    except DockerException:
+        context = {}
+    return str(context.get("base_url") or "unix:///var/run/docker.sock")
+
+
 def check_host_network(info: Mapping[str, Any]) -> None:
-    """Whether a container on the host's network finds the embedded AWS there. `info` is what `docker info` says.
+    """Check that a container on the host's network finds the embedded AWS there; `info` is what `docker info` says.
 
     Raises ConfigurationError where that network is another one: jobs would wait for an AWS that never answers.
     """
@@ -161,10 +209,10 @@ def check_host_network(info: Mapping[str, Any]) -> None:
         )
 
 
-def _host_options(properties: Mapping[str, Any], task: Mapping[str, Any]) -> dict[str, Any]:
-    """What the definition says of the container, as docker.containers.create takes it."""
+def _host_options(run: ContainerRun) -> dict[str, Any]:
+    """Return what the definition says of the container, as docker.containers.create takes it."""
+    properties, task = run.properties, run.task
     linux = properties.get("linuxParameters") or {}
-    memory = resource(properties, "MEMORY")
     options: dict[str, Any] = {
         "privileged": properties.get("privileged", False),
         "read_only": properties.get("readonlyRootFilesystem", False),
@@ -173,7 +221,7 @@ def _host_options(properties: Mapping[str, Any], task: Mapping[str, Any]) -> dic
         "ipc_mode": task.get("ipcMode"),
         "pid_mode": "host" if task.get("pidMode") == "host" else None,
         "shm_size": f"{linux['sharedMemorySize']}m" if linux.get("sharedMemorySize") else None,
-        "mem_limit": f"{int(memory)}m" if memory is not None else None,
+        "mem_limit": f"{run.memory_mib}m" if run.memory_mib is not None else None,
         "ulimits": [
             Ulimit(name=one["name"], soft=one["softLimit"], hard=one["hardLimit"])
             for one in properties.get("ulimits") or ()

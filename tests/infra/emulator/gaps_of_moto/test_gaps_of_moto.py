@@ -8,10 +8,10 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
-from tests.support.emulator import gaps_of_resources, gaps_of_services, gaps_of_stacks
+from tests.infra.emulator.gaps_of_moto import access, resources, services, stacks
 from tests.support.emulator.stack_requests import Clients
 
-GAPS = (*gaps_of_stacks.GAPS, *gaps_of_resources.GAPS, *gaps_of_services.GAPS)
+GAPS = (*stacks.GAPS, *resources.GAPS, *services.GAPS, *access.GAPS)
 
 
 @pytest.mark.parametrize("gap", GAPS)

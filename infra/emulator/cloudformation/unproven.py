@@ -22,8 +22,8 @@ ARN_AS_REF = frozenset(
 """Types whose Ref is their ARN; of most others it is a name or an id."""
 
 
-class RecordedResource:
-    """What is known of such a resource: its type, name and properties."""
+class UnprovenResource:
+    """A resource on record: its type, name and properties."""
 
     def __init__(
         self,

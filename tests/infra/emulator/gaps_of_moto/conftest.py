@@ -13,6 +13,7 @@ import pytest
 from botocore.config import Config
 
 from infra.emulator.client import client
+from infra.emulator.credentials import Credentials
 
 STOCK_MOTO = """
 import os, sys
@@ -45,6 +46,6 @@ def stock_moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[s
         port = process.stdout.readline().strip()
         assert re.fullmatch(r"\d+", port), log.read_text()
         endpoint, once = f"http://localhost:{port}", Config(retries={"total_max_attempts": 1})
-        yield functools.cache(lambda service: client(service, endpoint, once))
+        yield functools.cache(lambda service: client(service, endpoint, Credentials.random(), once))
         process.stdin.close()
         process.wait(30)

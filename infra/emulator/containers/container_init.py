@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
-    """In the child: become the command."""
+    """Become the command, in the child."""
     try:
         os.setsid()
         # Should this process's parent be killed, at least the command goes with it.

@@ -4,6 +4,7 @@
 jobs.train.launch` runs what is installed here. Needs Linux.
 """
 
+import ctypes
 import errno
 import os
 import select
@@ -12,12 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from infra.emulator.batch.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
-from jobs.contract.errors import ConfigurationError
+import psutil
+
+from infra.emulator.containers.executor import KILLED_EXIT_CODE, CannotStartError, ContainerRun, Exit
+from infra.emulator.errors import ConfigurationError
 
 PASSED_VARIABLES = (
     "LANG",
@@ -41,8 +46,37 @@ PASSED_VARIABLES = (
 )
 """All that a job gets from the server's environment, besides PATH behind the folder of the server's Python."""
 
+PR_SET_CHILD_SUBREAPER = 36
+
+_starting = threading.Lock()
+_init_pids: set[int] = set()
+"""Of the processes that this one has started. All other children of the server are orphans that it has adopted."""
+_adopts = threading.Event()
+
 _INIT = Path(__file__).with_name("container_init.py")
 _CHUNK_BYTES = 1 << 16
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what a killed init process leaves behind, so that it can be found and killed.
+
+    For a program that starts no other processes than those of this module.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopts.set()
+
+
+def _kill_orphans() -> None:
+    """Kill all that was adopted, until nothing is left: the children of a killed orphan are adopted in turn."""
+    while _adopts.is_set():
+        with _starting:
+            orphans = [child for child in psutil.Process().children() if child.pid not in _init_pids]
+        if not orphans:
+            return
+        for orphan in orphans:
+            with suppress(psutil.NoSuchProcess, ChildProcessError):
+                orphan.kill()
+                os.waitpid(orphan.pid, 0)
 
 
 class ProcessExecutor:
@@ -56,7 +90,7 @@ class ProcessExecutor:
             )
 
     def start(self, run: ContainerRun) -> "ProcessHandle":
-        """Raises CannotStartError with Docker's words where the command does not exist or may not run."""
+        """Start a container. Raises CannotStartError, as Docker words it, on a command that cannot be run."""
         if not run.command:
             raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
         directory = Path(tempfile.mkdtemp(prefix="trainyard-job-"))
@@ -69,17 +103,19 @@ class ProcessExecutor:
         }
         status_read, status_write = os.pipe()
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_INIT), str(status_write), str(directory), *run.command],
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(status_write,),
-                start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
-                bufsize=0,
-            )
+            with _starting:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_INIT), str(status_write), str(directory), *run.command],
+                    cwd=directory,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(status_write,),
+                    start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
+                    bufsize=0,
+                )
+                _init_pids.add(process.pid)
         except (OSError, ValueError) as error:  # out of processes, an argument list too long, a NUL in an argument
             os.close(status_read)
             shutil.rmtree(directory, ignore_errors=True)
@@ -92,7 +128,7 @@ class ProcessExecutor:
 
 
 def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:
-    """What stands in for the environment that an image sets."""
+    """Return what stands in for the environment that an image sets."""
     passed = {name: server_environment[name] for name in PASSED_VARIABLES if name in server_environment}
     search_path = server_environment.get("PATH", os.defpath)
     passed["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{search_path}"
@@ -120,7 +156,8 @@ class ProcessHandle:
             self._session = int(number)
             return
         self.kill()
-        self._process.wait()
+        if self._process.wait() < 0:
+            return  # the command has run, and killed the init process before that could say so
         self._close()
         program = self._run.command[0]
         error = int(number or errno.EIO)
@@ -144,16 +181,17 @@ class ProcessHandle:
         for descriptor in (output, self._status_fd):
             poll.register(descriptor, select.POLLIN)
         while True:
-            if output in {descriptor for descriptor, _ in poll.poll()}:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._status_fd in ready:
+                poll.unregister(self._status_fd)
+                self._kill_what_is_left()
+            elif output in ready:
                 chunk = os.read(output, _CHUNK_BYTES)
                 if not chunk:
                     break
                 self._run.on_output(chunk)
-            elif not os.read(self._status_fd, 64):
-                # The init process was itself killed: what it cannot clean up any more holds the output open.
-                self._kill_session()
-                break
-        code = self._process.wait()
+        self._kill_what_is_left()
+        code = self._process.returncode
         self._close()
         return Exit(code=code if code >= 0 else KILLED_EXIT_CODE)
 
@@ -165,14 +203,18 @@ class ProcessHandle:
         """The end of its standard input makes the init process kill everything."""
         self._lifeline.close()
 
-    def _kill_session(self) -> None:
-        try:
-            if self._session is not None:
+    def _kill_what_is_left(self) -> None:
+        """Wait for the end of the init process, and clean up after it where it was itself killed."""
+        if self._process.wait() >= 0:
+            return
+        if self._session is not None:
+            with suppress(ProcessLookupError):
                 os.killpg(self._session, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        _kill_orphans()
 
     def _close(self) -> None:
+        with _starting:
+            _init_pids.discard(self._process.pid)
         os.close(self._status_fd)
         self._lifeline.close()
         self._output.close()

@@ -118,7 +118,7 @@ def _events(line: bytes) -> list[str]:
 
 
 def _cut(line: bytes) -> int:
-    """Where to split a long line: at most at the limit, and not inside a character of UTF-8."""
+    """Find where to split a long line: at most at the limit, and not inside a character of UTF-8."""
     cut = MAX_EVENT_BYTES
     while cut > MAX_EVENT_BYTES - 4 and line[cut] & 0xC0 == 0x80:
         cut -= 1

@@ -21,6 +21,8 @@ class ContainerRun:
     """The container in the shape of the Batch API: image, user, ulimits, mount points, devices, …"""
     task: Mapping[str, Any]
     """The rest of its task: ipcMode, pidMode, volumes."""
+    memory_mib: int | None = None
+    """Its limit of memory, where it has one."""
     job_id: str
     on_output: Callable[[bytes], None]
     """Takes what the container writes to stdout and stderr, in the order of writing, while it runs."""

@@ -1,0 +1,326 @@
+"""Who the embedded AWS lets in: its user's programs by their credentials, no web page, nobody else of the machine."""
+
+import http.client
+import json
+import shutil
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from playwright.sync_api import Page, sync_playwright
+
+from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+
+STACK = {"Resources": {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {"BucketName": "of-a-page"}}}}
+SCOPE = "20261123/us-east-1/{service}/aws4_request, SignedHeaders=host, Signature=0"
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
+    with run_embedded_aws(tmp_path_factory.mktemp("access")) as server:
+        server.client("s3").create_bucket(Bucket="there")
+        server.client("s3").put_object(Bucket="there", Key="a/file", Body=b"content")
+        yield server
+        assert server.health()["server_errors"] == []
+
+
+def ask(aws: EmbeddedAws, path: str, *, method: str = "GET", body: str = "", **headers: str) -> tuple[int, Any, bytes]:
+    """Send a request made by hand; return its status, headers and content. `sec_fetch_site` is Sec-Fetch-Site."""
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(aws.endpoint).port or 0, timeout=30)
+    try:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, {"Host": urlsplit(aws.endpoint).netloc, **sent})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def signed(access_key_id: str, service: str = "s3") -> str:
+    return f"AWS4-HMAC-SHA256 Credential={access_key_id}/{SCOPE.format(service=service)}"
+
+
+def buckets(aws: EmbeddedAws) -> list[str]:
+    return [bucket["Name"] for bucket in aws.client("s3").list_buckets()["Buckets"]]
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:{port}", "127.0.0.1:{port}", "[::1]:{port}", "there.localhost:{port}", "localhost"]
+)
+def test_every_name_of_this_machine_is_answered(aws: EmbeddedAws, host: str) -> None:
+    authorization = signed(aws.credentials.access_key_id)
+    name = host.format(port=urlsplit(aws.endpoint).port)
+    assert ask(aws, "/", Host=name, Authorization=authorization)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "s3.amazonaws.com",
+        "0.0.0.0:{port}",
+        "localhost@evil.example",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/trainyard/health", "/moto-api/reset", "/trainyard/jobs/any/reclaim"])
+def test_no_other_name_is_answered_whatever_the_credentials(aws: EmbeddedAws, host: str, path: str) -> None:
+    name = host.format(port=urlsplit(aws.endpoint).port)
+    for authorization in (signed(aws.credentials.access_key_id), f"Bearer {aws.credentials.secret_access_key}"):
+        assert ask(aws, path, method="POST", Host=name, Authorization=authorization)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:1"},
+        {"Origin": "https://localhost"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Origin": "http://evil.example", "Access_Control_Request_Method": "POST"},
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_no_request_of_a_page_is_answered_whatever_the_credentials(
+    aws: EmbeddedAws, method: str, headers: dict[str, str]
+) -> None:
+    for path, authorization in (
+        ("/", signed(aws.credentials.access_key_id)),
+        ("/trainyard/health", f"Bearer {aws.credentials.secret_access_key}"),
+    ):
+        status, answered, _ = ask(aws, path, method=method, Authorization=authorization, **headers)
+        assert status == 403
+        assert not [name for name in answered if name.lower().startswith("access-control-")]
+
+
+def test_what_a_user_types_into_a_browser_is_answered_and_no_page_may_read_it(aws: EmbeddedAws) -> None:
+    for site in ("none", "same-origin"):
+        status, answered, content = ask(aws, "/trainyard/health", Sec_Fetch_Site=site)
+        assert status == 200
+        assert json.loads(content)["executor"] == "process"
+        assert not [name for name in answered if name.lower().startswith("access-control-")]
+    status, answered, _ = ask(aws, "/there/a/file", Authorization=signed(aws.credentials.access_key_id))
+    assert status == 200
+    assert not [name for name in answered if name.lower().startswith("access-control-")]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/moto-api/reset"),
+        ("GET", "/moto-api/data.json"),
+        ("POST", "/moto-api/seed?a=1"),
+        ("POST", "/trainyard/jobs/any/reclaim"),
+        ("POST", "/trainyard/events"),
+        ("GET", "/trainyard/environments/any/code"),
+    ],
+)
+def test_what_acts_needs_the_token(aws: EmbeddedAws, method: str, path: str) -> None:
+    key = aws.credentials.access_key_id
+    for authorization in (
+        "",
+        "Bearer ",
+        f"Bearer {key}",
+        signed(key),
+        signed("test"),
+        aws.credentials.secret_access_key,
+    ):
+        assert ask(aws, path, method=method, Authorization=authorization)[0] == 403
+    assert "there" in buckets(aws)
+    if "reset" not in path:
+        token = f"Bearer {aws.credentials.secret_access_key}"
+        assert ask(aws, path, method=method, body="{}", Authorization=token)[0] in (200, 400, 404)
+
+
+@pytest.mark.parametrize("service", ["s3", "sts", "batch", "cloudformation", "ssm", "lambda", "logs", "iam"])
+@pytest.mark.parametrize("key", ["test", "AKIAIOSFODNN7EXAMPLE", "TRAINYARD", ""])
+def test_other_credentials_are_refused_by_every_service(aws: EmbeddedAws, service: str, key: str) -> None:
+    calls = {
+        "s3": "list_buckets",
+        "sts": "get_caller_identity",
+        "batch": "describe_job_queues",
+        "cloudformation": "describe_stacks",
+        "ssm": "describe_parameters",
+        "lambda": "list_functions",
+        "logs": "describe_log_groups",
+        "iam": "list_roles",
+    }
+    make: Any = boto3.client  # typed by service name, of which any may come
+    stranger = make(
+        service,
+        endpoint_url=aws.endpoint,
+        aws_access_key_id=key or "x",
+        aws_secret_access_key=aws.credentials.secret_access_key,
+        region_name="us-east-1",
+    )
+    with pytest.raises(ClientError, match="trainyard local env") as refused:
+        getattr(stranger, calls[service])()
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+
+def test_unsigned_requests_are_refused(aws: EmbeddedAws) -> None:
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    create = urlencode({"Action": "CreateStack", "StackName": "page", "TemplateBody": json.dumps(STACK)})
+    assert ask(aws, "/", method="POST", body=create, **form)[0] == 403
+    web_identity = urlencode({"Action": "AssumeRoleWithWebIdentity", "RoleArn": "arn:aws:iam::123456789012:role/any"})
+    assert ask(aws, "/", method="POST", body=web_identity, **form)[0] == 403
+    assert ask(aws, "/there", method="POST", body="key=of-a-form")[0] == 403
+    assert ask(aws, "/there/a/file")[0] == 403
+    assert buckets(aws) == ["there"]
+
+
+@pytest.mark.parametrize("version", ["s3v4", "s3"])
+def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: EmbeddedAws, version: str) -> None:
+    s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
+    get = s3.generate_presigned_url("get_object", Params={"Bucket": "there", "Key": "a/file"})
+    with urllib.request.urlopen(get, timeout=30) as answer:
+        assert answer.read() == b"content"
+    parts = urlsplit(get.replace(aws.credentials.access_key_id, "test"))
+    assert ask(aws, f"{parts.path}?{parts.query}")[0] == 403
+
+
+@pytest.mark.parametrize("payload_signing_enabled", [True, False])
+def test_uploads_with_checksums_behind_them_work(aws: EmbeddedAws, payload_signing_enabled: bool) -> None:
+    config = Config(s3={"payload_signing_enabled": payload_signing_enabled})
+    s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=config)
+    s3.put_object(Bucket="there", Key="streamed", Body=b"x" * 100_000, ChecksumAlgorithm="SHA256")
+    assert s3.get_object(Bucket="there", Key="streamed")["Body"].read() == b"x" * 100_000
+
+
+def test_a_bucket_may_stand_in_the_host(aws: EmbeddedAws) -> None:
+    host = f"there.{urlsplit(aws.endpoint).netloc}"
+    status, _, content = ask(aws, "/a/file", Host=host, Authorization=signed(aws.credentials.access_key_id))
+    assert (status, content) == (200, b"content")
+
+
+def test_roles_that_are_assumed_with_the_credentials_have_some_of_their_own(aws: EmbeddedAws) -> None:
+    role = aws.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/any", RoleSessionName="deploys")
+    keys = role["Credentials"]
+    assert len(keys["AccessKeyId"]) > 48
+    assumed = boto3.client(
+        "sts",
+        endpoint_url=aws.endpoint,
+        aws_access_key_id=keys["AccessKeyId"],
+        aws_secret_access_key=keys["SecretAccessKey"],
+        aws_session_token=keys["SessionToken"],
+        region_name="us-east-1",
+    )
+    assert assumed.get_caller_identity()["Arn"].endswith(":assumed-role/any/deploys")
+
+
+def test_each_server_has_credentials_of_its_own(aws: EmbeddedAws, fresh_aws: EmbeddedAws) -> None:
+    assert fresh_aws.credentials != aws.credentials
+    assert len(fresh_aws.credentials.access_key_id) > 32
+    assert len(fresh_aws.credentials.secret_access_key) == 40
+    for server in (aws, fresh_aws):
+        assert server.credentials.secret_access_key not in server.log.read_text()
+        assert server.credentials.secret_access_key not in repr(server)
+
+
+PAGE = "<!doctype html><form id=form method=post enctype=text/plain><input name=key value=x></form>"
+
+ATTACK = """
+async ([endpoint, key, token]) => {
+  const aws = {Authorization: `AWS4-HMAC-SHA256 Credential=${key}/20261123/us-east-1/s3/aws4_request`};
+  const bearer = {Authorization: `Bearer ${token}`};
+  const form = "Action=CreateStack&StackName=page&TemplateBody=" + encodeURIComponent(
+    JSON.stringify({Resources: {Bucket: {Type: "AWS::S3::Bucket", Properties: {BucketName: "of-a-page"}}}}));
+  const simple = {"Content-Type": "application/x-www-form-urlencoded"};
+  const answers = [];
+  const send = async (path, options) => {
+    try {
+      const answer = await fetch(endpoint + path, options);
+      answers.push(`${options.method} ${path} ${answer.type} ${answer.status}`);
+    } catch { answers.push(`${options.method} ${path} failed`); }
+  };
+  for (const mode of ["cors", "no-cors"]) {
+    for (const method of mode == "cors" ? ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"] : ["GET", "HEAD", "POST"]) {
+      const body = method == "GET" || method == "HEAD" ? undefined : form;
+      for (const headers of mode == "cors" ? [aws, bearer, {...simple, ...aws}, {}] : [simple]) {
+        for (const path of ["/", "/of-a-page", "/there/a/file", "/moto-api/reset", "/trainyard/health",
+                            "/trainyard/jobs/any/reclaim", "/trainyard/events"]) {
+          await send(path, {method, mode, headers, body});
+        }
+      }
+    }
+  }
+  return answers;
+}
+"""
+"""What a page can try, given even the credentials: every method to every kind of path, with and without a preflight."""
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """A page of a headless Chromium, served by a web server of its own: another origin on this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    program = shutil.which("chromium")
+    assert program, "no chromium on PATH. Next: apt-get install chromium"
+    with sync_playwright() as playwright:
+        rules = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
+        browser = playwright.chromium.launch(
+            executable_path=program,
+            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", rules],
+        )
+        opened = browser.new_page()
+        opened.goto(f"http://127.0.0.1:{server.server_port}/")
+        yield opened
+        browser.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_no_page_in_a_browser_can_do_or_read_anything(aws: EmbeddedAws, page: Page) -> None:
+    credentials = [aws.credentials.access_key_id, aws.credentials.secret_access_key]
+    # WHEN a page of another origin tries everything, at the usual address and at another name of it
+    for endpoint in (aws.endpoint, aws.endpoint.replace("localhost", "127.0.0.1")):
+        answers = page.evaluate(ATTACK, [endpoint, *credentials])
+        # THEN none of its requests had an answer that it could read
+        assert len(answers) > 100
+        assert {answer.split()[2] for answer in answers} == {"failed", "opaque"}
+    # WHEN its form is sent, which takes it to the answer
+    page.evaluate("action => { form.action = action; form.submit() }", f"{aws.endpoint}/there")
+    page.wait_for_url(f"{aws.endpoint}/**")
+    assert "AccessDenied" in page.content()
+    # THEN nothing has happened
+    assert buckets(aws) == ["there"]
+    assert [item["Key"] for item in aws.client("s3").list_objects_v2(Bucket="there", Prefix="a")["Contents"]] == [
+        "a/file"
+    ]
+
+
+def test_a_page_whose_name_is_rebound_to_this_machine_is_not_answered(aws: EmbeddedAws, page: Page) -> None:
+    # GIVEN a page whose own name leads to the embedded AWS by now: for the browser both are the same origin
+    rebound = aws.endpoint.replace("localhost", "rebound.example")
+    page.goto(f"{rebound}/trainyard/health")
+    assert "AccessDenied" in page.content()
+    answers = page.evaluate(ATTACK, [rebound, aws.credentials.access_key_id, aws.credentials.secret_access_key])
+    # THEN every answer is a refusal
+    assert {answer.split()[-1] for answer in answers} == {"403"}
+    assert buckets(aws) == ["there"]
