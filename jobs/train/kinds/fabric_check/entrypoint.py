@@ -56,15 +56,7 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
         )
         groups = list(topology.groups(rank))
         dtypes = _dtypes(accelerator)
-    report = FabricReport(
-        accelerator=accelerator.name,
-        backend=accelerator.backend,
-        world_size=rank.world_size,
-        nnodes=rank.nnodes,
-        dtypes=[_name(dtype) for dtype in dtypes],
-    )
-    if rank.is_first:
-        _describe(report)
+    report = _begin_report(rank, accelerator, dtypes)
     bench = _Bench(rank, arguments, accelerator, barrier, device=device, dtypes=dtypes, phases=len(groups))
     for group in groups:
         collect(rank, barrier, report, group.phase, bench.measure(group))
@@ -217,16 +209,26 @@ def _all_gather(whole: "torch.Tensor", part: "torch.Tensor", group: Group) -> No
     gather(whole, part, group=group.handle)
 
 
-def _describe(report: FabricReport) -> None:
-    log.info(
-        "fabric: %s ranks on %s node(s) over %s, values checked in %s",
-        report.world_size,
-        report.nnodes,
-        report.backend,
-        " and ".join(report.dtypes),
+def _begin_report(rank: Rank, accelerator: Accelerator, dtypes: "Sequence[torch.dtype]") -> FabricReport:
+    """Return a report in which nothing is found yet; rank 0 logs what will be checked."""
+    report = FabricReport(
+        accelerator=accelerator.name,
+        backend=accelerator.backend,
+        world_size=rank.world_size,
+        nnodes=rank.nnodes,
+        dtypes=[_name(dtype) for dtype in dtypes],
     )
-    if report.world_size == 1:
+    if rank.is_first:
+        log.info(
+            "fabric: %s ranks on %s node(s) over %s, values checked in %s",
+            report.world_size,
+            report.nnodes,
+            report.backend,
+            " and ".join(report.dtypes),
+        )
+    if rank.is_first and report.world_size == 1:
         log.info("fabric: one rank is connected to nothing; only its own collectives are checked")
+    return report
 
 
 def _name(dtype: "torch.dtype") -> str:
