@@ -24,10 +24,10 @@ import torch
 from transformers import AutoTokenizer, logging, set_seed
 
 from jobs.cli import demo_data
+from jobs.train.data.labelled_buckets import in_batches
+from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.length_buckets import in_batches
-from jobs.train.data.packed_examples import PackedExamples
-from jobs.train.data.tokenized_text import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.models.packed_classifiers import ARGUMENTS, CLASSES
 
 TUTORIAL_WIDTH = 512

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs.train.data import corpus_files, vocabulary
+from jobs.train.data.corpus_documents import Input
 from jobs.train.data.corpus_files import END
 from jobs.train.data.corpus_packing import CorpusPacking
-from jobs.train.data.document_pieces import At
-from jobs.train.data.documents import Input
 from jobs.train.data.encoders import HuggingFace, load
+from jobs.train.data.tables import At
 from tests.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
 
 LENGTH = 512

@@ -15,7 +15,8 @@ what is in a file may depend on the options and inputs only, never on the time, 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,8 +26,9 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
+from jobs.contract.locations import S3, S3Location, stays_below
 from jobs.contract.run import MANIFEST
+from jobs.train.data.sources import refuse_unresolved
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -60,7 +62,7 @@ class Builder:
         self.location = location_in_team_of(run, kind, self.fingerprint)
 
     def existing(self) -> Manifest | None:
-        """The manifest where the artifact is complete, whoever made it; the run points to it then, and can end.
+        """Return the manifest where the artifact is complete, whoever made it; the run points to it then, and can end.
 
         Raises UsageError where something else lies in its place.
         """
@@ -83,7 +85,7 @@ class Builder:
         return manifest
 
     def done_shards(self) -> dict[str, ArtifactFile]:
-        """The files that are there already, from an interrupted attempt or a run that makes the same."""
+        """Return the files that are there already, from an interrupted attempt or a run that makes the same."""
         sizes = object_store.sizes(self._s3, self.location)
         names = [
             name.removeprefix(DONE).removesuffix(".json")
@@ -99,7 +101,7 @@ class Builder:
         return {name: file for name, file in sorted(records) if file is not None and sizes.get(name) == file.bytes}
 
     def put_file(self, path: Path, name: str | None = None, *, counts: Mapping[str, int] | None = None) -> ArtifactFile:
-        """Uploads a local file as `name` (default: its own), and notes that it is done.
+        """Upload a local file as `name` (default: its own), and note that it is done.
 
         Raises UsageError where the name is one of the artifact's own records.
         """
@@ -112,7 +114,7 @@ class Builder:
         return file
 
     def finish(self, provenance: Mapping[str, Any]) -> Manifest:
-        """Writes the manifest over all files that are done, and points the run to it.
+        """Write the manifest over all files that are done, and point the run to it.
 
         Raises UsageError where there is no file at all.
         """
@@ -143,19 +145,19 @@ class OpenArtifact:
     """A complete artifact, to be read."""
 
     location: str
-    """Of its own folder, on S3 or local."""
+    """The artifact's own folder, on S3 or local."""
     manifest: Manifest
     _s3: Callable[[], "S3Client"]
     _folder: Path
     """Where its files are once they are here."""
 
     def path(self, name: str) -> Path:
-        """One file, here and verified. Raises UsageError where it is not what the manifest says."""
+        """Return one file, here and verified. Raises UsageError where it is not what the manifest says."""
         self.download([name])
         return self._folder / name
 
     def download(self, names: Iterable[str] | None = None) -> Path:
-        """A local folder with the named files (default: all), each verified by its size and hash.
+        """Return a local folder with the named files (default: all), each verified by its size and hash.
 
         Raises UsageError where one is not what the manifest says, NotFoundError where it is gone.
         """
@@ -165,6 +167,23 @@ class OpenArtifact:
                 raise UsageError(f"{self.location} has no file '{name}': its manifest does not name it")
         object_store.in_threads(self._fetch, chosen)
         return self._folder
+
+    def each_file(self, names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+        """Give each name with its file, here and verified, of which the next one is fetched while one is used.
+
+        What was downloaded is gone when the next one is asked for. Raises what `download` does.
+        """
+        waiting = list(names)
+        with ThreadPoolExecutor(1, thread_name_prefix="fetch") as pool:
+            coming = [pool.submit(self.path, name) for name in waiting[:1]]
+            for number, name in enumerate(waiting):
+                path = coming.pop().result()
+                coming += [pool.submit(self.path, following) for following in waiting[number + 1 : number + 2]]
+                try:
+                    yield name, path
+                finally:
+                    if self.location.startswith(S3):
+                        path.unlink(missing_ok=True)
 
     def _fetch(self, name: str) -> None:
         target = self._folder / name
@@ -179,7 +198,7 @@ class OpenArtifact:
 
 
 def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:
-    """The artifact at `location`: its own folder, or that of a run that points to it; on S3 or local.
+    """Open the artifact at `location`: its own folder, or that of a run that points to it; on S3 or local.
 
     `s3` gives the client, `scratch` a folder below which files are downloaded.
     Raises NotFoundError where none is there, UsageError where it is of another kind, or not whole.
@@ -204,9 +223,10 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
 
 
 def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any]:
-    """What tells the content of a file, or of all files below a folder, from any other: for a `Builder`'s inputs.
+    """Return what tells the content of a file, or of all files below a folder, from any other.
 
-    On S3 by ETags and sizes, which cost no reading; here by hashes. Raises NotFoundError where nothing is there.
+    It is meant for a `Builder`'s inputs. On S3 by ETags and sizes, which cost no reading; here by hashes. Raises
+    NotFoundError where nothing is there.
     """
     refuse_unresolved(location)
     if location.startswith(S3):
@@ -259,7 +279,7 @@ def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client
 
 
 def _wrong_files(manifest: Manifest, sizes: Mapping[str, int]) -> list[str]:
-    """What is not as the manifest says, by the files' sizes."""
+    """List what is not as the manifest says, by the files' sizes."""
     return [
         f"{name} has {sizes[name]} bytes, its manifest says {file.bytes}" if name in sizes else f"{name} is missing"
         for name, file in manifest.files.items()
@@ -286,7 +306,7 @@ def _read(location: str, name: str, s3: Callable[[], "S3Client"]) -> bytes | Non
 
 
 def _parsed(model: type[RecordT], content: bytes) -> RecordT | None:
-    """The record, or None where it is none."""
+    """Return the record, or None where the content is none."""
     try:
         return model.model_validate_json(content)
     except ValidationError:

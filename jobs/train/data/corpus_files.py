@@ -29,7 +29,7 @@ def file_name(part: str, shard: int) -> str:
 
 
 def shards(names: Iterable[str]) -> list[int]:
-    """The numbers of the shards to which files of these names belong."""
+    """List the numbers of the shards to which files of these names belong."""
     prefix, suffix = f"{TRAIN}-", ".txt"
     return sorted(
         int(name[len(prefix) : -len(suffix)]) for name in names if name.startswith(prefix) and name.endswith(suffix)
@@ -37,7 +37,7 @@ def shards(names: Iterable[str]) -> list[int]:
 
 
 def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
-    """All documents of a file, in blocks of about so many bytes, a longer document alone in one.
+    """Read all documents of a file, in blocks of about so many bytes, a longer document alone in one.
 
     A block is without the NUL that ends its last document: `block.split(END)` gives its documents.
     """
@@ -53,13 +53,13 @@ def blocks(path: Path, about_bytes: int) -> Iterator[bytes]:
 
 
 def documents(path: Path) -> Iterator[bytes]:
-    """All documents of a file, of which a block is in memory at once, and whatever one document takes."""
+    """Read all documents of a file, of which a block is in memory at once, and whatever one document takes."""
     for block in blocks(path, _BLOCK_BYTES):
         yield from block.split(END)
 
 
 def batches(path: Path, *, at_most_bytes: int) -> Iterator[list[str]]:
-    """The documents in lists of about so many bytes, a longer document alone in one."""
+    """Read the documents in lists of about so many bytes, a longer document alone in one."""
     batch: list[str] = []
     size = 0
     for document in documents(path):
@@ -73,14 +73,14 @@ def batches(path: Path, *, at_most_bytes: int) -> Iterator[list[str]]:
 
 
 def first_documents(path: Path, at_most_bytes: int) -> list[bytes]:
-    """Those that lie within the first so many bytes of a file that has any; at least one."""
+    """Return the documents within the first so many bytes of a file that has any; at least one."""
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         end = content.rfind(END, 0, at_most_bytes + 1)
         return content[: end if end >= 0 else content.find(END)].split(END)
 
 
 def last_documents(path: Path, at_most_bytes: int) -> list[bytes]:
-    """Those that lie within the last so many bytes of a file that has any; at least one."""
+    """Return the documents within the last so many bytes of a file that has any; at least one."""
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         length = len(content) - len(END)
         start = content.rfind(END, 0, length) + 1
@@ -92,7 +92,7 @@ def last_documents(path: Path, at_most_bytes: int) -> list[bytes]:
 
 
 def sample(path: Path, fraction: float, *, seed: list[int], at_most_bytes: int | None = None) -> Iterator[bytes]:
-    """Documents drawn one by one with a probability of `fraction`; the same ones for the same seed.
+    """Draw documents one by one with a probability of `fraction`; the same ones for the same seed.
 
     Stops before the document with which they would have more than `at_most_bytes`, unless it is the first.
     """
@@ -111,7 +111,7 @@ def sample(path: Path, fraction: float, *, seed: list[int], at_most_bytes: int |
 
 
 def _ends(content: mmap.mmap) -> "list[int]":
-    """Where each document's NUL is."""
+    """Return where each document's NUL is."""
     found = []
     for start in range(0, len(content), _BLOCK_BYTES):
         block = np.frombuffer(content[start : start + _BLOCK_BYTES], dtype=np.uint8)
@@ -121,12 +121,13 @@ def _ends(content: mmap.mmap) -> "list[int]":
 
 
 def document_hash(document: bytes) -> int:
-    """64 bits of a document's content."""
+    """Return 64 bits that stand for a document's content."""
     return int.from_bytes(hashlib.blake2b(document, digest_size=8).digest(), "little")
 
 
 def is_held_out(hashed: int, fraction: float) -> bool:
-    """Which part a document belongs to: decided by its content alone, so that neither its place nor the rest of the
-    corpus matters, and equal documents are never on both sides.
+    """Return whether a document is held out, which its content alone decides.
+
+    So neither its place nor the rest of the corpus matters, and equal documents are never on both sides.
     """
     return hashed / _HASH_RANGE < fraction

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.train.data import corpus_files
-from jobs.train.data.encoders import Encoder, HuggingFace, Nanotoken, difference
-from jobs.train.data.odd_texts import ODD_TEXTS
+from jobs.train.data.encoders import ODD_TEXTS, Encoder, HuggingFace, Nanotoken, difference
 from jobs.train.data.packed_tokens import PackedFile, pack
 
 if TYPE_CHECKING:
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 SAMPLE_BYTES = 1 << 19
-"""Of the corpus, on which a fast encoder is held against `tokenizers` before anything that it made is used."""
+"""Text of the corpus on which a fast encoder is held against `tokenizers` before anything that it made is used."""
 
 CHECKED_BYTES = 1 << 16
-"""Of the beginning and of the end of each file, on which its ids are held against those of `tokenizers`."""
+"""Text at the beginning and at the end of each file on which its ids are held against those of `tokenizers`."""
 
 BLOCK_BYTES = 1 << 20
-"""Of a file, which one thread encodes at once."""
+"""Text of a file that one thread encodes at once."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which encoder a job uses, and why."""
+    """The encoder that a job uses, and why."""
 
     encoder: Encoder
     reason: str
@@ -61,7 +60,7 @@ class Ends:
 
     @classmethod
     def of(cls, path: Path, reference: Encoder, *, each_bytes: int) -> "Ends":
-        """Of its first and of its last documents."""
+        """Encode the first and the last documents of a file."""
         return cls(
             first=reference.encode(corpus_files.first_documents(path, each_bytes)),
             last=reference.encode(corpus_files.last_documents(path, each_bytes)),
@@ -110,7 +109,7 @@ class CorpusPacking:
         return file
 
     def _fastest(self) -> Choice:
-        """Before its ids were held against any others."""
+        """Choose the fastest encoder there is, before its ids were held against any others."""
         try:
             return Choice(Nanotoken(self._tokenizer.to_str()), "")
         except ImportError as error:
@@ -131,7 +130,7 @@ class CorpusPacking:
         )
 
     def _checked(self, choice: Choice, path: Path, target: Path) -> PackedFile:
-        """By the encoder of `choice`, or where its ids are not right by `tokenizers`, which `choice` becomes."""
+        """Pack by the encoder of `choice`; where its ids are not right, by `tokenizers`, which `choice` becomes."""
         encoder = choice.encoder
         sample = None if self.choice else self._checking.submit(self._compare, encoder, path)
         ends = self._checking.submit(Ends.of, path, self._reference, each_bytes=CHECKED_BYTES)
@@ -161,7 +160,7 @@ class CorpusPacking:
         )
 
     def _encoded(self, encoder: Encoder, path: Path) -> "Iterator[NDArray[np.uint32]]":
-        """The ids of its documents, block by block; while one is written the following are encoded."""
+        """Give the ids of a file's documents, block by block; while one is written the following are encoded."""
         coming: deque[Future[NDArray[np.uint32]]] = deque()
         for block in corpus_files.blocks(path, BLOCK_BYTES):
             coming.append(self._encoding.submit(_encode, encoder, block))

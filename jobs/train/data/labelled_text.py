@@ -1,17 +1,17 @@
 """Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
 
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
-from jobs.train.data.sources import Table, read_table
+from jobs.train.data.tables import TableReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -27,7 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Which tables and columns a job reads."""
+    """The tables and columns that a job reads."""
 
     train: list[str]
     evaluation: list[str]
@@ -55,9 +55,10 @@ _GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
 
 
 def inputs(arguments: FinetuneClassification) -> Inputs:
-    """What the arguments name; a GLUE task has its own columns, but for those that the arguments name too.
+    """Return the tables and columns that the arguments name.
 
-    Without other tables it is read from the hub, and its public validation split is the held-out data.
+    A GLUE task has its own columns, but for those that the arguments name too. Without other tables it is read
+    from the hub, and its public validation split is the held-out data.
     """
     task = arguments.glue_task
     text, text_pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
@@ -90,6 +91,67 @@ def _listed(tables: str | list[str] | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """Some columns of a table of examples, all in memory."""
+
+    location: str
+    columns: dict[str, list[Any]]
+    lines: Sequence[int]
+    """For each row, its line in the file (of a Parquet file or a hub data set: its row number, from 1)."""
+    unit: str
+    """What `lines` counts: `line` or `row`."""
+    class_names: Sequence[str] | None = None
+    """Names of the label column's numbers, where the data set brings them."""
+    parts: Sequence["Table"] = ()
+    """The tables that it was put together from."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def place(self, row: int) -> str:
+        """Name the place of a row, for an error."""
+        for part in self.parts:
+            if row < len(part):
+                return part.place(row)
+            row -= len(part)
+        return f"{self.location}, {self.unit} {self.lines[row]}"
+
+
+def read_table(location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"]) -> Table:
+    """Read the named columns of the table at `location`, the last of which is the label.
+
+    Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table.
+    """
+    reader = TableReader(
+        location=location,
+        columns=list(dict.fromkeys(columns)),
+        columns_are_named_by="name the columns with text_column, text_pair_column and label_column",
+        s3=s3,
+    )
+    lines = array("q")
+    values: list[Any] = []
+    try:
+        for row, _, line in reader.rows():
+            values += row
+            lines.append(line)
+        kept = {column: values[number :: len(reader.columns)] for number, column in enumerate(reader.columns)}
+    except MemoryError:
+        raise UsageError(
+            f"{location} does not fit into memory",
+            next_step="leave out what is not trained on, or take an instance type with more memory",
+        ) from None
+    if not lines:
+        raise UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+    return Table(
+        location=location,
+        columns=kept,
+        lines=lines,
+        unit=reader.unit,
+        class_names=reader.class_names(columns[-1]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Examples:
     """Texts with the numbers of their classes."""
 
@@ -108,16 +170,14 @@ class Examples:
         )
 
 
-def load(
-    arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], scratch: Path
-) -> tuple[list[str], Examples, Examples]:
-    """Class names, training and held-out examples.
+def load(arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"]) -> tuple[list[str], Examples, Examples]:
+    """Read the class names, the training and the held-out examples.
 
     Raises UsageError where a table does not hold what it should; the message names file and line.
     """
     source = inputs(arguments)
-    train = _read(source.train, source.columns, s3=s3, scratch=scratch)
-    held_out = _read(source.evaluation, source.columns, s3=s3, scratch=scratch) if source.evaluation else None
+    train = _read(source.train, source.columns, s3=s3)
+    held_out = _read(source.evaluation, source.columns, s3=s3) if source.evaluation else None
     names = class_names(train, source.label)
     examples = _examples(train, source, names)
     if held_out is not None:
@@ -129,12 +189,12 @@ def load(
     return names, examples.take(order[count:]), examples.take(order[:count])
 
 
-def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], scratch: Path) -> Table:
-    """The named columns of all these tables, one after the other.
+def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"]) -> Table:
+    """Read the named columns of all these tables, one after the other.
 
     Raises what `read_table` does, and UsageError where their labels are numbers with different names.
     """
-    first, *others = parts = [read_table(location, columns, s3=s3, scratch=scratch) for location in locations]
+    first, *others = parts = [read_table(location, columns, s3=s3) for location in locations]
     if not others:
         return first
     for other in others:
@@ -161,7 +221,7 @@ def _shown(names: Sequence[str] | None, *, at_most: int = 6) -> str:
 
 
 def class_names(table: Table, column: str) -> list[str]:
-    """The classes of a label column, in a fixed order; a number's name is the number, unless the data set names it.
+    """List the classes of a label column in a fixed order; a number's name is the number, unless the data set names it.
 
     Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
     """
@@ -199,7 +259,7 @@ def _is_number(text: str) -> bool:
 
 
 def _canonical(value: Any) -> int | str:
-    """1, 1.0 and "1" are one class; so are True (of JSON) and "True" (of CSV)."""
+    """Return what is the same for all ways to write a class: 1, 1.0 and "1"; True (of JSON) and "True" (of CSV)."""
     if isinstance(value, str):
         return int(value) if _is_number(value) else value
     return str(value) if isinstance(value, bool) else int(value)

@@ -19,7 +19,7 @@ IGNORED = -100
 """The label of a place that is not masked: PyTorch's cross-entropy leaves it out."""
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
-"""Of the masked places: those that hold [MASK], and those that hold another token. The rest keep their own (BERT)."""
+"""Shares of the masked places that hold [MASK], and that hold another token. The rest keep their own, as in BERT."""
 
 EVALUATION_SEED = 0
 """Held-out sequences are masked alike in every run, so that runs of any seed can be compared."""
@@ -38,7 +38,7 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Which tokens are masked, and with what."""
+    """The rule by which tokens are masked."""
 
     fraction: float
     vocabulary_size: int
@@ -49,11 +49,11 @@ class Masking:
     seed: int
 
     def places(self, sequence_length: int) -> int:
-        """Masked places of a sequence."""
+        """Return how many places of a sequence are masked."""
         return max(1, round(self.fraction * sequence_length))
 
     def __call__(self, ids: "NDArray[np.int64]", numbers: "NDArray[np.int64]") -> "dict[str, NDArray[np.int64]]":
-        """A batch of the sequences `ids`, of which each is masked after its own number.
+        """Make a batch of the sequences `ids`, of which each is masked after its own number.
 
         `input_ids` and `attention_mask` have the shape of `ids`; `masked_positions` and `labels` have `places` columns.
         Where a sequence has fewer tokens to mask than that, for it ends in padding, labels are IGNORED.
@@ -122,7 +122,7 @@ class MaskedSequences:
 
 
 class TrainingOrder(MaskedSequences):
-    """All that a run trains on, in its order: `length` sequences, pass after pass over those there are.
+    """The sequences that a run trains on, in their order: `length` of them, pass after pass over those there are.
 
     A pass has each sequence once, in an order of its own and with masks of its own. The order does not depend on the
     number of ranks, which take turns at its batches.
@@ -167,7 +167,7 @@ class Spread:
 
 
 def _random(counters: "NDArray[np.uint64]", seed: int, *, stream: int) -> "NDArray[Any]":
-    """64 random bits for each counter: SplitMix64, whose state after n steps is known without the steps between."""
+    """Draw 64 random bits for each counter by SplitMix64, whose state after n steps needs no steps between."""
     start = _finalised(np.array([(seed % _WORD) ^ (stream * _GOLDEN) % _WORD], dtype=np.uint64))
     return _finalised(start + counters * np.uint64(_GOLDEN))
 

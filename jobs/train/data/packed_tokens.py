@@ -39,7 +39,7 @@ UINT16_VOCABULARY = 1 << 16
 
 
 class PackedFile(BaseModel):
-    """One file of a part."""
+    """A file of packed tokens, as the index describes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,7 +50,7 @@ class PackedFile(BaseModel):
 
 
 class Index(BaseModel):
-    """What the ids mean, and where they lie: index.json."""
+    """The content of index.json: what the ids mean, and where they lie."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,7 +66,7 @@ class Index(BaseModel):
         return self.special_ids["pad"]
 
     def names(self, *splits: Split) -> list[str]:
-        """Names of the parts' files, for a download."""
+        """List the names of the parts' files, for a download."""
         return [file.name for split in splits for file in self.files[split]]
 
     def tokens(self, split: Split) -> int:
@@ -77,7 +77,7 @@ class Index(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
-        """Raises UsageError where the folder has none, or one that cannot be read."""
+        """Read the index of a folder. Raises UsageError where there is none, or one that cannot be read."""
         try:
             return cls.model_validate_json((folder / INDEX).read_bytes())
         except (OSError, ValidationError) as error:
@@ -111,13 +111,13 @@ class PackedTokens:
         return int(self._first_rows[-1])
 
     def __getitem__(self, row: int) -> "torch.Tensor":
-        """The ids of one sequence, int64. Raises IndexError as a list does."""
+        """Return the ids of one sequence, int64. Raises IndexError as a list does."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"sequence {row} of {len(self)}")
         return self.__getitems__([row % len(self)])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> "torch.Tensor":
-        """The ids of those sequences as one tensor, `len(rows) x sequence_length`, int64."""
+        """Return the ids of those sequences as one tensor, `len(rows) x sequence_length`, int64."""
         import torch
 
         batch = np.empty((len(rows), self.index.sequence_length), dtype=np.int64)
@@ -129,7 +129,7 @@ class PackedTokens:
         return torch.from_numpy(batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the mapped files, whose content would travel to each worker."""
+        """Leave out the mapped files, whose content would travel to each worker."""
         return {**self.__dict__, "_arrays": {}}
 
     def _array(self, number: int) -> "NDArray[Any]":
@@ -173,7 +173,7 @@ def pack(
 
 
 def _header(shape: tuple[int, int], of_type: "np.dtype[Any]") -> bytes:
-    """What `numpy.save` writes before the values."""
+    """Return what `numpy.save` writes before the values."""
     stream = BytesIO()
     described = {"descr": of_type.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, described)
@@ -181,5 +181,5 @@ def _header(shape: tuple[int, int], of_type: "np.dtype[Any]") -> bytes:
 
 
 def token_type(vocabulary_size: int) -> "np.dtype[Any]":
-    """The smallest type of a vocabulary's ids."""
+    """Return the smallest type that holds a vocabulary's ids."""
     return np.dtype("<u2" if vocabulary_size <= UINT16_VOCABULARY else "<u4")

@@ -26,7 +26,7 @@ Texts = Callable[[], Iterator[list[str]]]
 
 
 def learn(texts: Texts, *, size: int, lowercase: bool, max_characters: int) -> Any:
-    """A tokenizer as BERT's with `size` tokens, or fewer where the texts do not give as many.
+    """Learn a tokenizer as BERT's with `size` tokens, or fewer where the texts do not give as many.
 
     Raises UsageError where not even the characters fit.
     """
@@ -68,7 +68,7 @@ def learn(texts: Texts, *, size: int, lowercase: bool, max_characters: int) -> A
 
 
 def _untrained(*, lowercase: bool) -> Any:
-    """BERT's pipeline without a vocabulary; uncased, it drops accents too, as the published one does."""
+    """Return BERT's pipeline without a vocabulary; uncased, it drops accents too, as the published one does."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106
@@ -79,7 +79,7 @@ def _untrained(*, lowercase: bool) -> Any:
 
 
 def _characters(texts: Iterator[list[str]], tokenizer: Any, *, at_most: int) -> list[str]:
-    """The most frequent characters of the normalized texts, in the order of Unicode."""
+    """List the most frequent characters of the normalized texts, in the order of Unicode."""
     counts = np.zeros(0x110000, dtype=np.int64)
     for batch in texts:
         found = np.bincount(np.frombuffer("".join(batch).encode("utf-32-le"), dtype="<u4"))
@@ -93,6 +93,6 @@ def _characters(texts: Iterator[list[str]], tokenizer: Any, *, at_most: int) -> 
 
 
 def _goes_on(character: str, tokenizer: Any) -> bool:
-    """Whether it can stand inside a word: punctuation and Chinese characters are words of their own."""
+    """Return whether a character can stand inside a word: punctuation and Chinese characters are words of their own."""
     normalized = tokenizer.normalizer.normalize_str(f"a{character}a")
     return len(tokenizer.pre_tokenizer.pre_tokenize_str(normalized)) == 1

@@ -10,22 +10,24 @@ notes how far in the inputs it reaches, so that a restarted job makes the missin
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jobs.aws import s3 as object_store
+from jobs.contract.artifact import ArtifactFile
 from jobs.contract.errors import UsageError
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.train.data import corpus_files
 from jobs.train.data.artifacts import Builder
+from jobs.train.data.corpus_documents import Input, Read, split
 from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
-from jobs.train.data.document_pieces import At, Broken, Read, split
-from jobs.train.data.documents import Input
-from jobs.train.data.seen_documents import SeenDocuments
-from jobs.train.hub_push import push_artifact
-from jobs.train.kinds.job_metrics import JobMetrics
+from jobs.train.data.tables import BEGINNING, At, Broken
+from jobs.train.hub import push_artifact
+from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -33,18 +35,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-UPLOADS = 2
-"""Shards that go to S3 while the next one is read; each lies on the disk for so long."""
+_RECENT = 1 << 18
+"""Documents that are kept in a set, which is quick to add to and ten times as large; then they join the sorted ones."""
 
 Place = tuple[int, At]
-"""Which input, and where in it."""
+"""The number of an input, and where in it."""
 
 
 def check(arguments: PrepareCorpus, world_size: int) -> None:
     """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-    if world_size != 1:
-        raise UsageError(f"prepare-corpus is one process, not {world_size}", next_step="--nproc-per-node=1")
+    check_one_process("prepare-corpus", world_size)
 
 
 def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
@@ -78,7 +79,7 @@ def prepare(rank: Rank, arguments: PrepareCorpus) -> None:
 
 
 class _Preparation:
-    """The making of one corpus."""
+    """Makes one corpus."""
 
     def __init__(
         self, rank: Rank, arguments: PrepareCorpus, inputs: list[Input], builder: Builder, s3: "S3Client"
@@ -97,9 +98,9 @@ class _Preparation:
             log.info("start: %s shards are there already", len(complete))
 
     def make(self) -> None:
-        """All shards that are missing. Raises UsageError where there is no text, or none of it is held out."""
+        """Make all shards that are missing. Raises UsageError where there is no text, or none of it is held out."""
         started = time.monotonic()
-        place: Place | None = (0, At())
+        place: Place | None = (0, BEGINNING)
         number = bytes_here = 0
         reader: Iterator[tuple[Place, Read]] | None = None
         uploads: list[Future[None]] = []
@@ -124,7 +125,7 @@ class _Preparation:
         self._finish(bytes_here, time.monotonic() - started)
 
     def _recorded(self, number: int) -> Place | None:
-        """Where the inputs go on behind a shard that is done."""
+        """Return where the inputs go on behind a shard that is done, or None."""
         files = [self._done.get(file_name(part, number)) for part in SPLITS]
         if files[0] is None or files[1] is None:
             return None
@@ -132,7 +133,7 @@ class _Preparation:
         return counts["next_input"], At(counts["next_offset"], counts["next_line"])
 
     def _remember(self, number: int) -> None:
-        """The documents of a shard that is done, to which later ones are compared."""
+        """Note the documents of a shard that is done, to which later ones are compared."""
         if self._seen is None:
             return
         for part in SPLITS:
@@ -144,11 +145,14 @@ class _Preparation:
 
     def _read(self, place: Place) -> Iterator[tuple[Place, Read]]:
         for number in range(place[0], len(self._inputs)):
-            for read in self._inputs[number].read(place[1] if number == place[0] else At()):
+            for read in self._inputs[number].read(place[1] if number == place[0] else BEGINNING):
                 yield (number, read.after), read
 
     def _write_shard(self, number: int, reader: Iterator[tuple[Place, Read]]) -> tuple[Place, Counter[str]]:
-        """As many documents as fill a shard, in two local files; the place behind them, and what was counted."""
+        """Write as many documents as fill a shard into two local files.
+
+        Returns the place behind them, and what was counted.
+        """
         counts: Counter[str] = Counter()
         place: Place = (len(self._inputs), At())
         with ExitStack() as stack:
@@ -174,7 +178,7 @@ class _Preparation:
         return place, counts
 
     def _kept(self, content: str | Broken, counts: Counter[str]) -> Iterator[bytes]:
-        """A document as it is kept: without white space around it and NULs in it, in pieces where it is too long."""
+        """Give a document as it is kept: no white space around it, no NULs in it, in pieces where it is too long."""
         if isinstance(content, Broken):
             if self._arguments.on_broken_text == "error":
                 raise UsageError(
@@ -215,18 +219,32 @@ class _Preparation:
 
     def _finish(self, bytes_here: int, seconds: float) -> None:
         files = self._builder.done_shards()
-        totals = {
-            part: Counter(
-                {
-                    name: sum(file.counts.get(name, 0) for key, file in files.items() if key.startswith(part))
-                    for name in ("documents", "text_bytes", *_DROPPED)
-                }
+        totals = {part: _totals(files, part) for part in SPLITS}
+        self._check(totals)
+        if self._seen is not None and self._seen.is_full:
+            log.warning(
+                "warning: documents after the first %s different ones were compared with those only",
+                self._arguments.max_remembered_documents,
             )
-            for part in SPLITS
-        }
         train, held_out = totals[corpus_files.TRAIN], totals[corpus_files.HELD_OUT]
-        dropped = {name: train[name] for name in _DROPPED}
-        if not train["documents"] + held_out["documents"]:
+        result = {
+            "documents": train["documents"],
+            "bytes": train["text_bytes"],
+            "held_out_documents": held_out["documents"],
+            "held_out_bytes": held_out["text_bytes"],
+            "shards": sum(name.startswith(corpus_files.TRAIN) for name in files),
+            **{f"dropped_{name}" if name != "cuts" else name: train[name] for name in _DROPPED},
+        }
+        self._builder.finish(result)
+        speed = bytes_here / seconds if seconds else 0.0
+        self._metrics.show(100, 100, "of the inputs", at_once=True)
+        self._metrics.result(result["shards"], {**result, "seconds": round(seconds, 3), "bytes_per_second": speed})
+
+    def _check(self, totals: Mapping[str, Counter[str]]) -> None:
+        """Raise UsageError where there is no text, or none in one of the parts."""
+        documents = sum(counts["documents"] for counts in totals.values())
+        if not documents:
+            dropped = totals[corpus_files.TRAIN]
             raise UsageError(
                 f"{', '.join(self._arguments.data)}: no text ({dropped['empty']} documents are empty, "
                 f"{dropped['broken']} broken)",
@@ -235,31 +253,65 @@ class _Preparation:
         for part in SPLITS:
             if not totals[part]["documents"]:
                 raise UsageError(
-                    f"none of {train['documents'] + held_out['documents']} documents is in the part '{part}', with "
-                    f"held_out_fraction {self._arguments.held_out_fraction}",
+                    f"none of {documents} documents is in the part '{part}', with held_out_fraction "
+                    f"{self._arguments.held_out_fraction}",
                     next_step="set it higher" if part == corpus_files.HELD_OUT else "set it lower",
                 )
-        if self._seen is not None and self._seen.is_full:
-            log.warning(
-                "warning: documents after the first %s different ones were compared with those only",
-                self._arguments.max_remembered_documents,
-            )
-        result = {
-            "documents": train["documents"],
-            "bytes": train["text_bytes"],
-            "held_out_documents": held_out["documents"],
-            "held_out_bytes": held_out["text_bytes"],
-            "shards": sum(name.startswith(corpus_files.TRAIN) for name in files),
-            **{f"dropped_{name}" if name != "cuts" else name: count for name, count in dropped.items()},
-        }
-        self._builder.finish(result)
-        speed = bytes_here / seconds if seconds else 0.0
-        self._metrics.show(100, 100, "of the inputs", at_once=True)
-        self._metrics.result(result["shards"], {**result, "seconds": round(seconds, 3), "bytes_per_second": speed})
 
 
 _DROPPED = ("empty", "broken", "duplicates", "cuts")
-"""What a shard's record counts beside what it holds; `cuts`: long documents were cut so often."""
+"""Names of what a shard's record counts beside what it holds; `cuts`: long documents were cut so often."""
+
+
+def _totals(files: Mapping[str, ArtifactFile], part: str) -> Counter[str]:
+    """Add up what the records of a part's files count."""
+    own = [file.counts for name, file in files.items() if name.startswith(part)]
+    return Counter(
+        {name: sum(counts.get(name, 0) for counts in own) for name in ("documents", "text_bytes", *_DROPPED)}
+    )
+
+
+class SeenDocuments:
+    """Remembers which documents were there before, by 64 bits of their content, in 8 bytes each.
+
+    It remembers at most so many; later ones are compared with those only.
+
+    Two documents that differ are taken for equal with a probability of about n² / 2⁶⁵: one in 3,700 for 100 million.
+    """
+
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._recent: set[int] = set()
+        self._sorted: list[np.ndarray[tuple[int], np.dtype[np.uint64]]] = []
+        self._count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= self._at_most
+
+    def is_new(self, hashed: int) -> bool:
+        """Return whether it was not there before; it is from now on, as long as there is room."""
+        if hashed in self._recent:
+            return False
+        value = np.uint64(hashed)
+        for known in self._sorted:
+            place = int(known.searchsorted(value))
+            if place < len(known) and known[place] == value:
+                return False
+        if not self.is_full:
+            self._count += 1
+            self._recent.add(hashed)
+            if len(self._recent) >= _RECENT:
+                self._sort()
+        return True
+
+    def _sort(self) -> None:
+        """Make the recent ones a sorted array; arrays of like size are merged, so that there are few of them."""
+        newest = np.sort(np.fromiter(self._recent, dtype=np.uint64, count=len(self._recent)))
+        self._recent = set()
+        while self._sorted and len(self._sorted[-1]) <= len(newest):
+            newest = np.sort(np.concatenate([self._sorted.pop(), newest]), kind="stable")
+        self._sorted.append(newest)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,14 @@ from jobs.contract.artifact import ArtifactFile
 from jobs.contract.errors import UsageError
 from jobs.kinds.tokenize import Tokenize
 from jobs.train.data import corpus_files, packed_tokens
-from jobs.train.data.artifact_files import each_file
 from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import load
 from jobs.train.data.packed_tokens import Index, PackedFile
 from jobs.train.data.vocabulary import SPECIAL
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds import train_tokenizer
-from jobs.train.kinds.job_metrics import JobMetrics
+from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -35,15 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
-UPLOADS = 2
-"""Files that go to S3 while the next one is encoded."""
-
 
 def check(arguments: Tokenize, world_size: int) -> None:
     """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-    if world_size != 1:
-        raise UsageError(f"tokenize is one process, not {world_size}", next_step="--nproc-per-node=1")
+    check_one_process("tokenize", world_size)
 
 
 def tokenize(rank: Rank, arguments: Tokenize) -> None:
@@ -67,7 +62,7 @@ def tokenize(rank: Rank, arguments: Tokenize) -> None:
 
 
 class _Tokenization:
-    """The tokenization of one corpus."""
+    """Tokenizes one corpus."""
 
     def __init__(
         self,
@@ -104,11 +99,12 @@ class _Tokenization:
             log.info("start: %s of %s files are there already", len(filled) - len(self._missing), len(filled))
 
     def make(self) -> None:
+        """Make all files that are missing, and the index over all."""
         started = time.monotonic()
         tokens = text_bytes = 0
         uploads: list[Future[ArtifactFile]] = []
         with self._packing as packing, ThreadPoolExecutor(UPLOADS, thread_name_prefix="upload") as pool:
-            for number, (name, path) in enumerate(each_file(self._corpus, self._missing), start=1):
+            for number, (name, path) in enumerate(self._corpus.each_file(self._missing), start=1):
                 file = packing.pack(path, self._packed / _packed_name(name))
                 uploads.append(pool.submit(self._upload, file, self._corpus.manifest.files[name].counts["documents"]))
                 while len(uploads) > UPLOADS:
@@ -132,16 +128,7 @@ class _Tokenization:
 
     def _finish(self, tokens_here: int, bytes_here: int, seconds: float) -> None:
         done = self._builder.done_shards()
-        index = Index(
-            sequence_length=self._sequence_length,
-            vocabulary_size=self._vocabulary_size,
-            special_ids=self._special_ids,
-            files={part: _packed_files(done, part) for part in packed_tokens.SPLITS},
-        )
-        (self._packed / packed_tokens.INDEX).write_text(index.model_dump_json(indent=2) + "\n")
-        self._builder.put_file(self._packed / packed_tokens.INDEX)
-        for name in self._tokenizer_files:
-            self._builder.put_file(self._tokenizer_folder / name, f"{packed_tokens.TOKENIZER}{name}")
+        index = self._put_index(done)
         result = {
             "tokens": index.tokens("train"),
             "sequences": index.sequences("train"),
@@ -160,6 +147,20 @@ class _Tokenization:
             "bytes_per_second": bytes_here / seconds if seconds else 0.0,
         }
         self._metrics.result(self._files, {**result, **encoder, **speeds})
+
+    def _put_index(self, done: Mapping[str, ArtifactFile]) -> Index:
+        """Put what says how the files are read beside them: the index, and the tokenizer."""
+        index = Index(
+            sequence_length=self._sequence_length,
+            vocabulary_size=self._vocabulary_size,
+            special_ids=self._special_ids,
+            files={part: _packed_files(done, part) for part in packed_tokens.SPLITS},
+        )
+        (self._packed / packed_tokens.INDEX).write_text(index.model_dump_json(indent=2) + "\n")
+        self._builder.put_file(self._packed / packed_tokens.INDEX)
+        for name in self._tokenizer_files:
+            self._builder.put_file(self._tokenizer_folder / name, f"{packed_tokens.TOKENIZER}{name}")
+        return index
 
 
 def _packed_name(corpus_name: str) -> str:

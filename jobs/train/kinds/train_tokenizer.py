@@ -17,12 +17,11 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.kinds.train_tokenizer import TrainTokenizer
 from jobs.train.data import corpus_files
-from jobs.train.data.artifact_files import each_file
 from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.data.encoders import HuggingFace
 from jobs.train.data.vocabulary import SPECIAL, learn
-from jobs.train.hub_push import push_artifact
-from jobs.train.kinds.job_metrics import JobMetrics
+from jobs.train.hub import push_artifact
+from jobs.train.kinds.artifact_job import JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ _BATCH_BYTES = 4 << 20
 def check(arguments: TrainTokenizer, world_size: int) -> None:
     """Called by the launcher before anything starts. Raises UsageError on what cannot work."""
     arguments.check(world_size)
-    if world_size != 1:
-        raise UsageError(f"train-tokenizer is one process, not {world_size}", next_step="--nproc-per-node=1")
+    check_one_process("train-tokenizer", world_size)
 
 
 def train_tokenizer(rank: Rank, arguments: TrainTokenizer) -> None:
@@ -75,15 +73,9 @@ def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: 
         max_characters=arguments.max_characters,
     )
     learnt_at = time.monotonic()
-    size = tokenizer.get_vocab_size()
-    if size < arguments.vocabulary_size:
-        log.warning(
-            "warning: the sample gives %s tokens only, not %s; a larger sample_fraction may give more",
-            size,
-            arguments.vocabulary_size,
-        )
+    _warn_if_small(tokenizer, arguments)
     result = {
-        "vocabulary_size": size,
+        "vocabulary_size": tokenizer.get_vocab_size(),
         "sample_documents": sample.documents,
         "sample_bytes": sample.text_bytes,
         **_measured(tokenizer, sample.held_out),
@@ -100,8 +92,20 @@ def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: 
     metrics.result(1, {**result, **seconds})
 
 
+def _warn_if_small(tokenizer: Any, arguments: TrainTokenizer) -> None:
+    size = tokenizer.get_vocab_size()
+    if size < arguments.vocabulary_size:
+        log.warning(
+            "warning: the sample gives %s tokens only, not %s; a larger sample_fraction may give more",
+            size,
+            arguments.vocabulary_size,
+        )
+
+
 @dataclass(frozen=True)
 class _Sample:
+    """What a vocabulary is learnt from, and measured on."""
+
     path: Path
     documents: int
     text_bytes: int
@@ -109,14 +113,14 @@ class _Sample:
 
 
 def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics: JobMetrics) -> _Sample:
-    """A share of every shard in one local file, and held-out texts. Raises UsageError where nothing is drawn."""
+    """Draw a share of every shard into one local file, and held-out texts. Raises UsageError where nothing is drawn."""
     path = rank.scratch / "sample.txt"
     held_out: list[str] = []
     documents = text_bytes = 0
     shards = corpus_files.shards(corpus.manifest.files)
     with path.open("wb") as stream:
         names = [corpus_files.file_name(part, shard) for shard in shards for part in corpus_files.SPLITS]
-        for number, (name, file) in enumerate(each_file(corpus, names)):
+        for number, (name, file) in enumerate(corpus.each_file(names)):
             if name.startswith(corpus_files.HELD_OUT):
                 some = corpus_files.sample(file, 1.0, seed=[0], at_most_bytes=max(1, MEASURED_BYTES // len(shards)))
                 held_out += [document.decode() for document in some]
@@ -137,7 +141,7 @@ def _drawn(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, metrics:
 
 
 def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
-    """How the vocabulary fits text that it has not seen."""
+    """Measure how the vocabulary fits text that it has not seen."""
     ids = HuggingFace(tokenizer).encode([text.encode() for text in texts])
     own = len(ids) - 2 * len(texts)  # without [CLS] and [SEP]
     text_bytes = sum(len(text.encode()) for text in texts)
@@ -150,7 +154,7 @@ def _measured(tokenizer: Any, texts: list[str]) -> dict[str, Any]:
 
 
 def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
-    """As `save_pretrained` does. Raises UsageError where what is loaded again gives other ids."""
+    """Save the tokenizer as `save_pretrained` does. Raises UsageError where what is loaded again gives other ids."""
     from transformers import AutoTokenizer, BertTokenizerFast
 
     BertTokenizerFast(

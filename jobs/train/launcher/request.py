@@ -16,10 +16,10 @@ from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
-from jobs.train import hub_push
+from jobs.train import hub
 from jobs.train.accelerator import AUTO
-from jobs.train.attempts import attempt_number, job_id
-from jobs.train.launcher.endings import DEFAULT_STOP_TIMEOUT_SECONDS
+from jobs.train.batch_job import attempt_number, job_id
+from jobs.train.launcher.shutdown import DEFAULT_STOP_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
         stop_timeout_seconds=DEFAULT_STOP_TIMEOUT_SECONDS if accelerator_asked == AUTO else STOP_TIMEOUT_SECONDS,
     )
     launch = _checked(launch, environment)
-    hub_push.check(arguments, is_first_attempt=launch.attempt == 1)
+    hub.check(arguments, is_first_attempt=launch.attempt == 1)
     return launch
 
 

@@ -12,7 +12,7 @@ from jobs.train.data.masked_tokens import IGNORED
 
 
 class BertForMaskedLM(transformers.BertForMaskedLM):  # type: ignore[misc]  # transformers has no types
-    """The same weights under the same names, with the same loss; only `forward` asks for the masked places.
+    """BERT with the same weights under the same names and the same loss; only `forward` asks for the masked places.
 
     Named as the class that it stands for, because `config.json` names the class of the weights beside it.
     """

@@ -1,5 +1,7 @@
-"""Encoders with a head for classification that take several examples in one row (jobs.train.data.packed_examples)."""
+"""Encoders with a head for classification that take several examples in one row (jobs.train.data.labelled_packing)."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,9 +9,11 @@ import transformers
 from torch.nn import functional
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from jobs.contract.errors import UsageError
+
 
 def _packing(base: type[Any]) -> type[Any]:
-    """The class with the same weights under the same names; `forward` takes batches as `base` does, and packed ones.
+    """Make a class with the same weights under the same names, whose `forward` takes packed batches as well.
 
     Named as the class that it stands for, because `config.json` names the class of the weights beside it.
     """
@@ -61,9 +65,24 @@ CLASSES = {
     "roberta": _packing(transformers.RobertaForSequenceClassification),
     "xlm-roberta": _packing(transformers.XLMRobertaForSequenceClassification),
 }
-"""By the `model_type` of a config.json."""
+"""The classes by the `model_type` of a config.json.
+
+Their encoders take a mask for each pair of tokens, and their heads read an example's first token alone.
+"""
 
 ARGUMENTS = (
     {"attn_implementation": "eager"} if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 45) else {}
 )
-"""Of `from_pretrained`. Before 4.45 BERT with PyTorch's fused attention takes no mask of pairs of tokens."""
+"""Arguments of `from_pretrained`. Before 4.45 BERT with PyTorch's fused attention takes no mask of pairs of tokens."""
+
+
+def model_class(folder: Path, location: str) -> type[Any]:
+    """Return the class for the model in `folder`. Raises UsageError on a model whose results packing would change."""
+    found = str(json.loads((folder / "config.json").read_bytes())["model_type"])
+    if found not in CLASSES:
+        *others, last = CLASSES
+        raise UsageError(
+            f"{location} is of type '{found}': examples are packed for {', '.join(others)} and {last} only",
+            next_step="set packing to false",
+        )
+    return CLASSES[found]

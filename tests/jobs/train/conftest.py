@@ -14,7 +14,7 @@ from infra.emulator import CREDENTIALS
 from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import OpenArtifact
-from jobs.train.data.odd_texts import ODD_TEXTS
+from jobs.train.data.encoders import ODD_TEXTS
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.train import image_environment, s3_server
 from tests.support.train.corpora import Workshop, paragraphs, put_jsonl

@@ -116,7 +116,7 @@ def load_spec(name: str, scratch: Path) -> tuple[list[str], Examples, Examples]:
     """What a job of a ready spec trains on, as it stands in the file."""
     arguments = read_spec(READY_SPECS / f"{name}.yaml").entrypoint_arguments()
     assert isinstance(arguments, FinetuneClassification)
-    return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"), scratch=scratch)
+    return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"))
 
 
 def test_the_data_of_the_mrpc_specs_is_loaded_from_the_hub(local_hub: Path) -> None:
@@ -174,7 +174,7 @@ def test_several_configurations_of_a_hub_data_set_must_name_their_classes_alike(
 
     def load(*tables: str) -> tuple[list[str], Examples, Examples]:
         arguments = FinetuneClassification(model="unused", train_data=list(tables))
-        return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"), scratch=tmp_path)
+        return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"))
 
     names, train, held_out = load("hf://acme/reviews?config=en", "hf://acme/reviews?config=de")
     assert names == ["bad", "good"]
@@ -189,10 +189,11 @@ def test_several_configurations_of_a_hub_data_set_must_name_their_classes_alike(
 READ_FROM_HUB = """
 from pathlib import Path
 from jobs.contract.errors import TrainyardError
-from jobs.train.data import sources
+from jobs.train.data.labelled_text import read_table
+from jobs.train.models.pretrained import model_folder
 for read in (
-    lambda: sources.read_table("hf://acme/none?config=en", ["text", "label"], s3=None, scratch=Path()),
-    lambda: sources.model_folder("hf://acme/none", s3=None, scratch=Path()),
+    lambda: read_table("hf://acme/none?config=en", ["text", "label"], s3=None),
+    lambda: model_folder("hf://acme/none", s3=None, scratch=Path()),
 ):
     try:
         print(read())

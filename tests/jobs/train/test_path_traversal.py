@@ -15,7 +15,7 @@ from jobs.contract.artifact import fingerprint
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import open_artifact
-from jobs.train.data.sources import copy_folder, read_table
+from jobs.train.data.sources import copy_folder
 from jobs.train.kinds.notebook.saved_folder import SavedFolder
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ def an_input_folder(s3: "S3Client", folder: S3Location, name: str, target: Path)
 
 def a_notebooks_folder(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
     return SavedFolder(s3, target, folder).restore()
-
-
-def a_table(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
-    return read_table(str(folder / name), ["a"], s3=lambda: s3, scratch=target)
 
 
 def an_artifact(s3: "S3Client", folder: S3Location, name: str, target: Path) -> object:
@@ -79,7 +75,7 @@ def connection(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Aws:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "download",
-    [all_of_a_folder, an_input_folder, a_notebooks_folder, a_table, an_artifact, a_run],
+    [all_of_a_folder, an_input_folder, a_notebooks_folder, an_artifact, a_run],
 )
 def test_a_key_that_leads_out_of_the_folder_is_refused(
     download: Download, name: str, s3: "S3Client", connection: Aws, tmp_path: Path

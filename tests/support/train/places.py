@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.train.data import sources
-from jobs.train.data.sources import Table
+from jobs.train.data.labelled_text import Table, read_table
+from jobs.train.models.pretrained import model_folder
 from tests.support.train.launching import Run
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class Place:
         return self.at(name)
 
     def read(self, location: str, *columns: str) -> Table:
-        return sources.read_table(location, columns or ("text", "label"), s3=self._client, scratch=self.folder / "tmp")
+        return read_table(location, columns or ("text", "label"), s3=self._client)
 
     def model(self, location: str) -> Path:
-        return sources.model_folder(location, s3=self._client, scratch=self.folder / "tmp")
+        return model_folder(location, s3=self._client, scratch=self.folder / "tmp")
 
     def _client(self) -> "S3Client":
         assert self.s3 is not None, "a local input needs no S3"

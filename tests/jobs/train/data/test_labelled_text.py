@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> Load:
         if held_out is not None:
             arguments["eval_data"] = str(write_jsonl(tmp_path / "eval.jsonl", held_out))
         given = FinetuneClassification.model_validate({"model": "unused", **arguments})
-        return labelled_text.load(given, s3=no_s3, scratch=tmp_path)
+        return labelled_text.load(given, s3=no_s3)
 
     return load
 
@@ -167,7 +167,7 @@ def test_several_tables_are_read_as_if_they_were_one(tmp_path: Path) -> None:
         arguments = FinetuneClassification(
             model="unused", train_data=several(tmp_path, train, held_out), eval_data=several(tmp_path, train)
         )
-        names, together, alone = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        names, together, alone = labelled_text.load(arguments, s3=no_s3)
         assert names == ["bad", "good", "so-so"]
         assert [names[label] for label in together.labels] == [row["label"] for row in [*train, *held_out]]
         assert [names[label] for label in alone.labels] == [row["label"] for row in train]
@@ -177,10 +177,10 @@ def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path
     tables = several(tmp_path, labelled("good", "bad"), labelled("bad", None))
     arguments = FinetuneClassification(model="unused", train_data=tables)
     with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: 'label' is None, which is no class"):
-        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        labelled_text.load(arguments, s3=no_s3)
     arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
     with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's"):
-        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        labelled_text.load(arguments, s3=no_s3)
 
 
 def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:
@@ -248,7 +248,7 @@ def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_
 
     for task in tasks:
         arguments = FinetuneClassification(model="unused", glue_task=task)
-        names, train, held_out = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        names, train, held_out = labelled_text.load(arguments, s3=no_s3)
         assert names == ["no", "yes"], "the data set's own names, although only one occurs"
         for part, split in ((train, "train"), (held_out, "validation_matched" if task == "mnli" else "validation")):
             text, *pair = [f"{task} {split} {name}" for name in columns[task]]
@@ -259,7 +259,7 @@ def test_a_glue_task_takes_its_columns_from_other_tables_where_they_are_given(tm
     rows = [{"question1": f"{number}?", "question2": "why?", "label": number % 2} for number in range(4)]
     location = str(write_jsonl(tmp_path / "t.jsonl", rows))
     arguments = FinetuneClassification(model="unused", glue_task="qqp", train_data=location, eval_data=location)
-    names, train, held_out = labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+    names, train, held_out = labelled_text.load(arguments, s3=no_s3)
     assert names == ["0", "1"]
     assert train == held_out == Examples(texts=["0?", "1?", "2?", "3?"], pairs=["why?"] * 4, labels=[0, 1, 0, 1])
 
@@ -273,4 +273,4 @@ def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) ->
     )
     arguments = FinetuneClassification(model="unused", glue_task="sst2")
     with pytest.raises(UsageError, match=r"split=train, row 2: label -1 is none of the training data's"):
-        labelled_text.load(arguments, s3=no_s3, scratch=tmp_path)
+        labelled_text.load(arguments, s3=no_s3)

@@ -14,7 +14,7 @@ import pytest
 
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.kinds.prepare_corpus import PrepareCorpus
-from jobs.train.data import byte_stream
+from jobs.train.data import sources
 from jobs.train.kinds import prepare_corpus
 from tests.support.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
 from tests.support.train.hub import save_data_set
@@ -258,8 +258,8 @@ READS_LITTLE_MEMORY = """
 import resource, sys
 import pyarrow.parquet
 from jobs.contract.errors import UsageError
-from jobs.train.data.document_pieces import At
-from jobs.train.data.documents import Input
+from jobs.train.data.tables import At
+from jobs.train.data.corpus_documents import Input
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
@@ -390,7 +390,7 @@ def test_it_is_one_process() -> None:
 def test_a_large_object_is_read_in_blocks(
     workshop: Workshop, put: Callable[[Path, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(byte_stream, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 1000)
     texts = paragraphs(100)
     location = put(put_jsonl(tmp_path / "a.jsonl", texts), f"{tmp_path.name}/a.jsonl")
     assert all_texts(workshop.corpus(data=[location], held_out_fraction=0.1)) == Counter(texts)

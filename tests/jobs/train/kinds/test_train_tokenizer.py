@@ -112,10 +112,9 @@ def test_what_cannot_work_is_told(
         workshop.tokenizer(corpus, **arguments)
 
 
-def test_what_is_no_corpus_is_told(workshop: Workshop, corpus: OpenArtifact, tmp_path: Path) -> None:
-    made = workshop.tokenizer(corpus, vocabulary_size=1500)
+def test_what_is_no_corpus_is_told(workshop: Workshop, real_tokenizer: OpenArtifact, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a 'tokenizer', not a 'corpus'"):
-        workshop.tokenizer(made)
+        workshop.tokenizer(real_tokenizer)
     with pytest.raises(NotFoundError, match="is no 'corpus'"):
         workshop.run(train_tokenizer.train_tokenizer, TrainTokenizer(corpus=str(tmp_path)))
 

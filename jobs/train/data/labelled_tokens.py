@@ -1,0 +1,199 @@
+"""Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
+
+The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded when
+it is read, to the width of its bucket (jobs/train/data/labelled_buckets.py).
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from jobs.contract.errors import UsageError
+from jobs.train.data.labelled_buckets import bucket_widths, in_batches
+from jobs.train.data.labelled_text import Examples
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+
+class Prepared(BaseModel):
+    """The examples that one rank of a node prepared for all of them."""
+
+    folder: Path
+    class_names: list[str]
+    train_examples: int
+    eval_examples: int
+    widths: list[int]
+    """Tokens that sequences are padded to, ascending."""
+    longest: int
+    """Tokens of the longest example, before the cut at max_length ended it."""
+    padding_token: int
+    padding_type: int
+    padded_on: str
+    """`right` or `left`."""
+
+    @property
+    def train(self) -> "TokenizedExamples":
+        return TokenizedExamples(self, "train")
+
+    @property
+    def evaluation(self) -> "TokenizedExamples":
+        return TokenizedExamples(self, "eval")
+
+
+def prepare(
+    names: list[str],
+    parts: dict[str, Examples],
+    *,
+    tokenizer: Any,
+    max_length: int,
+    length_buckets: int = 1,
+    folder: Path,
+) -> Prepared:
+    """Tokenize the examples of both parts (`train`, `eval`) into .npy files below `folder`.
+
+    `length_buckets` widths, of both parts' lengths, serve all batches; the widest is that of the longest example,
+    rounded up to a multiple of 8, at most `max_length`.
+    """
+    if tokenizer.pad_token_id is None:
+        raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
+    folder.mkdir(parents=True, exist_ok=True)
+    # Ranks have it off (jobs.train.launch); this one works alone on its node, so all cores are its own.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    lengths = {}
+    for part, examples in parts.items():
+        columns, lengths[part] = _encode(examples, tokenizer, max_length)
+        for column, flat in columns.items():
+            np.save(folder / f"{part}.{column}.npy", flat)
+        np.save(folder / f"{part}.lengths.npy", lengths[part])
+        np.save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    together = np.concatenate(list(lengths.values()))
+    widths = [min(width, max_length) for width in bucket_widths(together, at_most=length_buckets)]
+    return Prepared(
+        folder=folder,
+        class_names=names,
+        train_examples=len(parts["train"]),
+        eval_examples=len(parts["eval"]),
+        widths=widths,
+        longest=int(together.max()),
+        padding_token=tokenizer.pad_token_id,
+        padding_type=tokenizer.pad_token_type_id,
+        padded_on=tokenizer.padding_side,
+    )
+
+
+def _encode(
+    examples: Examples, tokenizer: Any, max_length: int, *, chunk: int = 10_000
+) -> tuple[dict[str, "NDArray[np.int32]"], "NDArray[np.int64]"]:
+    """Return token ids (and types) of all examples one after the other, and the length of each."""
+    wanted = [name for name in ("input_ids", "token_type_ids") if name in tokenizer.model_input_names]
+    flat: dict[str, list[NDArray[np.int32]]] = {name: [] for name in wanted}
+    lengths: list[int] = []
+    for start in range(0, len(examples), chunk):
+        stop = start + chunk
+        encoded = tokenizer(
+            examples.texts[start:stop],
+            examples.pairs[start:stop] if examples.pairs is not None else None,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+        )
+        for name in wanted:
+            flat[name].append(np.concatenate([np.asarray(row, dtype=np.int32) for row in encoded[name]]))
+        lengths.extend(len(row) for row in encoded["input_ids"])
+    return {name: np.concatenate(chunks) for name, chunks in flat.items()}, np.asarray(lengths)
+
+
+class TokenizedExamples:
+    """A part of the prepared examples, as DataLoader reads it: whole batches at a time, straight from the files.
+
+    It is read by places (jobs/train/data/labelled_buckets.py), which say to what width a batch is padded.
+    """
+
+    def __init__(self, prepared: Prepared, part: str) -> None:
+        self._prepared = prepared
+        self._flat = {
+            column: np.load(path, mmap_mode="r")
+            for column in ("input_ids", "token_type_ids")
+            if (path := prepared.folder / f"{part}.{column}.npy").exists()
+        }
+        self.labels = np.load(prepared.folder / f"{part}.labels.npy")
+        self.lengths = np.load(prepared.folder / f"{part}.lengths.npy")
+        self._starts = np.cumsum(self.lengths) - self.lengths
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def buckets(self) -> "NDArray[np.int64]":
+        """For each example, the number of the narrowest width that holds it."""
+        buckets: NDArray[np.int64] = np.searchsorted(np.asarray(self._prepared.widths), self.lengths)
+        return buckets
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The value of each column where there is no token."""
+        return {"input_ids": self._prepared.padding_token, "token_type_ids": self._prepared.padding_type}
+
+    def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.int32]"]:
+        """Each column's values of these examples, one after the other."""
+        spans = [
+            slice(start, start + length) for start, length in zip(self._starts[rows], self.lengths[rows], strict=True)
+        ]
+        return {column: np.concatenate([flat[span] for span in spans]) for column, flat in self._flat.items()}
+
+    def shapes(self, batch: int) -> tuple[list[int], float]:
+        """Return the widths that batches of this size have, and the share of their tokens that only fills up."""
+        buckets, rows = np.divmod(in_batches(self.buckets, batch), len(self))
+        widths = np.asarray(self._prepared.widths)[buckets]
+        return np.unique(widths).tolist(), 1 - float(self.lengths[rows].sum() / widths.sum())
+
+    def __getitem__(self, place: int) -> dict[str, "torch.Tensor"]:
+        return {name: values[0] for name, values in self.__getitems__([place]).items()}
+
+    def __getitems__(self, places: Sequence[int]) -> dict[str, "torch.Tensor"]:
+        import torch
+
+        prepared = self._prepared
+        buckets, rows = np.divmod(np.asarray(places), len(self))
+        width = prepared.widths[buckets.max()]
+        positions = np.arange(width) if prepared.padded_on == "right" else np.arange(width)[::-1]
+        mask = positions < self.lengths[rows, None]
+        batch = {"attention_mask": mask.astype(np.int64), "labels": self.labels[rows]}
+        for column, tokens in self.tokens(rows).items():
+            batch[column] = np.full(mask.shape, self.padding[column])
+            batch[column][mask] = tokens
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    @staticmethod
+    def collate(batch: dict[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+        """`__getitems__` has made the batch already."""
+        return batch
+
+
+class InBatches:
+    """Examples in batches of one width each, for an evaluation: the last batch is filled, with some a second time."""
+
+    def __init__(self, examples: TokenizedExamples, batch: int) -> None:
+        self._examples = examples
+        self._places = in_batches(examples.buckets, batch)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> dict[str, "torch.Tensor"]:
+        return self._examples[int(self._places[number])]
+
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, "torch.Tensor"]:
+        return self._examples.__getitems__(self._places[numbers].tolist())
+
+    def in_order(self, results: "NDArray[Any]") -> "NDArray[Any]":
+        """Put the results of an evaluation into the examples' own order, one for each example."""
+        _, first = np.unique(self._places % len(self._examples), return_index=True)
+        return results[first]

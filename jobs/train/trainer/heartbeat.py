@@ -1,0 +1,99 @@
+"""The heartbeats of a rank that trains: it goes on, and this is where it is. The launcher of its node watches them.
+
+There is one at each batch, step, evaluated batch and save, each a write of one line. What may take long says so
+beforehand: the start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
+"""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from jobs.train.channel import Heartbeat, HeartbeatFile
+
+if TYPE_CHECKING:
+    from jobs.train.rank import Rank
+
+_COMPILING_BATCHES = 10
+"""The number of batches, from one of a new shape on, of which each may wait for a graph. The host of an HPU runs ahead
+of it, so the wait may come some batches later, at the latest where a loss is logged."""
+
+_STILL_SECONDS = 3600.0
+"""The longest wait for an upload; after that the rank gives no more heartbeats."""
+
+
+class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Gives the heartbeats of one rank, from when it is made until `end`; jobs.train.rank has given one before.
+
+    It is to be the first of a Trainer's callbacks; the Trainer tells it of batches and saves.
+    """
+
+    def __init__(self, rank: "Rank", *, compiles: bool) -> None:
+        """`compiles`: whether the accelerator compiles for each new shape of a batch."""
+        self._rank = rank
+        self._compiles = compiles
+        self._file = HeartbeatFile(rank.scratch, rank.local_rank)
+        self._pid = os.getpid()
+        self._number = self._place = self._step = 0
+        self._doing, self._slow, self._paced = "starting", True, True
+        self._shapes: set[Any] = set()
+        self._compiling = 0
+        self._steps_here = 0
+        self._pass("starting", slow=True)
+
+    def still(self) -> None:
+        """Say that the same as before goes on: a wait for an upload, which has its own time-outs, but not for ever."""
+        if time.monotonic() - self._passed_at < _STILL_SECONDS:
+            self._give()
+
+    def end(self) -> None:
+        """Say that what follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
+        self._paced = False
+        self._pass("ending", slow=True)
+
+    def batch(self, doing: str, inputs: Mapping[str, Any]) -> None:
+        """Say that a batch of the training or of an evaluation begins."""
+        if self._compiles:
+            shape = (doing, *(getattr(value, "shape", None) for value in inputs.values()))
+            if shape not in self._shapes:
+                self._shapes.add(shape)
+                self._compiling = _COMPILING_BATCHES
+            else:
+                self._compiling = max(0, self._compiling - 1)
+        self._pass(doing, slow=self._compiling > 0 or self._steps_here == 0)
+
+    def saving(self) -> None:
+        """Say that a save begins."""
+        self._pass("saving", slow=True)
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step = state.global_step
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._step = state.global_step
+        self._steps_here += 1
+        self._pass("between steps", slow=self._compiling > 0)
+
+    def _pass(self, doing: str, *, slow: bool) -> None:
+        self._place += 1
+        self._doing, self._slow = doing, slow
+        self._passed_at = time.monotonic()
+        self._give()
+
+    def _give(self) -> None:
+        self._number += 1
+        self._file.write(
+            Heartbeat(
+                rank=self._rank.rank,
+                node=self._rank.node,
+                pid=self._pid,
+                number=self._number,
+                place=self._place,
+                step=self._step,
+                doing=self._doing,
+                slow=self._slow,
+                paced=self._paced,
+            )
+        )
