@@ -2,7 +2,7 @@
 
 SubmitJob has no idempotency token, and two jobs must never write one run. So whoever submits the next job first writes
 `moves/JOB.json`, which S3 does only where there is none: `trainyard resume`, or the function that moves a run to
-On-Demand (infra/functions/move_to_on_demand.py), which holds its claims in the same way.
+On-Demand (infra/observability/functions/move_to_on_demand.py), which holds its claims in the same way.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Names of a move, by which a run goes on as another job than its last.
 
-One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it
-(infra/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the same name with
-a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both by them.
+One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it (see
+infra/observability/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the
+same name with a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both
+by them.
 """
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE

@@ -1,11 +1,11 @@
-"""Gaudi software releases, as rows of images/releases.toml: one is the default, all that must match comes from it.
+"""Gaudi software releases, as rows of images/releases.toml: one is the default, and all that must match comes from it.
 
 python -m jobs.contract.releases [NAME]     prints the build arguments of images/*/Dockerfile for a release, one a line
-python -m jobs.contract.releases --table    prints all rows as the table of images/README.md, history with what speaks
-                                   against it
+python -m jobs.contract.releases --table    prints all rows as the table of images/README.md
 """
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,12 @@ class Release:
     """The commit that the tag stood for when somebody read it; None where nobody has."""
     base_digest: str | None = None
     """`sha256:…` of the base image; None where nobody has read it."""
+    why: str = ""
+    """The reason to choose it; empty only in history."""
 
     @property
     def base_image(self) -> str:
-        """Habana's PyTorch image of this release: by its digest where that is known."""
+        """Return the name of Habana's PyTorch image of this release, with its digest where that is known."""
         return (
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
@@ -53,12 +55,12 @@ class Release:
 
     @property
     def package_version(self) -> str:
-        """Version of Habana's Debian packages of this release, the driver's among them."""
+        """Return the version of Habana's Debian packages of this release, the driver among them."""
         return f"{self.name}-{self.build}"
 
     @property
     def build_arguments(self) -> dict[str, str]:
-        """What every image of this release is built with; a Dockerfile declares those that it needs as `ARG`."""
+        """Return the build arguments of this release; a Dockerfile declares those that it needs as `ARG`."""
         return {
             "RELEASE": self.name,
             "HABANA_IMAGE": self.base_image,
@@ -72,12 +74,12 @@ class Release:
 
 
 def releases() -> dict[str, Release]:
-    """All rows that can be chosen, by name, in the file's order."""
+    """Return the rows that can be chosen, by name, in the order of the file."""
     return _rows("releases")
 
 
 def history() -> dict[str, Release]:
-    """Rows of releases whose Python is too old for the code in the container, by name, in the file's order."""
+    """Return the rows that are kept as a record and cannot be chosen, by name, in the order of the file."""
     return _rows("history")
 
 
@@ -87,7 +89,7 @@ def _rows(table: str) -> dict[str, Release]:
 
 
 def release(name: str | None = None) -> Release:
-    """The row called `name`, or the default one.
+    """Return the row called `name`, or the default one.
 
     Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
     """
@@ -104,7 +106,7 @@ def release(name: str | None = None) -> Release:
 
 
 def release_for(row: InstanceType, name: str | None = None) -> Release:
-    """The release called `name` (or the default one), if its software runs on the accelerators of `row`.
+    """Return the release called `name` (or the default one), if its software runs on the accelerators of `row`.
 
     Raises UsageError where there is no such release, ConfigurationError where it dropped the row's generation of Gaudi.
     """
@@ -120,38 +122,40 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
 
 
 def check_image(root: str, chosen: Release) -> None:
-    """Raises ConfigurationError where the image runs on instance types only that the release does not fit."""
+    """Raise ConfigurationError where the image runs only on instance types that the release does not fit."""
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
     if rows and all(row.gaudi_generation not in {None, *chosen.gaudi} for row in rows):
         release_for(rows[0], chosen.name)
 
 
 def _why_history(row: Release) -> str:
-    return f"its image carries Python {row.python}, and jobs/train needs {MINIMUM_PYTHON}"
+    if tuple(map(int, row.python.split("."))) < tuple(map(int, MINIMUM_PYTHON.split("."))):
+        return f"its image carries Python {row.python}, and jobs/train needs {MINIMUM_PYTHON}"
+    return "no packages are locked for it"
+
+
+_COLUMNS: Mapping[str, Callable[[Release], str]] = {
+    "Gaudi": lambda row: ", ".join(map(str, row.gaudi)),
+    "Base": lambda row: f"{row.os}, {row.package_version}",
+    "Python": lambda row: row.python,
+    "PyTorch": lambda row: row.pytorch,
+    "optimum-habana": lambda row: row.optimum_habana,
+    "transformers": lambda row: row.transformers,
+    "accelerate": lambda row: row.accelerate or "",
+    "DeepSpeed": lambda row: row.deepspeed or "",
+}
+"""The middle columns of the table, by their heading."""
 
 
 def table() -> str:
-    """All rows in Markdown, with what is refused and why."""
-    heads = (
-        "Release",
-        "Gaudi",
-        "Base",
-        "Python",
-        "PyTorch",
-        "optimum-habana",
-        "transformers",
-        "accelerate",
-        "DeepSpeed",
-    )
+    """Return all rows as a table in Markdown: what one would choose each for, and what is refused and why."""
     past = history()
-    lines = [(*heads, "Refused"), ("---",) * (len(heads) + 1)]
+    lines = [("Release", "Reason to choose it", *_COLUMNS, "Refused"), ("---",) * (len(_COLUMNS) + 3)]
     for row in (*releases().values(), *past.values()):
-        why = _why_history(row) if row.name in past else "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
         name = f"**{row.name}** (default)" if row.name == release().name else row.name
-        gaudi = ", ".join(map(str, row.gaudi))
-        base = f"{row.os}, {row.package_version}"
-        versions = (row.python, row.pytorch, row.optimum_habana, row.transformers, row.accelerate, row.deepspeed)
-        lines.append((name, gaudi, base, *(version or "" for version in versions), why))
+        dropped = "" if 1 in row.gaudi else "on dl1.24xlarge, which has Gaudi 1"
+        refused = _why_history(row) if row.name in past else dropped
+        lines.append((name, row.why, *(column(row) for column in _COLUMNS.values()), refused))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import docker
 from docker.errors import ImageNotFound
@@ -31,16 +31,16 @@ _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP"
 """Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""
 
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
-"""In a URL."""
+"""A password in a URL."""
 
 BASE_ARGUMENT = "BASE_IMAGE"
 
 BASE_LABEL = "trainyard.base"
-"""Of an image and all that is built on it: the base from elsewhere, as BASE_IMAGE named it."""
+"""The label of an image, and of all that is built on it, for its base from elsewhere, as BASE_IMAGE named it."""
 
 COMMIT_LABEL = "trainyard.commit"
-"""Of an image of clean sources: the commit that they were taken from. Others may have the same sources, and so the same
-revision; an image that BuildKit has already keeps its layers, and gets the label anew."""
+"""The label of an image of clean sources for the commit that they were taken from. Other commits may have the same
+sources, and so the same revision; an image that BuildKit has already keeps its layers, and gets the label anew."""
 
 _PACKAGES = "packages"
 """The stage of a root's Dockerfile that has all but the code of jobs/."""
@@ -68,9 +68,9 @@ class BuiltImage:
     """What its own Dockerfile adds to what it is built on."""
     seconds: float
     layers: int
-    """That its own Dockerfile makes."""
+    """The number of layers that its own Dockerfile makes."""
     rebuilt_layers: int
-    """Of these, the ones that were not taken from the cache."""
+    """The number of these that were not taken from the cache."""
 
     @property
     def tag(self) -> str:
@@ -82,30 +82,30 @@ class BuiltImage:
 
 
 class Watcher(Protocol):
-    """Is told of a build as it goes on."""
+    """Something that is told of a build as it goes on, such as a view of it in a terminal."""
 
     def begins(self, image: Image) -> None: ...
 
     def goes_on(self, image: Image, vertex: Vertex, output: BuildOutput) -> None:
-        """`vertex` has begun or ended."""
+        """Hear that `vertex` has begun or ended."""
 
     def ends(self, built: BuiltImage) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """Images of one release, to be built from the sources as they are."""
+    """The images of one release, to be built from the sources as they are."""
 
     client: docker.DockerClient
     release: Release
     revision: str
     build_arguments: Mapping[str, str]
-    """The user's own."""
+    """Those that the user gave."""
     network: str | None = None
     """Docker's network mode for RUN; None: the engine's default."""
 
     def plan(self, names: Iterable[str], *, all_descendants: bool) -> list[Image]:
-        """Which images to build for `names`, in order: parents that are not there at this revision come first.
+        """Return which images to build for `names`, in order: parents that are not there at this revision come first.
 
         Raises UsageError for an image or a build argument that there is not, or for another base than that of what is
         there already, ConfigurationError where the release has no lock of an image's packages.
@@ -125,7 +125,7 @@ class Build:
         return ordered
 
     def check_bases(self, there: Iterable[Image]) -> None:
-        """Raises UsageError for one of the images `there`, not to be built, that is on another base than asked for."""
+        """Raise UsageError where one of the images `there`, which stay, is on another base than asked for."""
         asked = self.build_arguments.get(BASE_ARGUMENT)
         if asked is None:
             return
@@ -205,7 +205,9 @@ class Build:
                 )
 
     def _keep_packages(self, one: Image) -> None:
-        """Give the stage a name that children add their packages to. BuildKit has just made it, so this takes a moment.
+        """Give a name to the stage that children add their packages to.
+
+        BuildKit has just made it, so this takes a moment.
 
         Without the name they are built on the image itself, and anew after each edit of code: slower, no failure.
         """
@@ -214,7 +216,7 @@ class Build:
             subprocess.run(command, env=_environment(os.environ), capture_output=True, check=False)
 
     def _command(self, one: Image, *, stage: str | None = None) -> list[str]:
-        """`stage`: None for the image itself."""
+        """Return the docker command that builds an image, or a stage of its Dockerfile."""
         name = f"{one.name}-{stage}" if stage else one.name
         return [
             *(str(engine.build_command()), "build", "--progress", "plain", "--platform", engine.PLATFORM),
@@ -231,7 +233,7 @@ class Build:
         return self.build_arguments.get(BASE_ARGUMENT) or default_base(root, self.release)
 
     def _arguments(self, one: Image) -> dict[str, str]:
-        """Those that the Dockerfile declares."""
+        """Return the build arguments that the image's Dockerfile declares, with their values."""
         parent = {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent} if one.parent else {}
         if one.parent and self._find(f"{one.parent}-{_PACKAGES}"):
             parent["PARENT_PACKAGES"] = self._name(f"{one.parent}-{_PACKAGES}")
@@ -257,7 +259,10 @@ class Build:
             return None
 
     def _check_build_arguments(self, lineage: Sequence[Image]) -> None:
-        """An argument of a parent is right too where the parent is there already."""
+        """Raise UsageError for a build argument that nothing declares, that decides a version or that holds a password.
+
+        An argument of a parent is right too where the parent is there already.
+        """
         known = {name for one in lineage for name in declared_arguments(one)}
         decided = {*self._decided, "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
         for name, value in self.build_arguments.items():
@@ -321,27 +326,34 @@ class Build:
             revision=self.revision,
             id=found.id,
             size_bytes=engine.size_bytes(found),
-            added_bytes=_added_bytes(found.history(), len(layers)),
+            added_bytes=added_bytes(found, len(layers)),
             seconds=seconds,
             layers=len(layers),
             rebuilt_layers=sum(not step.is_cached for step in layers),
         )
 
 
+def added_bytes(found: DockerImage, layers: int) -> int:
+    """Return the size of the newest `layers` layers of an image."""
+    # The history begins with the newest entry, and some entries made no layer.
+    made = [entry for entry in found.history() if entry["CreatedBy"].startswith(_LAYER_INSTRUCTIONS)]
+    return sum(int(entry["Size"]) for entry in made[:layers])
+
+
 def declared_arguments(one: Image) -> frozenset[str]:
-    """The names of an image's build arguments."""
+    """Return the names of the build arguments that an image's Dockerfile declares."""
     return frozenset(re.findall(r"^ARG (\w+)", one.dockerfile.read_text(), re.MULTILINE))
 
 
 def default_base(root: Image, release: Release) -> str:
-    """What a root is built on where nobody says otherwise; empty where its Dockerfile leaves that to the build."""
+    """Return the base of a root where nobody names another; empty where its Dockerfile leaves that to the build."""
     defaults = dict(re.findall(r"^ARG (\w+)=\"?([^\s\"]+)", root.dockerfile.read_text(), re.MULTILINE))
     known = {**defaults, **release.build_arguments}
     return re.sub(r"\$\{(\w+)\}", lambda found: known.get(found[1], ""), known.get(BASE_ARGUMENT, ""))
 
 
 def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
-    """From `NAME=VALUE`. Raises UsageError for anything else."""
+    """Return build arguments that were given as `NAME=VALUE`. Raises UsageError for anything else."""
     parsed = {}
     for pair in given:
         name, sign, value = pair.partition("=")
@@ -352,7 +364,7 @@ def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """For the docker command."""
+    """Return the environment that the docker command gets."""
     # Such a builder is another one than the engine's own, and would keep what it builds.
     kept = {name: value for name, value in given.items() if name != "BUILDX_BUILDER"}
     return {**kept, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
@@ -360,12 +372,6 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def _is_proxy(name: str) -> bool:
     return name.upper() in _PROXY_ARGUMENTS
-
-
-def _added_bytes(history: Sequence[Mapping[str, Any]], layers: int) -> int:
-    """Of the newest `layers` layers. `history` is the engine's: the newest entry first, some of no layer."""
-    sizes = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_LAYER_INSTRUCTIONS)]
-    return sum(sizes[:layers])
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

@@ -43,26 +43,26 @@ class Vertex:
 
     @property
     def summary(self) -> str:
-        """The instruction without its flags, on one line."""
+        """Return the instruction without its flags, on one line."""
         return " ".join(_FLAGS.sub(r"\1", self.instruction).split())
 
     @property
     def place(self) -> str:
-        """`3/7`, after the name of its stage where there are several."""
+        """Return `3/7`, after the name of its stage where there are several."""
         return f"{self.stage} {self.number}/{self.total}".lstrip()
 
     @property
     def base(self) -> str | None:
-        """The base image that it asks a registry for, if that is what it does."""
+        """Return the base image that it asks a registry for, if that is what it does."""
         found = _BASE.match(self.name)
         return (found["base"] or found["pulled"]) if found else None
 
 
 class BuildOutput:
-    """Takes the lines one by one, and knows how far the build is."""
+    """The progress of a build: it takes the output's lines one by one, and knows how far the build is."""
 
     def __init__(self, dockerfile: str) -> None:
-        """`dockerfile`: the text that is built."""
+        """Begin with nothing done. `dockerfile` is the text that is built."""
         self._stages = _stages_of_the_image(dockerfile)
         self._vertices: dict[str, Vertex] = {}
         self.rest: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -70,22 +70,22 @@ class BuildOutput:
 
     @property
     def steps(self) -> list[Vertex]:
-        """Of the Dockerfile, as far as they have begun."""
+        """Return the steps of the Dockerfile, as far as they have begun."""
         return [vertex for vertex in self._vertices.values() if vertex.number]
 
     @property
     def layers(self) -> list[Vertex]:
-        """The steps that the image's own layers come from: of the last stage, and of those that it is built on."""
+        """Return the steps that make the image's own layers: of the last stage, and of those that it is built on."""
         return [step for step in self.steps if step.stage in self._stages and not step.instruction.startswith("FROM ")]
 
     @property
     def total(self) -> int:
-        """Steps of the Dockerfile; 0 as long as nothing is known."""
+        """Return the number of the Dockerfile's steps; 0 as long as nothing is known."""
         return sum({step.stage: step.total for step in self.steps}.values())
 
     @property
     def current(self) -> Vertex | None:
-        """What began last of all that runs."""
+        """Return what began last of all that runs now."""
         return next((vertex for vertex in reversed(self._vertices.values()) if not vertex.is_done), None)
 
     @property
@@ -93,7 +93,7 @@ class BuildOutput:
         return next((vertex for vertex in self._vertices.values() if vertex.error is not None), None)
 
     def feed(self, line: str) -> Vertex | None:
-        """Takes one line, and returns what began or ended with it."""
+        """Take one line, and return what began or ended with it."""
         line = line.rstrip("\r\n")
         if (end := _END.fullmatch(line)) and end["id"] in self._vertices:
             return self._end(self._vertices[end["id"]], end)
@@ -126,7 +126,7 @@ class BuildOutput:
 
 
 def _stages_of_the_image(dockerfile: str) -> frozenset[str]:
-    """What BuildKit calls the last stage, and those that it begins with; a single stage has no name."""
+    """Return BuildKit's names of the last stage and of those that it is built on; a single stage has no name."""
     found = list(_FROM.finditer(dockerfile))
     names = [stage["name"] or (f"stage-{number}" if len(found) > 1 else "") for number, stage in enumerate(found)]
     bases = {name: stage["base"] for name, stage in zip(names, found, strict=True)}

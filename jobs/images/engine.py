@@ -34,7 +34,7 @@ _NO_SPACE = re.compile(r"no space left on device|\[Errno 28\]|disk quota exceede
 
 
 def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
-    """A client of the engine, which answers, and may then be silent for so long.
+    """Return a client of the engine, which answers now and may be silent for so long later.
 
     Raises ConfigurationError where none answers, or not to this user.
     """
@@ -47,7 +47,7 @@ def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
 
 
 def size_bytes(found: DockerImage) -> int:
-    """Size of an image unpacked, with what it is built on.
+    """Return the size of an image unpacked, with what it is built on.
 
     An engine that keeps images in containerd tells the packed size where others tell this one; the history's sizes are
     those of the layers in both.
@@ -56,7 +56,7 @@ def size_bytes(found: DockerImage) -> int:
 
 
 def explain(error: Exception) -> TrainyardError:
-    """What a user should read in place of an error of docker's SDK."""
+    """Return what a user should read in place of an error of docker's SDK."""
     text = str(error)
     if is_disk_full(text):
         return disk_full(text)
@@ -83,12 +83,12 @@ def explain(error: Exception) -> TrainyardError:
 
 
 def is_disk_full(text: str) -> bool:
-    """Whether an error or the output of a build tells of a full disk."""
+    """Return whether an error or the output of a build tells of a full disk."""
     return bool(_NO_SPACE.search(text))
 
 
 def disk_full(text: str, client: docker.DockerClient | None = None) -> ConfigurationError:
-    """What to say where the engine's disk is full: `text` is what was said of it, and `client` looks what can go."""
+    """Return the error for a full disk of the engine: `text` tells of it, and `client` is asked what can go."""
     line = next((line.strip() for line in text.splitlines() if is_disk_full(line)), text.strip())
     free, prunable = (_free(client), _prunable(client)) if client else ("", "")
     return ConfigurationError(
@@ -100,7 +100,7 @@ def disk_full(text: str, client: docker.DockerClient | None = None) -> Configura
 
 @functools.cache
 def build_command() -> Path:
-    """The first docker command on PATH that can build with BuildKit, as the Dockerfiles need it (RUN --mount).
+    """Return the first docker command on PATH that can build with BuildKit, as the Dockerfiles need it (RUN --mount).
 
     Raises ConfigurationError where there is none.
     """
@@ -125,7 +125,7 @@ def build_command() -> Path:
 
 
 def emulation_note(client: docker.DockerClient) -> str | None:
-    """What to know where the engine's processor is another one than that of the images; None where it is the same."""
+    """Return a note where the engine's processor is another one than that of the images; None where it is the same."""
     architecture: str = client.version()["Arch"]
     if architecture == PLATFORM.removeprefix("linux/"):
         return None
@@ -137,7 +137,7 @@ def emulation_note(client: docker.DockerClient) -> str | None:
 
 
 def _commands(environment: Mapping[str, str]) -> list[Path]:
-    """All docker commands on PATH, each file once, in PATH's order."""
+    """Return all docker commands on PATH, each file once, in the order of PATH."""
     found: dict[Path, Path] = {}
     for folder in filter(None, environment.get("PATH", os.defpath).split(os.pathsep)):
         if path := shutil.which("docker", path=folder):
@@ -146,7 +146,7 @@ def _commands(environment: Mapping[str, str]) -> list[Path]:
 
 
 def _host() -> str:
-    """Where the engine is looked for."""
+    """Return the address that the engine is looked for at."""
     if host := os.environ.get("DOCKER_HOST"):
         return host
     try:
@@ -157,7 +157,7 @@ def _host() -> str:
 
 
 def _free(client: docker.DockerClient) -> str:
-    """What is left of the disk, where the engine runs on this machine and so can be looked at."""
+    """Return how much of the disk is free, where the engine runs on this machine and so can be looked at."""
     try:
         folder = str(client.info()["DockerRootDir"])
     except DockerException:  # too full to say even that
@@ -167,7 +167,7 @@ def _free(client: docker.DockerClient) -> str:
 
 
 def _prunable(client: docker.DockerClient) -> str:
-    """What pruning would free; empty where the engine is too full to say even that."""
+    """Return how much pruning would free; empty where the engine is too full to say even that."""
     try:
         usage = client.df()
     except DockerException:

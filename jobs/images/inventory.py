@@ -17,10 +17,10 @@ from jobs.images.stage_images import StageImages
 
 @dataclass(frozen=True, kw_only=True)
 class LocalImage:
-    """One that was built on this machine."""
+    """An image that was built on this machine."""
 
     name: str
-    """Of the hierarchy."""
+    """Its name in the hierarchy of images."""
     tag: str
     revision: str
     id: str
@@ -32,7 +32,7 @@ class LocalImage:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteImage:
-    """One that a repository of a stage has."""
+    """An image that a repository of a stage has."""
 
     tag: str
     digest: str
@@ -40,7 +40,7 @@ class RemoteImage:
 
 
 def local_images(client: docker.DockerClient, release: str, *, revision: str | None) -> Mapping[str, LocalImage]:
-    """By name, those of a release that the engine has: of several the one of `revision`, else the newest.
+    """Return the images of a release that the engine has, by name: of several the one of `revision`, else the newest.
 
     Raises docker's errors.
     """
@@ -60,12 +60,12 @@ def local_images(client: docker.DockerClient, release: str, *, revision: str | N
 
 
 def recorded_images(stage: StageImages) -> Mapping[str, str | None]:
-    """By name, the URI of what was pushed last of each image that the stage has a place for; None: nothing yet."""
+    """Return what was pushed last of each image that the stage has a place for: name to URI, None for nothing yet."""
     return {name: None if uri.endswith(f":{NOT_BUILT_TAG}") else uri for name, uri in stage.recorded.items()}
 
 
 def remote_images(aws: Aws, stage: StageImages) -> Mapping[str, tuple[RemoteImage, ...]]:
-    """By name, what ECR has of the stage's release, the newest first. Raises boto3's errors."""
+    """Return what ECR has of the stage's release, by name, the newest first. Raises boto3's errors."""
     there = [name for name in stage.recorded if name in stage.repositories]
     return {name: _tags(aws, stage.repositories[name], stage.release) for name in there}
 

@@ -1,10 +1,11 @@
-"""The Python packages of an image, pinned and hashed: images/<image>/requirements/<release>.txt.
+"""The Python packages of an image, pinned and hashed: images/locks/<release>/<image>.txt.
 
     python -m jobs.images.lock IMAGE [RELEASE …]      writes them anew; all releases where none is named
+    python -m jobs.images.lock all 1.21.0             for every image of a release
     python -m jobs.images.lock --check IMAGE          writes nothing: does the index still have what was written?
 
-A child asks for the group of pyproject.toml that is called like it, and has a file for each image that it is built on:
-images/<child>/requirements/<parent>/<release>.txt, which leaves all that its parent has as it is.
+A child asks for the group of pyproject.toml that is called like its folder, and has a file for each image that it is
+built on, which leaves all that its parent has as it is.
 
 Needs the development environment (uv) and a package index. A package has the version that the laptop has
 (requirements.txt), unless the release's row asks for another one. Only the file that fits the image's Python on x86-64
@@ -12,26 +13,31 @@ is hashed: Gaudi and the other rows of jobs/contract/instance_types.py are all o
 """
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomllib
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.contract.image_hierarchy import Image, image, images
+from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
 from jobs.contract.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
 
+EVERY_IMAGE = "all"
+"""What stands for every image on the command line."""
+
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 _GLIBC_MINORS = range(28, 16, -1)
-"""Of glibc 2: what the oldest base has (Ubuntu 22.04 and Debian 12 have newer ones), and all that run on it too."""
+"""The minor versions of glibc 2 that files may ask for: every base has a newer one (Ubuntu 22.04, Debian 12)."""
 
 _PLATFORMS = (*(f"manylinux_2_{minor}_x86_64" for minor in _GLIBC_MINORS), "manylinux2014_x86_64")
 
@@ -48,10 +54,10 @@ _RESOLUTION_SECONDS = 600
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What an image that is built on a base from elsewhere adds to it."""
+    """What an image that is built on a base from elsewhere adds to that base."""
 
     python: str | None
-    """Of its base; None: that of the release's row."""
+    """The version of its base's Python; None: that of the release's row."""
     torch: str
     """`base`: the base brings it, and it must stay; `cpu`: PyTorch's CPU build; `default`: what the package index has,
     which for Linux is the CUDA build."""
@@ -66,8 +72,8 @@ IMAGES = {
         python=None,
         torch="base",
         # Habana's packages are compiled against the base's NumPy, and one of them asks for just that version. 1.23.5 is
-        # the oldest known of a row's base: what takes it takes a newer one too. A setuptools
-        # without pkg_resources would break the older PyTorch's extensions, and so DeepSpeed.
+        # the oldest known of a row's base: what takes it takes a newer one too. A setuptools without pkg_resources
+        # would break the extensions of PyTorch, and so DeepSpeed.
         brings=("numpy==1.23.5", "setuptools"),
         # The last ones: all that the rows' versions of DeepSpeed ask for between them. A later pynvml warns, at each
         # import of torch, that nvidia-ml-py should be there in its place.
@@ -82,7 +88,10 @@ IMAGES = {
 
 
 def contents(of: Image) -> Contents:
-    """Of the image at its bottom. Raises ConfigurationError where IMAGES has no row of it."""
+    """Return what the image at the bottom of `of` adds to its base.
+
+    Raises ConfigurationError where IMAGES has no row of it.
+    """
     try:
         return IMAGES[of.root]
     except KeyError:
@@ -93,14 +102,15 @@ def contents(of: Image) -> Contents:
 
 
 def lock_file(of: Image, row: Release) -> Path:
-    """Where the packages of an image for a release are written down."""
-    folder = of.dockerfile.parent / "requirements"
-    return folder / (of.parent or "") / f"{row.name}.txt"
+    """Return the file that the packages of an image for a release are written down in."""
+    return IMAGES_FOLDER / "locks" / row.name / f"{of.name}.txt"
 
 
 def requirements(of: Image, row: Release) -> list[str]:
-    """What is asked for. Of a child: its own group of pyproject.toml. Of the others: the groups that a job needs, and
-    its own if it has one, with the versions that the row decides. Raises ConfigurationError where nothing says it.
+    """Return what is asked for in an image, as requirements of pip.
+
+    A child asks for its own group of pyproject.toml. The others ask for the groups that a job needs, and for their own
+    if they have one, with the versions that the row decides. Raises ConfigurationError where nothing says it.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
@@ -125,63 +135,75 @@ def requirements(of: Image, row: Release) -> list[str]:
 
 
 def lock(of: Image, row: Release, *, torch_index: str) -> str:
-    """The text of the lock file. Raises TrainyardError where the requirements cannot be met."""
-    own = contents(of)
-    python = own.python or row.python
-    indexes = ["--index", torch_index] if own.torch == "cpu" else []
-    inherited = locked(image(of.parent), row) if of.parent else {}
-    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
-    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as folder:
-        asked, fixed, pinned, report, config = (
-            Path(folder) / name for name in ("in.txt", "fixed.txt", "out.txt", "report", "uv.toml")
-        )
-        asked.write_text("\n".join(requirements(of, row)))
-        fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
-        pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
-        needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
-        if own.torch == "base":  # what the base's torch depends on is the base's affair
-            needs.append(("torch", row.pytorch, []))
-        config.write_text(
-            "".join(
-                f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
-                for name, version, more in needs
-            )
-        )
-        _run(
-            *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
-            *("--constraint", str(fixed)),
-            *("--python-version", python, "--python-platform", _UV_PLATFORM),
-            *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet", *indexes),
-            *(option for name in left_out for option in ("--no-emit-package", name)),
-        )
-        if indexes:  # uv repeats the index in its output, for pip
-            pinned.write_text("".join(line for line in pinned.open() if not line.startswith("-")))
-            indexes[0] = "--extra-index-url"
-        _run(
-            *("pip", "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed", "--report", str(report)),
-            *("--only-binary", ":all:", "--python-version", python, "--target", folder, *indexes),
-            *(option for platform in _PLATFORMS for option in ("--platform", platform)),
-            *("--requirement", str(pinned)),
-        )
-        chosen = json.loads(report.read_text())["install"]
-    lines = sorted(
-        f"{package['metadata']['name'].lower().replace('_', '-')}=={package['metadata']['version']} "
-        f"--hash=sha256:{package['download_info']['archive_info']['hashes']['sha256']}"
-        for package in chosen
-    )
+    """Return the text of the lock file. Raises TrainyardError where the requirements cannot be met."""
+    python = contents(of).python or row.python
+    indexes = [torch_index] if contents(of).torch == "cpu" else []
+    with tempfile.TemporaryDirectory(prefix="trainyard-lock-") as name:
+        folder = Path(name)
+        pins = _resolve(of, row, python=python, indexes=indexes, folder=folder)
+        files = _choose_files(pins, python=python, indexes=indexes, folder=folder)
     below = of.parent or "its base"
     return "\n".join(
         [
             f"# What the image {of.name} adds to {below}, for release {row.name} and Python {python}.",
             f"# Made by `python -m jobs.images.lock {of.name} {row.name}`; do not edit.",
-            *lines,
+            *sorted(f"{pin} --hash=sha256:{digest}" for pin, digest in files.items()),
             "",
         ]
     )
 
 
+def _resolve(of: Image, row: Release, *, python: str, indexes: Sequence[str], folder: Path) -> Path:
+    """Have uv choose versions that fit together, and return its file of pins: what the image adds to its base."""
+    own = contents(of)
+    inherited = locked(image(of.parent), row) if of.parent else {}
+    left_out = [*inherited, *map(_name, own.brings), *(["torch"] if own.torch == "base" else [])]
+    asked, fixed, pinned, config = (folder / name for name in ("in.txt", "fixed.txt", "out.txt", "uv.toml"))
+    asked.write_text("\n".join(requirements(of, row)))
+    fixed.write_text("\n".join([*own.brings, *(f"{name}=={pin}" for name, pin in inherited.items())]))
+    pinned.write_text((ROOT / "requirements.txt").read_text())  # uv keeps what it finds here, where that fits
+    needs = [(name, version, [more]) for (name, version), more in _UNDECLARED.items()]
+    if own.torch == "base":  # what the base's torch depends on is the base's affair
+        needs.append(("torch", row.pytorch, []))
+    config.write_text(
+        "".join(
+            f'[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\nrequires-dist = {more}\n'
+            for name, version, more in needs
+        )
+    )
+    _run(
+        *("uv", "--config-file", str(config), "pip", "compile", str(asked), "--output-file", str(pinned)),
+        *("--constraint", str(fixed)),
+        *("--python-version", python, "--python-platform", _UV_PLATFORM),
+        *("--only-binary", ":all:", "--no-header", "--no-annotate", "--quiet"),
+        *(option for url in indexes for option in ("--index", url)),
+        *(option for name in left_out for option in ("--no-emit-package", name)),
+    )
+    # uv repeats the index in its output, for pip.
+    pinned.write_text("".join(line for line in pinned.open() if not line.startswith("-")))
+    return pinned
+
+
+def _choose_files(pinned: Path, *, python: str, indexes: Sequence[str], folder: Path) -> dict[str, str]:
+    """Have pip choose the file of each pin that fits the image, and return the files' SHA-256 by `name==version`."""
+    report = folder / "report"
+    _run(
+        *("pip", "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed", "--report", str(report)),
+        *("--only-binary", ":all:", "--python-version", python, "--target", str(folder)),
+        *(option for url in indexes for option in ("--extra-index-url", url)),
+        *(option for platform in _PLATFORMS for option in ("--platform", platform)),
+        *("--requirement", str(pinned)),
+    )
+    return {
+        f"{package['metadata']['name'].lower().replace('_', '-')}=={package['metadata']['version']}": (
+            package["download_info"]["archive_info"]["hashes"]["sha256"]
+        )
+        for package in json.loads(report.read_text())["install"]
+    }
+
+
 def check(of: Image, row: Release) -> None:
-    """See that the package index has every file of a lock file, by its hash, for the image's Python. Installs nothing.
+    """See that the package index has every file of a lock file, by its hash, for the image's Python; install nothing.
 
     PyTorch's CPU build is left out: it has an index of its own. Raises ConfigurationError where there is no lock file,
     TrainyardError for a file that is not to be had.
@@ -207,7 +229,7 @@ def check(of: Image, row: Release) -> None:
 
 
 def locked(of: Image, row: Release) -> dict[str, str]:
-    """Version of each package in the image's lock file. Raises ConfigurationError where there is no such file."""
+    """Return the version of each package in the image's lock file. Raises ConfigurationError where there is none."""
     path = lock_file(of, row)
     if not path.is_file():
         raise ConfigurationError(
@@ -234,19 +256,22 @@ def _run(*arguments: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m jobs.images.lock", description="Pin and hash an image's packages.")
-    parser.add_argument("image", metavar="IMAGE", help=", ".join(images()))
+    parser.add_argument("image", metavar="IMAGE", help=f"{EVERY_IMAGE}, {', '.join(images())}")
     parser.add_argument("releases", metavar="RELEASE", nargs="*", help="rows of images/releases.toml; none: all")
     parser.add_argument("--torch-index", metavar="URL", default=TORCH_CPU_INDEX, help="where torch's CPU build lies")
     parser.add_argument("--check", action="store_true", help="write nothing: see that the index has what was written")
     given = parser.parse_args()
-    chosen = image(given.image)
-    for row in [release(name) for name in given.releases] or releases().values():
-        path = lock_file(chosen, row)
+    chosen = images().values() if given.image == EVERY_IMAGE else [image(given.image)]
+    rows = [release(name) for name in given.releases] or releases().values()
+    for one, row in itertools.product(
+        chosen, rows
+    ):  # a parent comes before its children, whose locks are made on its own
+        path = lock_file(one, row)
         if given.check:
-            check(chosen, row)
+            check(one, row)
             print(f"{path.relative_to(ROOT)}: every file is there", file=sys.stderr)
             continue
-        text = lock(chosen, row, torch_index=given.torch_index)
+        text = lock(one, row, torch_index=given.torch_index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         print(path.relative_to(ROOT), file=sys.stderr)

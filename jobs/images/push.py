@@ -43,25 +43,25 @@ _NO_NETWORK = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """Where images go, signed in."""
+    """The registry that images go to, with the credentials of a sign-in."""
 
     host: str
     credentials: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def sign_in(cls, aws: Aws) -> "Registry":
-        """With a token of ECR's, which is good for twelve hours."""
+        """Sign in with a token of ECR, which is good for twelve hours."""
         data = aws.ecr.get_authorization_token()["authorizationData"][0]
         user, _, password = base64.b64decode(data["authorizationToken"]).decode().partition(":")
         host = urlsplit(data["proxyEndpoint"]).netloc
         return cls(host=host, credentials={"username": user, "password": password, "serveraddress": host})
 
     def repository(self, uri: str) -> str:
-        """How the engine reaches a repository: on AWS, by its URI."""
+        """Return the name by which the engine reaches a repository: on AWS, its URI."""
         return f"{self.host}/{uri.partition('/')[2]}"
 
     def is_missing(self, uri: str, *, embedded: bool) -> bool:
-        """Whether there is none: an embedded AWS without a registry names AWS's own, as its repositories' URIs do."""
+        """Return whether there is no registry: an embedded AWS without one names AWS's own, as its URIs do."""
         return embedded and uri.partition("/")[0] == self.host
 
 
@@ -80,7 +80,7 @@ class Pushed:
 
 
 class Watcher(Protocol):
-    """Is told of a push as it goes on."""
+    """Something that is told of a push as it goes on, such as a view of it in a terminal."""
 
     def begins(self, image: Image, target: str) -> None: ...
 
@@ -91,7 +91,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Push:
-    """Images of one release and revision, to one stage."""
+    """The push of images of one release and revision to one stage."""
 
     client: docker.DockerClient
     """One that may be silent for long (engine.TRANSFER_SECONDS)."""
@@ -101,20 +101,23 @@ class Push:
     tag: str
 
     def missing(self, chosen: Iterable[Image]) -> list[str]:
-        """Names of those that have to be built first: neither the engine has them nor the registry.
+        """Return the names of those that have to be built first: neither the engine has them nor the registry.
 
         Raises as `run` does.
         """
         return [one.name for one in chosen if self._local(one) is None and self._there(one) is None]
 
     def parents_there(self, missing: Iterable[str]) -> list[Image]:
-        """What the `missing` are built on that only the registry has: to be fetched, not built. Raises as `run`."""
+        """Return the parents of the `missing` that only the registry has, to be fetched rather than built.
+
+        Raises as `run` does.
+        """
         names = dict.fromkeys(parent for name in missing if (parent := image_called(name).parent))
         parents = [image_called(name) for name in names if name in self.stage.repositories]
         return [one for one in parents if self._local(one) is None and self._there(one)]
 
     def fetch(self, one: Image) -> None:
-        """Have what the registry has under the tag in the engine, by the name of what is built here.
+        """Pull into the engine what the registry has under the tag, and name it as what is built here.
 
         Raises as `run` does.
         """
@@ -139,7 +142,7 @@ class Push:
             raise self._refusal(one, f"pulled from {target}", _words(error)) from error
 
     def check_bases(self, chosen: Iterable[Image]) -> None:
-        """Raises UsageError where an image that is to be sent is on another base than its release's own."""
+        """Raise UsageError where an image that is to be sent is on another base than its release's own."""
         row = release(self.stage.release)
         for one in chosen:
             local = self._local(one)
@@ -163,7 +166,7 @@ class Push:
         return [self._push(one, watcher) for one in chosen]
 
     def record(self, pushed: Iterable[Pushed]) -> dict[str, str]:
-        """Write the parameters, on the embedded AWS those of the images that they stand in for too.
+        """Write the parameters; on the embedded AWS, those of the images that they stand in for too.
 
         Returns image to URI, of those that changed.
         """
@@ -197,7 +200,7 @@ class Push:
         return done
 
     def _send(self, one: Image, target: str, watcher: Watcher) -> str:
-        """The digest that the registry has the image by."""
+        """Send an image, and return the digest that the registry has it by."""
         self._tag(one, target)
         arrived = False
         try:
@@ -212,7 +215,7 @@ class Push:
         return told
 
     def _verify(self, one: Image, target: str, told: str) -> None:
-        """What the engine says it pushed must be what the registry has."""
+        """Raise TrainyardError where the registry has something else than what the engine says it pushed."""
         found = self._digest(one, target)
         if told != found:
             raise TrainyardError(
@@ -242,14 +245,14 @@ class Push:
         return digest
 
     def _there(self, one: Image) -> str | None:
-        """Digest of what the registry has under the tag; None where it has nothing or there is no registry."""
+        """Return the digest of what the registry has under the tag; None without one, or without a registry."""
         uri = self.stage.repositories[one.name]
         if self.registry.is_missing(uri, embedded=self.aws.embedded):
             return None
         return self._digest(one, self.registry.repository(uri))
 
     def _leaves_own(self, one: Image, digest: str) -> bool:
-        """Whether the engine has an image of the tag that is not known to be the one that the registry has."""
+        """Return whether the engine has an image of the tag that is not known to be the registry's."""
         local = self._local(one)
         if local is None or local.id == digest:  # an engine that keeps images in containerd calls them by their digest
             return False
@@ -268,7 +271,7 @@ class Push:
         return digest
 
     def _refusal(self, one: Image, done: str, reason: str) -> TrainyardError:
-        """What a user should read where the registry, or the engine on its behalf, said no to what was to be `done`."""
+        """Return the error for a refusal by the registry, or by the engine on its behalf, of what was to be `done`."""
         message = f"'{one.name}' was not {done}, and nothing was recorded: {reason}"
         if engine.is_disk_full(reason):
             return engine.disk_full(message, self.client)
@@ -289,7 +292,7 @@ class Push:
         return TrainyardError(message, next_step="the same command again; what has arrived is not sent twice")
 
     def _local(self, one: Image) -> DockerImage | None:
-        """The engine's image of that tag."""
+        """Return the engine's image of that tag; None where it has none."""
         try:
             return self.client.images.get(local_name(one.name, self.tag))
         except ImageNotFound:
@@ -307,7 +310,7 @@ class Push:
 
 
 def check_clean(revision: str, *, embedded: bool, allow_dirty: bool) -> None:
-    """Raises UsageError where images of sources that nobody else has would go to an AWS account."""
+    """Raise UsageError where images of sources that nobody else has would go to an AWS account."""
     if not is_dirty(revision) or embedded or allow_dirty:
         return
     if os.environ.get(REVISION_VARIABLE) == revision:

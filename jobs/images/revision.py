@@ -38,7 +38,7 @@ _GIT_SECONDS = 60
 
 
 def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
-    """Revision of the sources under `root`: 12 digits of a hash of what the last commit has of them.
+    """Return the revision of the sources under `root`: 12 digits of a hash of what the last commit has of them.
 
     Where they differ from that commit, by a file that git does not know too, `-dirty-` and 8 digits of a hash of what
     differs follow. Raises ConfigurationError where neither git nor TRAINYARD_REVISION knows it, TrainyardError where
@@ -71,12 +71,12 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
 
 
 def is_dirty(revision: str) -> bool:
-    """Whether the sources differ from the last commit's."""
+    """Return whether a revision is of sources that differ from the last commit's."""
     return _DIRTY in revision
 
 
 def source_commit(root: Path = ROOT) -> str | None:
-    """The last commit; None where git does not tell."""
+    """Return the hash of the last commit; None where git does not tell."""
     try:
         return _git(root, "rev-parse", "HEAD").strip()
     except (FileNotFoundError, subprocess.SubprocessError):
@@ -84,17 +84,20 @@ def source_commit(root: Path = ROOT) -> str | None:
 
 
 def image_tag(release: str, revision: str) -> str:
-    """The tag of every image of a release that is built from one revision."""
+    """Return the tag of every image of a release that is built from one revision."""
     return f"{release}-{revision}"
 
 
 def local_name(image: str, tag: str) -> str:
-    """What the Docker engine of this machine knows an image by."""
+    """Return the name by which the Docker engine of this machine knows an image."""
     return f"trainyard/{image}:{tag}"
 
 
 def _revision_in_git(root: Path) -> str:
-    """Raises as `_git`, CalledProcessError too where the last commit has no sources in this folder."""
+    """Return the revision as git knows it.
+
+    Raises as `_git`, and CalledProcessError where the last commit has no sources in this folder.
+    """
     trees = _git(root, "rev-parse", *(f"HEAD:./{name}" for name in SOURCES))
     revision = hashlib.sha256(trees.encode()).hexdigest()[:_DIGITS]
     changed = sorted(_changed(root))
@@ -102,7 +105,7 @@ def _revision_in_git(root: Path) -> str:
 
 
 def _changed(root: Path) -> Iterator[str]:
-    """Paths below `root` of the sources that are not as the last commit has them."""
+    """Find the sources below `root` that are not as the last commit has them."""
     excluded = [f"--exclude={pattern}" for pattern in NOT_SOURCES]
     yield from _paths(_git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", *SOURCES))
     # Not what .gitignore names, but what Docker does not see: an ignored file gets into the image all the same.
@@ -110,7 +113,7 @@ def _changed(root: Path) -> Iterator[str]:
 
 
 def _content(root: Path, paths: list[str]) -> str:
-    """Of the files as they are now, with what git keeps of their mode."""
+    """Return a hash of the files as they are now, with what git keeps of their mode."""
     digest = hashlib.sha256()
     for name in paths:
         path = root / name
@@ -130,7 +133,7 @@ def _paths(output: str) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git prints.
+    """Return what git prints.
 
     Raises CalledProcessError where it refuses, FileNotFoundError where there is none, TimeoutExpired.
     """

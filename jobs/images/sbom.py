@@ -22,7 +22,7 @@ _SCAN_SECONDS = 1800
 
 
 def syft() -> Path:
-    """The program. Raises ConfigurationError where it is not installed."""
+    """Return the path of syft. Raises ConfigurationError where it is not installed."""
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
     found = shutil.which("syft", path=os.pathsep.join(folders))
     if found is None:

@@ -30,12 +30,15 @@ class StageImages:
 
     @staticmethod
     def release_of(aws: Aws, stage: str) -> str:
-        """Name of the stage's own release. Raises ConfigurationError where its image stack is not deployed."""
+        """Return the stage's own release. Raises ConfigurationError where its image stack is not deployed."""
         return _about(aws, stage)[RELEASE]
 
     @classmethod
     def read(cls, aws: Aws, stage: str, release: str | None) -> "StageImages":
-        """`release`: None for the stage's own. Raises ConfigurationError where its image stack is not deployed."""
+        """Read the stage's parameters in SSM. `release` is None for the stage's own.
+
+        Raises ConfigurationError where its image stack is not deployed.
+        """
         about = _about(aws, stage)
         release = release or about[RELEASE]
         repositories = {name: image_repository_parameter(name) for name in images()}
@@ -50,7 +53,7 @@ class StageImages:
         )
 
     def chosen(self, names: Sequence[str], *, embedded: bool) -> list[Image]:
-        """The images called `names`; without any, those that new jobs run in (on the embedded AWS, their CPU twins).
+        """Return the images called `names`; without any, those of new jobs (on the embedded AWS, their CPU twins).
 
         Raises UsageError for an image that there is not, ConfigurationError for one that the stage has no place for.
         """
@@ -74,7 +77,7 @@ class StageImages:
         return chosen
 
     def stand_ins(self, one: Image) -> list[str]:
-        """Names of the images that `one` stands in for on a machine without accelerators."""
+        """Return the names of the images that `one` stands in for on a machine without accelerators."""
         if one.root != _CPU_ROOT:
             return []
         twins = {_twin(one, other.name) for other in images().values() if other.parent is None}
@@ -92,7 +95,7 @@ def _about(aws: Aws, stage: str) -> dict[str, str]:
 
 
 def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
-    """Those that are there, without the stage's path."""
+    """Read parameters of the stage: value by name (without the stage's path), of those that are there."""
     path = parameter_path(stage)
     found: dict[str, str] = {}
     for start in range(0, len(names), _PARAMETERS_OF_A_CALL):
@@ -103,5 +106,5 @@ def _parameters(aws: Aws, stage: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _twin(one: Image, root: str) -> str:
-    """Name of the image that has the same on another root."""
+    """Return the name of the image that has the same on another root."""
     return child_name(root, one.folder if one.parent else None)

@@ -59,9 +59,7 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
             "leave push_to_hub out",
         )
     from huggingface_hub import HfApi
-
-    # Not from `errors`: the release of the oldest rows has none.
-    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         _create(HfApi(), repository, arguments.HUB_REPOSITORY_TYPE)

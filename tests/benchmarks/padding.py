@@ -28,7 +28,7 @@ from jobs.train.data.labelled_buckets import in_batches
 from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
-from jobs.train.models.packed_classifiers import ARGUMENTS, CLASSES
+from jobs.train.models.packed_classifiers import CLASSES
 
 TUTORIAL_WIDTH = 512
 TUTORIAL_STEPS = 4
@@ -184,7 +184,7 @@ def _batches(examples: TokenizedExamples | PackedExamples, *, seed: int) -> Iter
 
 def _learner(model: Path, *, seed: int) -> tuple[Any, torch.optim.Optimizer]:
     set_seed(seed)
-    learner = CLASSES["bert"].from_pretrained(model, num_labels=2, **ARGUMENTS)
+    learner = CLASSES["bert"].from_pretrained(model, num_labels=2)
     return learner, torch.optim.AdamW(learner.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -28,31 +28,12 @@ CHILD = "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nARG PARENT\nRUN echo ${PARENT} 
 
 
 @pytest.fixture
-def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
-    """What is built from it goes when the test ends; BuildKit keeps its layers."""
-    tree = SourceTree(tmp_path / "tree")
-    before = {name for image in docker_engine.images.list() for name in image.tags}
-    yield tree
-    for image in docker_engine.images.list():
-        for name in set(image.tags) - before:
-            if tree.revision in name:
-                docker_engine.images.remove(name, force=True)
-
-
-@pytest.fixture
-def options(base_image: str, torch_index: str) -> Sequence[str]:
-    """Those that the cpu image needs on this machine."""
-    given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
-    return (*given, "--network", "host")
-
-
-@pytest.fixture
 def base(base_image: str) -> Sequence[str]:
     return ("--build-arg", f"BASE_IMAGE={base_image}", "--network", "none")
 
 
 def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
-    """What the engine has of an image that was built from `tree`."""
+    """Return the names of an image that was built from `tree`, as the engine has them."""
     found = {name for one in engine.images.list(name=f"trainyard/{image}") for name in one.tags}
     return {name for name in found if tree.revision in name}
 
@@ -112,8 +93,8 @@ def test_a_failure_half_way_names_image_and_step_and_leaves_no_name(
 def test_parents_are_built_first_and_only_where_they_are_missing(
     tree: SourceTree, base: Sequence[str], docker_engine: Any
 ) -> None:
-    tree.add_image("probe", QUICK, locks=[RELEASE])
-    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    tree.add_image("probe", QUICK)
+    tree.add_image("more", CHILD, parent="probe")
     tree.commit()
     rows = built(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [row["image"] for row in rows] == ["probe", "probe-more"]
@@ -133,8 +114,8 @@ def test_parents_are_built_first_and_only_where_they_are_missing(
 
 
 def test_what_was_complete_before_a_failure_is_named(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK, locks=[RELEASE])
-    tree.add_image("more", CHILD + "RUN false\n", locks=[f"probe/{RELEASE}"])
+    tree.add_image("probe", QUICK)
+    tree.add_image("more", CHILD + "RUN false\n", parent="probe")
     tree.commit()
     done = tree.images("build", "probe-more", *base)
     assert (done.returncode, done.stdout) == (1, "")
@@ -148,8 +129,8 @@ def test_what_was_complete_before_a_failure_is_named(tree: SourceTree, base: Seq
 def test_an_image_tells_the_base_that_it_is_built_on(
     tree: SourceTree, base: Sequence[str], base_image: str, docker_engine: Any
 ) -> None:
-    tree.add_image("probe", QUICK, locks=[RELEASE])
-    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    tree.add_image("probe", QUICK)
+    tree.add_image("more", CHILD, parent="probe")
     tree.commit()
     for row in built(tree.images("build", "probe-more", *base, "-o", "json")):
         assert docker_engine.images.get(row["name"]).labels["trainyard.base"] == base_image
@@ -171,7 +152,7 @@ def test_a_builder_of_the_users_own_is_left_out_and_one_that_keeps_images_is_tol
         '[ -z "$BUILDX_BUILDER" ] || { echo "ERROR: no builder $BUILDX_BUILDER found" >&2; exit 1; }\n'
     )
     command.chmod(0o755)
-    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("probe", QUICK)
     environment = {"PATH": f"{command.parent}:{os.environ['PATH']}", "BUILDX_BUILDER": "of-the-users"}
     done = tree.images("build", "probe", *base, environment=environment)
     assert (done.returncode, done.stdout) == (3, "")
@@ -180,9 +161,9 @@ def test_a_builder_of_the_users_own_is_left_out_and_one_that_keeps_images_is_tol
 
 
 def test_all_descendants_need_one_word(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("probe", QUICK)
     for child in ("more", "other"):
-        tree.add_image(child, CHILD, locks=[f"probe/{RELEASE}"])
+        tree.add_image(child, CHILD, parent="probe")
     for child in ("ray", "notebook"):  # the real ones have no lock for this parent
         (tree.root / "images" / child / "Dockerfile").unlink(missing_ok=True)
     done = tree.images("build", "probe", "--all-descendants", *base, "-o", "json")
@@ -190,10 +171,10 @@ def test_all_descendants_need_one_word(tree: SourceTree, base: Sequence[str], do
 
 
 def test_an_image_without_a_lock_for_the_release_is_refused(tree: SourceTree, docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK, locks=["1.20.0"])
+    tree.add_image("probe", QUICK, release="1.20.0")
     done = tree.images("build", "probe")
     assert done.returncode == 3
-    assert f"no lock file for release {RELEASE}: images/probe/requirements/{RELEASE}.txt is missing" in done.stderr
+    assert f"no lock file for release {RELEASE}: images/locks/{RELEASE}/probe.txt is missing" in done.stderr
     assert f"next: python -m jobs.images.lock probe {RELEASE}" in done.stderr
 
 
@@ -227,7 +208,7 @@ def test_a_base_that_cannot_be_had_is_named(tree: SourceTree, docker_engine: Any
 
 def test_a_full_disk_is_told_with_what_can_go(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
     # /dev/full answers each write as a full disk does.
-    tree.add_image("probe", QUICK + "RUN dd if=/dev/zero of=/dev/full count=1\n", locks=[RELEASE])
+    tree.add_image("probe", QUICK + "RUN dd if=/dev/zero of=/dev/full count=1\n")
     done = tree.images("build", "probe", *base)
     assert done.returncode == 3
     assert re.search(
@@ -240,7 +221,7 @@ def test_a_full_disk_is_told_with_what_can_go(tree: SourceTree, base: Sequence[s
 
 
 def test_ctrl_c_stops_the_build_and_names_nothing(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK + "RUN echo ${REVISION}; sleep 250\n", locks=[RELEASE])
+    tree.add_image("probe", QUICK + "RUN echo ${REVISION}; sleep 250\n")
     process = subprocess.Popen(
         tree.command("build", "probe", *base),
         cwd=tree.root,
@@ -265,11 +246,11 @@ def test_ctrl_c_stops_the_build_and_names_nothing(tree: SourceTree, base: Sequen
 def test_sources_that_change_as_they_are_read_make_no_image(
     tree: SourceTree, base: Sequence[str], docker_engine: Any, tmp_path: Path
 ) -> None:
-    tree.add_image("probe", QUICK + "COPY images/probe /probe\n", locks=[RELEASE])
+    tree.add_image("probe", QUICK + "COPY images/probe /probe\n")
     done = Event()
 
     def edit() -> None:
-        """In one move: of a file that is written in place, an empty one may be seen before the build and after."""
+        """Edit a file in one move: one that is written in place may be seen empty before the build and after."""
         count = 0
         while not done.wait(0.005):
             (tmp_path / "edited").write_text(str(count := count + 1))
@@ -288,8 +269,8 @@ def test_sources_that_change_as_they_are_read_make_no_image(
 
 
 def test_a_terminal_shows_a_bar_for_each_image(tree: SourceTree, base: Sequence[str], docker_engine: Any) -> None:
-    tree.add_image("probe", QUICK + "RUN sleep 1\n", locks=[RELEASE])
-    tree.add_image("more", CHILD, locks=[f"probe/{RELEASE}"])
+    tree.add_image("probe", QUICK + "RUN sleep 1\n")
+    tree.add_image("more", CHILD, parent="probe")
     command = tree.command("build", "probe-more", *base)
     with Terminal(command, environment=tree.environment(), folder=tree.root) as terminal:
         terminal.wait_until_shown("RUN sleep 1")
@@ -305,7 +286,7 @@ def test_the_list_tells_current_from_outdated(tree: SourceTree, base: Sequence[s
         assert done.returncode == 0, done.stderr
         return next(one for one in json.loads(done.stdout)["images"] if one["image"] == "probe")
 
-    tree.add_image("probe", QUICK, locks=[RELEASE])
+    tree.add_image("probe", QUICK)
     tree.commit()
     assert not row()["is_current"]
     (first,) = built(tree.images("build", "probe", *base, "-o", "json"))

@@ -16,28 +16,20 @@ from tests.support.images.source_tree import SourceTree
 pytestmark = [pytest.mark.docker, pytest.mark.cuda_image, pytest.mark.timeout(3600)]
 
 
-def test_the_cuda_image_is_built_and_passes_its_test(
-    docker_engine: Any, base_image: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    tree = SourceTree(tmp_path_factory.mktemp("cuda") / "tree")
+def test_the_cuda_image_is_built_and_passes_its_test(docker_engine: Any, base_image: str, tree: SourceTree) -> None:
     options = ("--build-arg", f"BASE_IMAGE={base_image}", "--network", "host", "-o", "json")
     built = tree.images("build", "cuda", *options)
     assert built.returncode == 0, built.stderr
     print(built.stdout)  # size and time, for whoever asks for them with -s
-    try:
-        done = tree.images("test", "cuda", "--no-descendants", "-o", "json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        rows = {row["check"]: row for row in json.loads(done.stdout)}
-        has_card = "nvidia" in docker_engine.info()["Runtimes"]
-        assert rows["accelerator"]["outcome"] == ("ok" if has_card else "left out")
-        assert {name for name, row in rows.items() if row["outcome"] != "ok"} <= {"accelerator"}
-        assert "2 ranks over gloo on cpu" in rows["two ranks"]["found"]
-        name = f"trainyard/cuda:{release().name}-{tree.revision}"
-        code = "import torch; print(torch.version.cuda, torch.distributed.is_nccl_available())"
-        cuda, nccl = docker_engine.containers.run(name, ["python", "-c", code], remove=True).decode().split()
-        assert locked(image("cuda"), release())["nvidia-cuda-runtime"].startswith(cuda)
-        assert nccl == "True"
-    finally:
-        for one in docker_engine.images.list(name="trainyard/cuda"):
-            if any(tree.revision in tag for tag in one.tags):
-                docker_engine.images.remove(one.id, force=True)
+    done = tree.images("test", "cuda", "--no-descendants", "-o", "json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    has_card = "nvidia" in docker_engine.info()["Runtimes"]
+    assert rows["accelerator"]["outcome"] == ("ok" if has_card else "left out")
+    assert {name for name, row in rows.items() if row["outcome"] != "ok"} <= {"accelerator"}
+    assert "2 ranks over gloo on cpu" in rows["two ranks"]["found"]
+    name = f"trainyard/cuda:{release().name}-{tree.revision}"
+    code = "import torch; print(torch.version.cuda, torch.distributed.is_nccl_available())"
+    cuda, nccl = docker_engine.containers.run(name, ["python", "-c", code], remove=True).decode().split()
+    assert locked(image("cuda"), release())["nvidia-cuda-runtime"].startswith(cuda)
+    assert nccl == "True"

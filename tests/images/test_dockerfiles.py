@@ -158,5 +158,5 @@ def test_no_instruction_could_leave_a_secret_in_the_image(dockerfile: Path) -> N
     assert [name for name in names if secret.search(name)] == []
     # Nor what somebody has on the machine that builds: of the context, only these are named.
     copied = re.findall(r"^COPY (?!--from)(\S+) ", text, flags=re.MULTILINE)
-    assert all(re.fullmatch(r"jobs|images/\w+/requirements/\S+\.txt", source) for source in copied)
+    assert all(re.fullmatch(r"jobs|images/locks/\$\{RELEASE\}/\S+\.txt", source) for source in copied)
     assert not re.search(r"^ADD\b", text, flags=re.MULTILINE)

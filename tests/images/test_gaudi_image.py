@@ -17,10 +17,11 @@ import pytest
 
 from jobs.contract.image_hierarchy import image
 from jobs.images.checks.check import Subject
-from jobs.images.checks.run import run_checks
+from jobs.images.checks.table import run_checks
 from jobs.images.lock import locked
 from tests.support.images import habana_stand_in
 from tests.support.images.habana_stand_in import DEEPSPEED, ROW, Base
+from tests.support.images.source_tree import remove_images
 
 # The first to ask for the image waits until it is there, which takes minutes.
 pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
@@ -32,7 +33,7 @@ CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
 
 @dataclass(frozen=True)
 class Gaudi:
-    """The image, and what it stands on."""
+    """The gaudi image, and what it stands on."""
 
     base: Base
     habana_image: str
@@ -43,7 +44,7 @@ class Gaudi:
 def gaudi(
     request: pytest.FixtureRequest, docker_engine: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gaudi]:
-    """Built as users build it, with its children."""
+    """The gaudi image, built as users build it, with its children."""
     folder = tmp_path_factory.mktemp("gaudi")
     base = habana_stand_in.ubuntu(docker_engine, folder)
     if base is None:
@@ -57,10 +58,7 @@ def gaudi(
         built = {row["image"]: row["name"] for row in json.loads(done.stdout)}
         assert {*built} == {*names}
         yield Gaudi(base, habana_image, built["gaudi"])
-        for found in docker_engine.images.list():
-            for name in found.tags:
-                if tree.revision in name:
-                    docker_engine.images.remove(name, force=True)
+        remove_images(docker_engine, tree.revision)
 
 
 def run(client: Any, name: str, command: Sequence[str]) -> str:
@@ -139,7 +137,7 @@ def test_packages_that_do_not_fit_together_fail_the_build(docker_engine: Any, ga
 
 
 def checked(client: Any, name: str, gaudi: Gaudi) -> tuple[dict[str, str], str]:
-    """How each check of an image ended, and all that they found."""
+    """Return how each check of an image ended, and all that they found."""
     revision = gaudi.name.partition(f":{ROW.name}-")[2]
     subject = Subject.find(image(name), release=ROW, revision=revision, client=client)
     results = run_checks(subject, begins=lambda _: None, ends=lambda _: None)
@@ -168,5 +166,5 @@ def test_the_image_test_sees_what_the_stand_in_lacks(docker_engine: Any, gaudi: 
 
 
 def failures(gaudi: Gaudi) -> set[str]:
-    """Of the image test: on Debian the stand-in's PyTorch is this machine's."""
+    """Return the checks that fail on the stand-in: on Debian its PyTorch is this machine's."""
     return set() if gaudi.base.fits_the_locks else {"versions"}

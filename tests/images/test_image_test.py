@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.releases import release
 from jobs.images.lock import locked
-from tests.support.images.source_tree import SourceTree
+from tests.support.images.source_tree import SourceTree, remove_images
 
 # The first one builds three images and tests them.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -91,7 +91,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Address:
-    """Of a JupyterLab."""
+    """The address of a JupyterLab, and its token."""
 
     port: int
     token: str
@@ -102,16 +102,10 @@ class Address:
 
 
 @pytest.fixture(scope="module")
-def tested(
-    base_image: str, torch_index: str, docker_engine: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Images]:
+def tested(options: Sequence[str], docker_engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     tree = SourceTree(tmp_path_factory.mktemp("image-test") / "tree")
-    options = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
-    yield Images(tree, tree.images("test", "cpu", *options, "--network", "host", "-o", "json"))
-    for image in docker_engine.images.list():
-        for name in image.tags:
-            if tree.revision in name:
-                docker_engine.images.remove(name, force=True)
+    yield Images(tree, tree.images("test", "cpu", *options, "-o", "json"))
+    remove_images(docker_engine, tree.revision)
 
 
 def test_the_cpu_image_and_its_descendants_pass(tested: Images) -> None:

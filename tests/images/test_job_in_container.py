@@ -122,24 +122,6 @@ def spec(laptop: Laptop, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
-    tree = SourceTree(tmp_path / "tree")
-    before = {name for image in docker_engine.images.list() for name in image.tags}
-    yield tree
-    for image in docker_engine.images.list():
-        for name in set(image.tags) - before:
-            if tree.revision in name:
-                docker_engine.images.remove(name, force=True)
-
-
-@pytest.fixture
-def options(base_image: str, torch_index: str) -> Sequence[str]:
-    """Those that the cpu image needs on this machine."""
-    given = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"TORCH_INDEX={torch_index}")
-    return (*given, "--network", "host")
-
-
 def until(look: Callable[[], FoundT | None], what: str) -> FoundT:
     give_up_at = time.monotonic() + WAIT_SECONDS
     while (found := look()) is None:
@@ -203,7 +185,7 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
 
 
 def forget(engine: Any, repository: str, tag: str, digest: str | None) -> None:
-    """Takes from the engine the names by which it knows an image of the registry: it has to ask there."""
+    """Take from the engine the names by which it knows an image of the registry, so that it has to ask there."""
     engine.images.remove(f"{repository}:{tag}", force=True)
     names: Sequence[str] = [name for image in engine.images.list() for name in image.attrs["RepoDigests"] or ()]
     assert f"{repository}@{digest}" not in names

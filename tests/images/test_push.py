@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.constructs.image_build import PROGRAM
+from infra.image.image_build import PROGRAM
 from jobs.aws.connection import Aws
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.errors import UsageError
@@ -60,7 +60,7 @@ class Stage:
         return found
 
     def recorded(self) -> dict[str, str]:
-        """Image to what was recorded of it; nothing of what was not built yet."""
+        """Return what was recorded of each image, and nothing of what was not built yet."""
         uris = {image: self.parameter(image_parameter(image, RELEASE)) for image in IMAGES}
         return {image: uri for image, uri in uris.items() if not uri.endswith(":not-built-yet")}
 
@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Bench:
-    """All that a push takes."""
+    """All that a push takes: a stage, a registry behind its front door, sources and an engine."""
 
     stage: Stage
     door: FrontDoor
@@ -86,7 +86,7 @@ class Bench:
         return self.stage.repository(image).partition("/")[2]
 
     def have(self, image: str, content: str, labels: Mapping[str, str] | None = None) -> None:
-        """Puts an image of one small file into the engine, as if it had been built from the tree."""
+        """Put an image of one small file into the engine, as if it had been built from the tree."""
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as tar:
             member = tarfile.TarInfo("content")
@@ -103,7 +103,7 @@ class Bench:
         return self.tree.images("push", *arguments, environment=environment)
 
     def names_of_others(self) -> set[str]:
-        """What the engine has of the tree's revision besides the images that were built."""
+        """Return the engine's names of the tree's revision, besides those of the images that were built."""
         names = {name for image in self.engine.images.list() for name in image.tags}
         return {name for name in names if self.tag in name and not name.startswith("trainyard/")}
 
@@ -121,18 +121,14 @@ def with_registry(door: FrontDoor, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def bench(door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tmp_path: Path) -> Iterator[Bench]:
-    tree = SourceTree(tmp_path / "tree")
+def bench(
+    door: FrontDoor, with_registry: EmbeddedAws, docker_engine: Any, tree: SourceTree, tmp_path: Path
+) -> Iterator[Bench]:
     home = tmp_path / "home"
     home.mkdir()
     name = "t" + re.sub(r"\W", "", tmp_path.name)[-12:].lower()
-    made = Bench(Stage(with_registry, name).deploy(), door, tree, docker_engine, home)
-    yield made
+    yield Bench(Stage(with_registry, name).deploy(), door, tree, docker_engine, home)
     door.refuses = lambda method, path: None
-    for image in docker_engine.images.list():
-        for tagged in image.tags:
-            if made.tag in tagged:
-                docker_engine.images.remove(tagged, force=True)
 
 
 def pushed(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -386,7 +382,7 @@ def test_codebuild_does_the_same(bench: Bench, tmp_path: Path) -> None:
     bench.have("cpu", "in CodeBuild")
     # WHEN the project's commands run
     done = subprocess.run(
-        ["bash", str(ROOT / "infra" / "constructs" / "image_build.sh")],
+        ["bash", str(ROOT / "infra" / "image" / "image_build.sh")],
         cwd=source,
         env={
             **bench.stage.aws.environment,

@@ -1,7 +1,6 @@
 """`trainyard images sbom` on an image that takes a moment to build."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def tree(tmp_path: Path, docker_engine: Any) -> Iterator[SourceTree]:
-    tree = SourceTree(tmp_path / "tree")
+def tree(tree: SourceTree) -> SourceTree:
     tree.write("images/cpu/Dockerfile", "ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\nARG REVISION\nRUN touch /built\n")
     tree.commit()
-    yield tree
-    for image in docker_engine.images.list(name="trainyard/cpu"):
-        for name in image.tags:
-            if name.endswith(f"-{tree.revision}"):
-                docker_engine.images.remove(name, force=True)
+    return tree
 
 
 def test_the_document_lists_what_is_inside_the_image(tree: SourceTree, base_image: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ class Subject:
 
     @classmethod
     def find(cls, image: Image, *, release: Release, revision: str, client: docker.DockerClient) -> "Subject":
-        """Raises NotFoundError where the engine does not have it."""
+        """Look an image up in the engine. Raises NotFoundError where the engine does not have it."""
         name = local_name(image.name, image_tag(release.name, revision))
         try:
             attributes = client.images.get(name).attrs
@@ -47,18 +47,18 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """In the engine."""
+        """Return the name that the engine knows the image by."""
         return local_name(self.image.name, image_tag(self.release.name, self.revision))
 
     @property
     def parent(self) -> str | None:
-        """Name in the engine of the image that it is built on."""
+        """Return the engine's name of the image that it is built on; None where it is a root."""
         tag = image_tag(self.release.name, self.revision)
         return local_name(self.image.parent, tag) if self.image.parent else None
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """What the image says of how it is run."""
+        """Return what the image says of how it is run (`Config` of `docker image inspect`)."""
         configuration: Mapping[str, Any] = self.attributes["Config"]
         return configuration
 
@@ -73,7 +73,7 @@ def every(_: Image) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One row."""
+    """One check of an image, as a row of the table."""
 
     name: str
     shows: str

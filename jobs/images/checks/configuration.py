@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jobs.contract.image_hierarchy import image
 from jobs.images import engine
-from jobs.images.build import BASE_LABEL, COMMIT_LABEL
+from jobs.images.build import BASE_LABEL, COMMIT_LABEL, added_bytes
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, Subject
 
@@ -17,7 +17,7 @@ OWN_LABEL = "trainyard."
 """Beginning of the labels that name versions of a release's row."""
 
 _OF_THE_BUILD = (BASE_LABEL, COMMIT_LABEL)
-"""Those that name something else."""
+"""Labels with that beginning that name something else."""
 
 CHILD_LIMIT_BYTES = 250_000_000
 """What a child may add: Ray and JupyterLab take 150 to 165 MB each."""
@@ -30,12 +30,9 @@ _SECRET = re.compile(
 )
 _PASSWORD_IN_URL = re.compile(r"://[^/@\s:]+:[^/@\s]+@")
 
-_WHOLE_LAYERS = ("RUN ", "COPY ", "ADD ", "WORKDIR ")
-"""Instructions that make a layer, as an image's history begins its lines."""
-
 
 def stated_user(subject: Subject) -> tuple[int, str]:
-    """Number and home of the user that the Dockerfile of the image's root names; root where it names none."""
+    """Return number and home of the user that the Dockerfile of the image's root names; root where it names none."""
     text = image(subject.image.root).dockerfile.read_text()
     users = re.findall(r"^USER (\d+)", text, re.MULTILINE)
     homes = re.findall(r"--home-dir (\S+)", text)
@@ -72,7 +69,7 @@ def labels(subject: Subject) -> str:
 
 
 def environment(subject: Subject) -> str:
-    """Neither its variables nor the instructions in its history may tell a secret."""
+    """Check that neither the image's variables nor the instructions in its history tell a secret."""
     told = [*(subject.configuration.get("Env") or ()), *_instructions(subject)]
     found = {match for text in told for match in (*_SECRET.findall(text), *_PASSWORD_IN_URL.findall(text))}
     if found:
@@ -91,7 +88,7 @@ def size_of_child(subject: Subject) -> str:
 
 
 def size_of_root(subject: Subject) -> str:
-    """Against its torch wheel unpacked, whose size the wheel's own record tells."""
+    """Compare what a root adds to its base with its torch wheel unpacked, whose size the wheel's own record tells."""
     unpacked = int(container.last_line(container.run_script(subject, "unpacked_size.py", "torch")))
     base = _size_of_base(subject)
     added = subject.size_bytes - base
@@ -103,11 +100,9 @@ def size_of_root(subject: Subject) -> str:
 
 
 def _size_of_base(subject: Subject) -> int:
-    """Size of all below the layers that the root's own Dockerfile makes, whose stages stand on each other."""
+    """Return the size of all below the layers of the root's own Dockerfile, whose stages stand on each other."""
     own = len(re.findall(r"^(?:RUN|COPY|ADD|WORKDIR) ", subject.image.dockerfile.read_text(), re.MULTILINE))
-    history = subject.client.images.get(subject.name).history()
-    layers = [int(entry["Size"]) for entry in history if entry["CreatedBy"].startswith(_WHOLE_LAYERS)]
-    return subject.size_bytes - sum(layers[:own])
+    return subject.size_bytes - added_bytes(subject.client.images.get(subject.name), own)
 
 
 def _instructions(subject: Subject) -> Iterator[str]:

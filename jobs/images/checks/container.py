@@ -32,7 +32,10 @@ _LAST_LINES = 15
 def run(
     subject: Subject, command: Sequence[str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS, **options: Any
 ) -> str:
-    """The output of `command` (None: the image's own). Raises CheckFailedError where it does not end well in time."""
+    """Return the output of `command` (None: the image's own).
+
+    Raises CheckFailedError where it does not end well in time.
+    """
     with started(subject, command, **options) as container:
         code = exit_code(container, timeout_seconds=timeout_seconds)
         output = output_of(container)
@@ -49,7 +52,7 @@ def run_script(
     timeout_seconds: float = TIMEOUT_SECONDS,
     **options: Any,
 ) -> str:
-    """The output of a script of inside/, which gets `argument` as JSON. Raises CheckFailedError as `run` does."""
+    """Return the output of a script of inside/, which gets `argument` as JSON. Raises as `run` does."""
     command = ["python", f"{FOLDER}/{script}", json.dumps(argument)]
     return run(subject, command, timeout_seconds=timeout_seconds, **options)
 
@@ -61,7 +64,7 @@ def last_line(output: str) -> str:
 
 @contextmanager
 def started(subject: Subject, command: Sequence[str] | None = None, **options: Any) -> Iterator[Any]:
-    """A container that runs `command`, until the end of the block. `options` are those of docker's SDK."""
+    """Run `command` in a container until the end of the block. `options` are those of docker's SDK."""
     defaults: Mapping[str, Any] = {
         "init": True,
         "network_mode": "none",
@@ -81,7 +84,10 @@ def started(subject: Subject, command: Sequence[str] | None = None, **options: A
 
 
 def exit_code(container: Any, *, timeout_seconds: float) -> int:
-    """Of a container's process, once it has ended. Raises CheckFailedError where it still runs after so long."""
+    """Wait for the end of a container's process and return its exit code.
+
+    Raises CheckFailedError where it still runs after so long.
+    """
     try:
         return int(container.wait(timeout=timeout_seconds)["StatusCode"])
     except (ReadTimeout, RequestConnectionError):
@@ -95,7 +101,7 @@ def output_of(container: Any) -> str:
 
 
 def _scripts() -> bytes:
-    """A tar archive, readable by whatever user the image has."""
+    """Return the scripts of inside/ as a tar archive, readable by whatever user the image has."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         folder = tarfile.TarInfo(FOLDER.removeprefix("/"))

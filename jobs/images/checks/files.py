@@ -20,7 +20,7 @@ def world_writable(subject: Subject) -> str:
 
 
 def owned_by_root(subject: Subject) -> str:
-    """What a job's code may change is its home, and nothing else of the image."""
+    """Check that a job's code may change its home, and nothing else of the image."""
     number, home = stated_user(subject)
     if number == 0:
         raise LeftOut(f"{subject.image.root} runs as root, which owns all there is; its Dockerfile says why")

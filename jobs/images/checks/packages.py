@@ -32,7 +32,10 @@ def imports(subject: Subject) -> str:
 
 
 def expected_versions(of: Image, row: Release) -> dict[str, str]:
-    """By package, what the lock and the row say. Raises ConfigurationError where there is no lock."""
+    """Return the version of each package that the lock and the row ask for.
+
+    Raises ConfigurationError where there is no lock.
+    """
     expected = _locked(of, row) | {"transformers": row.transformers, "accelerate": row.accelerate or ""}
     if _is_gaudi(of):
         expected |= {
@@ -44,7 +47,7 @@ def expected_versions(of: Image, row: Release) -> dict[str, str]:
 
 
 def modules(of: Image) -> list[str]:
-    """What can be imported in an image."""
+    """Return the modules that one can import in an image."""
     return [
         *_OF_EVERY_IMAGE,
         *(_OF_GAUDI if _is_gaudi(of) else ()),

@@ -45,7 +45,7 @@ def command(subject: Subject) -> str:
 
 
 def sigterm(subject: Subject) -> str:
-    """The launcher waits for an answer of S3's when SIGTERM comes to the init process."""
+    """Check that SIGTERM to the init process ends a launcher that waits for an answer of S3, as interrupted."""
     instance = next((row.name for row in INSTANCE_TYPES.values() if row.image == subject.image.root), None)
     if instance is None:
         raise LeftOut(f"no row of jobs/contract/instance_types.py runs images of '{subject.image.root}'")

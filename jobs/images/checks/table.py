@@ -1,8 +1,19 @@
-"""All checks of an image, one a row, in the order they are made."""
+"""The test of an image: all checks, one a row, in the order in which they are made in real containers of it.
+
+    trainyard images test cpu           cpu and all that is built on it
+
+A check passes, fails with what it found, or is left out with the reason: what needs a card is never called good on a
+machine without one.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from jobs.contract.image_hierarchy import Image
 from jobs.images.checks import configuration, files, packages, processes
-from jobs.images.checks.check import Check
+from jobs.images.checks.check import Check, CheckFailedError, LeftOut, Subject
 
 
 def _is_ray(image: Image) -> bool:
@@ -132,3 +143,54 @@ CHECKS = (
         concerns=_is_child,
     ),
 )
+
+Outcome = Literal["ok", "failed", "left out"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How one check of one image ended."""
+
+    image: Image
+    check: Check
+    outcome: Outcome
+    found: str
+    """What it found, in one line."""
+    output: str
+    """The output of the container, where the check failed."""
+    seconds: float
+
+
+def run_checks(subject: Subject, *, begins: Callable[[Check], None], ends: Callable[[Result], None]) -> list[Result]:
+    """Run the checks one after the other and return all results; `begins` and `ends` are told of each.
+
+    Raises docker's errors.
+    """
+    results = []
+    for check in CHECKS:
+        if check.concerns(subject.image):
+            begins(check)
+            results.append(_result(check, subject))
+            ends(results[-1])
+    return results
+
+
+def _result(check: Check, subject: Subject) -> Result:
+    began = time.monotonic()
+    outcome: Outcome = "ok"
+    output = ""
+    try:
+        found = check.run(subject)
+    except LeftOut as reason:
+        outcome, found = "left out", str(reason)
+    except CheckFailedError as failure:
+        *lines, found = str(failure).splitlines()
+        outcome, output = "failed", "\n".join(lines)
+    return Result(
+        image=subject.image,
+        check=check,
+        outcome=outcome,
+        found=found,
+        output=output,
+        seconds=time.monotonic() - began,
+    )

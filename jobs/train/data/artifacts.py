@@ -26,9 +26,8 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, S3Location, stays_below
+from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
 from jobs.contract.run import MANIFEST
-from jobs.train.data.sources import refuse_unresolved
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

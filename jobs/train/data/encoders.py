@@ -62,8 +62,8 @@ class HuggingFace:
     def __init__(self, tokenizer: Any) -> None:
         # Ranks have it off (jobs.train.launch); this job is alone on its node.
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        # The fast one leaves out where each token came from; tokenizers has it since 0.20.
-        self._encode_batch = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+        # The fast one leaves out where each token came from.
+        self._encode_batch = tokenizer.encode_batch_fast
 
     def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
         ids = [np.empty(0, dtype=np.uint32)]

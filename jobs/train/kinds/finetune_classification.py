@@ -161,7 +161,6 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
         from jobs.train.models import packed_classifiers
 
         model_class = packed_classifiers.model_class(folder, location)
-        further = {**packed_classifiers.ARGUMENTS, **further}
     with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
         return model_class.from_pretrained(
             folder,

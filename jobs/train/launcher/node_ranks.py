@@ -4,7 +4,6 @@ failure into 1.
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import os
 import select
@@ -110,9 +109,8 @@ class RankLines:
     """What a node's ranks print: rank 0's lines on their way into the job's log, and the last lines of each.
 
     Torchrun writes a rank's lines to a file and then puts the rank before each of them. Those of rank 0 are the job's
-    own, so they pass through a pipe as they are: a disk that is full does not stop them. PyTorch before 2.3 has no
-    place for a pipe: rank 0 then writes to the launcher's own output, and its last lines are not said again beside how
-    it ended. A context manager, while the ranks run.
+    own, so they pass through a pipe as they are: a disk that is full does not stop them. A context
+    manager, while the ranks run.
     """
 
     def __init__(self, scratch: Path, *, node: Node, nproc_per_node: int) -> None:
@@ -133,16 +131,12 @@ class RankLines:
     def launch_options(self) -> dict[str, Any]:
         """Return the arguments of torchrun's LaunchConfig for where the ranks write, and what of it the log gets."""
         from torch.distributed.elastic.multiprocessing import api
-        from torch.distributed.launcher.api import LaunchConfig
 
-        pipe, folder, prefix = self.pipe, str(self._scratch / "logs"), {"log_line_prefix_template": "[rank ${rank}] "}
+        pipe = self.pipe
         tee = {
             rank: api.Std.NONE if rank == 0 and self._node.is_main else api.Std.ALL
             for rank in range(self._nproc_per_node)
         }
-        if not hasattr(api, "DefaultLogsSpecs"):  # before PyTorch 2.3; before 2.2 the prefix cannot be chosen either
-            known = {field.name for field in dataclasses.fields(LaunchConfig)}
-            return {"log_dir": folder, "tee": tee, **(prefix if prefix.keys() <= known else {})}
 
         class Logs(api.DefaultLogsSpecs):
             def reify(self, envs: dict[int, dict[str, str]]) -> Any:
@@ -151,7 +145,8 @@ class RankLines:
                     found.stdouts[0] = found.stderrs[0] = str(pipe)
                 return found
 
-        return {"logs_specs": Logs(log_dir=folder, tee=tee), **prefix}
+        logs = Logs(log_dir=str(self._scratch / "logs"), tee=tee)
+        return {"logs_specs": logs, "log_line_prefix_template": "[rank ${rank}] "}
 
     def last(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """Return the last lines of those of these ranks that are on this node, for the log."""

@@ -70,11 +70,6 @@ CLASSES = {
 Their encoders take a mask for each pair of tokens, and their heads read an example's first token alone.
 """
 
-ARGUMENTS = (
-    {"attn_implementation": "eager"} if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 45) else {}
-)
-"""Arguments of `from_pretrained`. Before 4.45 BERT with PyTorch's fused attention takes no mask of pairs of tokens."""
-
 
 def model_class(folder: Path, location: str) -> type[Any]:
     """Return the class for the model in `folder`. Raises UsageError on a model whose results packing would change."""

@@ -30,11 +30,11 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
         (["cpu", "--release", "1.21"], 2, "release '1.21' has no row; did you mean '1.21.0'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history: its image carries Python 3.8"),
         (
-            ["gaudi", "--release", "1.22.0", "--instance-type", "dl1.24xlarge"],
+            ["gaudi", "--release", "1.23.0", "--instance-type", "dl1.24xlarge"],
             3,
-            "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
+            "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
         ),
-        (["gaudi-ray", "--release", "1.22.0"], 3, "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
+        (["gaudi-ray", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
         (["cpu", "--instance-type", "dl1.24"], 2, "did you mean 'dl1.24xlarge'?"),
         (["cpu", "--build-arg", "TORCH_INDEX"], 2, "--build-arg 'TORCH_INDEX' is not NAME=VALUE"),
         ([], 2, "Missing argument 'IMAGE…'"),
@@ -55,7 +55,7 @@ def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[s
         (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history"),
         (["cpu", "--tag", "latest"], 2, f"tag 'latest' is not one of release {RELEASE}, whose tags are {RELEASE}-<"),
-        (["gaudi", "--release", "1.22.0"], 3, "release '1.22.0' supports Gaudi 2 and 3"),
+        (["gaudi", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3"),
         (["cpu"], 3, "no Docker engine answers at unix:///nowhere/docker.sock"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -85,12 +85,12 @@ def test_with_a_stage_its_release_is_meant(
     environment = {**deployed_environment, **NO_ENGINE}
     stage = ("--stage", DEFAULT_STAGE)
     try:
-        embedded.ssm.put_parameter(Name=name, Value="1.22.0", Overwrite=True)
+        embedded.ssm.put_parameter(Name=name, Value="1.23.0", Overwrite=True)
         listed = trainyard("images", "list", "-o", "json", environment=environment)
-        assert json.loads(listed.stdout)["release"] == "1.22.0", listed.stderr
+        assert json.loads(listed.stdout)["release"] == "1.23.0", listed.stderr
         for command in ("build", "test"):
             done = trainyard(*stage, "images", command, "gaudi", environment=environment)
-            assert "release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
+            assert "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1" in done.stderr
         embedded.ssm.put_parameter(Name=name, Value="1.5.0", Overwrite=True)
         done = trainyard("images", "sbom", "cpu", environment={**environment, "TRAINYARD_STAGE": DEFAULT_STAGE})
         assert "release '1.5.0' is history" in done.stderr

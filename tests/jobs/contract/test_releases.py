@@ -14,6 +14,8 @@ from jobs.contract.releases import MINIMUM_PYTHON, Release, history, release, re
 DL1 = INSTANCE_TYPES["dl1.24xlarge"]
 ROOT = Path(__file__).parents[3]
 
+TUTORIALS = ["1.5.0", "1.4.1"]
+
 FIRST_GENERATION = [row.name for row in releases().values() if 1 in row.gaudi]
 
 
@@ -38,7 +40,8 @@ def test_rows_are_ordered_from_new_to_old() -> None:
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
-def test_a_row_is_complete(row: Release) -> None:
+def test_a_row_is_complete_and_says_why_one_would_choose_it(row: Release) -> None:
+    assert row.why
     assert row.build > 0
     assert row.os == "ubuntu22.04"
     # The code in the container needs 3.10.
@@ -67,17 +70,21 @@ def test_a_known_commit_of_deepspeed_is_what_is_installed() -> None:
 
 
 @pytest.mark.parametrize("row", history().values(), ids=lambda row: row.name)
-def test_the_tutorials_releases_are_refused_with_the_reason(row: Release) -> None:
+def test_history_is_refused_with_the_reason(row: Release) -> None:
+    reason = (
+        "its image carries Python 3.8, and jobs/train needs 3.10"
+        if row.name in TUTORIALS
+        else "no packages are locked for it"
+    )
     with pytest.raises(ConfigurationError) as caught:
         release_for(DL1, row.name)
     assert str(caught.value).startswith(
-        f"release '{row.name}' is history: its image carries Python 3.8, and jobs/train needs 3.10\n"
-        f"Next: choose one of {', '.join(releases())}"
+        f"release '{row.name}' is history: {reason}\nNext: choose one of {', '.join(releases())}"
     )
 
 
 def test_history_holds_what_the_tutorials_ran() -> None:
-    assert list(history()) == ["1.5.0", "1.4.1"]
+    assert [row.name for row in history().values() if row.python != MINIMUM_PYTHON] == TUTORIALS
     assert history()["1.4.1"].base_image == (
         "vault.habana.ai/gaudi-docker/1.4.1/ubuntu20.04/habanalabs/pytorch-installer-1.10.2:1.4.1-11"
     )
@@ -128,6 +135,7 @@ def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
 
 def test_the_table_tells_what_is_refused() -> None:
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in table().splitlines()}
-    assert cells[f"**{release().name}** (default)"] == cells["1.14.0"] == ""
-    assert cells["1.22.0"] == "on dl1.24xlarge, which has Gaudi 1"
+    assert cells[f"**{release().name}** (default)"] == cells["1.18.0"] == ""
+    assert cells["1.23.0"] == "on dl1.24xlarge, which has Gaudi 1"
+    assert cells["1.22.0"] == "no packages are locked for it"
     assert cells["1.4.1"] == "its image carries Python 3.8, and jobs/train needs 3.10"

@@ -1,10 +1,8 @@
 """What a user reads where the engine is not as it should be. Errors that this machine can make are really made."""
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from time import sleep
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ from requests import ReadTimeout
 from jobs.contract.errors import ConfigurationError
 from jobs.images import engine
 from jobs.images.inventory import local_images
+from tests.support.http_server import JsonHandler, serving
 
 IN_CONTAINERD = {
     "/images/json": [
@@ -29,49 +28,29 @@ IN_CONTAINERD = {
 """What an engine answers that keeps images in containerd: sizes of what is packed, and of layers unpacked."""
 
 
-class FakeEngine(BaseHTTPRequestHandler):
-    """Answers as an engine on another architecture does, late to a push; every other question finds a full disk."""
+class FakeEngine(JsonHandler, BaseHTTPRequestHandler):
+    """An engine on another architecture: it answers a push late, and every other question with a full disk."""
 
     def do_GET(self) -> None:
-        self.close_connection = True
         path = urlsplit(self.path).path.removeprefix("/v1.41")
         if path == "/version":
-            self._answer(200, {"ApiVersion": "1.41", "Arch": "arm64", "Os": "linux"})
+            self.answer(200, {"ApiVersion": "1.41", "Arch": "arm64", "Os": "linux"})
         elif path == "/_ping":
-            self._answer(200, "OK")
+            self.answer(200, "OK")
         elif path in IN_CONTAINERD:
-            self._answer(200, IN_CONTAINERD[path])
+            self.answer(200, IN_CONTAINERD[path])
         else:
-            self._answer(500, {"message": "write /var/lib/docker/tmp/x: no space left on device"})
+            self.answer(500, {"message": "write /var/lib/docker/tmp/x: no space left on device"})
 
     def do_POST(self) -> None:
-        self.close_connection = True
         sleep(2)  # as long as it packs a layer
-        self._answer(200, {"status": "done"})
-
-    def _answer(self, status: int, value: object) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
-        pass
+        self.answer(200, {"status": "done"})
 
 
 @pytest.fixture
 def other_engine() -> Iterator[DockerClient]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    client = DockerClient(base_url=f"tcp://127.0.0.1:{server.server_port}", version="1.41")
-    yield client
-    client.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(FakeEngine) as port, closing(DockerClient(f"tcp://127.0.0.1:{port}", version="1.41")) as client:
+        yield client
 
 
 def _docker(folder: Path, name: str, script: str) -> Path:

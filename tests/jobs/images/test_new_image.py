@@ -51,7 +51,7 @@ def lock(tree: SourceTree, name: str) -> subprocess.CompletedProcess[str]:
 
 
 def look(tree: SourceTree, name: str) -> dict[str, Any]:
-    """What the test of an image will do, as far as no container is needed for it."""
+    """Return what the test of an image will do, as far as no container is needed for it."""
     done = run(tree, "-c", LOOK, name)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_a_child_takes_a_folder_and_a_group_of_packages(tree: SourceTree) -> Non
     tree.write("pyproject.toml", project.replace("\nsbom = [\n", '\nprobe = ["tomli==2.0.1"]\nsbom = [\n'))
     done = lock(tree, "gaudi-probe")
     assert done.returncode == 0, done.stderr
-    path = f"images/probe/requirements/gaudi/{ROW.name}.txt"
+    path = f"images/locks/{ROW.name}/gaudi-probe.txt"
     assert done.stderr == f"{path}\n"
     assert re.fullmatch(r"tomli==2\.0\.1 --hash=sha256:[0-9a-f]{64}", (tree.root / path).read_text().splitlines()[-1])
 
@@ -91,7 +91,8 @@ def test_an_image_of_its_own_takes_a_folder_and_a_row(tree: SourceTree) -> None:
     row = '    "plain": Contents(python="3.11", torch="cpu"),\n'
     tree.write("jobs/images/lock.py", source.replace('    "cpu": Contents(', f'{row}    "cpu": Contents(', 1))
     # Of the packages of a job: what is locked for cpu, which takes a while to find out.
-    shutil.copytree(tree.root / "images/cpu/requirements", tree.root / "images/plain/requirements")
+    locks = tree.root / "images/locks" / ROW.name
+    shutil.copy(locks / "cpu.txt", locks / "plain.txt")
 
     seen = look(tree, "plain")
     assert {"versions", "imports", "SIGTERM", "two ranks"} <= set(seen["checks"])

@@ -1,9 +1,8 @@
 """A push and a pull that fill the disk of the engine, as an engine tells it: in an answer that began well."""
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,14 +15,15 @@ from jobs.contract.image_hierarchy import Image, image
 from jobs.contract.releases import release
 from jobs.images.push import Push, Pushed, Registry
 from jobs.images.stage_images import StageImages
+from tests.support.http_server import JsonHandler, serving
 
 HOST = "registry.example.com"
 TAG = f"{release().name}-0123456789ab"
 FULL = "write /var/lib/docker/tmp/GetImageBlob1: no space left on device"
 
 
-class FullEngine(BaseHTTPRequestHandler):
-    """Has an image to push, and no room for another one. Its registry has `cpu` only."""
+class FullEngine(JsonHandler, BaseHTTPRequestHandler):
+    """An engine that has an image to push and no room for another one. Its registry has `cpu` only."""
 
     removed: list[str] = []  # noqa: RUF012 - the server's own
 
@@ -31,39 +31,27 @@ class FullEngine(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path.removeprefix("/v1.41")
         if path.startswith("/distribution/"):
             there = "/cpu:" in path
-            self._answer(
+            self.answer(
                 *((200, {"Descriptor": {"digest": "sha256:" + "a" * 64}}) if there else (404, {"message": "no"}))
             )
         elif path.startswith("/images/"):
-            self._answer(200, {"Id": "sha256:1", "RepoDigests": None})
+            self.answer(200, {"Id": "sha256:1", "RepoDigests": None})
         else:
-            self._answer(500, {"message": FULL})
+            self.answer(500, {"message": FULL})
 
     def do_POST(self) -> None:
         if "/tag" in self.path:
-            self._answer(201, {})
+            self.answer(201, {})
         else:
-            self._answer(200, {"error": FULL, "errorDetail": {"message": FULL}})
+            self.answer(200, {"error": FULL, "errorDetail": {"message": FULL}})
 
     def do_DELETE(self) -> None:
         self.removed.append(urlsplit(self.path).path.rpartition("/")[2])
-        self._answer(200, [])
-
-    def _answer(self, status: int, value: object) -> None:
-        self.close_connection = True
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
-        pass
+        self.answer(200, [])
 
 
 class Watcher:
-    """Looks away."""
+    """A watcher of a push that looks away."""
 
     def begins(self, image: Image, target: str) -> None:
         pass
@@ -78,10 +66,6 @@ class Watcher:
 @pytest.fixture
 def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FullEngine)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    client = DockerClient(base_url=f"tcp://127.0.0.1:{server.server_port}", version="1.41")
     stage = StageImages(
         stage="dev",
         release=release().name,
@@ -90,11 +74,8 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
         default=(),
     )
     registry = Registry(host=HOST, credentials={"username": "AWS", "password": "x"})
-    yield Push(client=client, aws=Aws(region="us-east-1"), stage=stage, registry=registry, tag=TAG)
-    client.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(FullEngine) as port, closing(DockerClient(f"tcp://127.0.0.1:{port}", version="1.41")) as client:
+        yield Push(client=client, aws=Aws(region="us-east-1"), stage=stage, registry=registry, tag=TAG)
 
 
 def test_a_push_that_fills_the_disk_says_so_and_leaves_no_name(push: Push) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from jobs.client.port_forwarding import free_port
 from jobs.contract.releases import release
 from tests.support.train import image_environment
 from tests.support.train.launching import PATIENCE_SECONDS, Run
@@ -160,9 +159,7 @@ def _train(run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: P
         "TRAINYARD_SCRATCH": str(folder / "scratch"),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    # Not --standalone: before PyTorch 2.4 it leaves the ranks no store.
-    address = ("--master-addr=localhost", f"--master-port={free_port()}")
-    torchrun = ("-m", "torch.distributed.run", *address, f"--nproc-per-node={nproc}", "--module")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
     ended = _run(python, environment, *torchrun, "tests.support.train.optimum_habana_on_cpu", kind, *recipe)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -15,11 +15,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +26,8 @@ from urllib.parse import urlsplit
 import docker
 import pytest
 from docker.errors import DockerException, ImageNotFound
+
+from tests.support.http_server import QuietHandler, serving
 
 ROOT = Path(__file__).parents[3]
 CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -49,7 +50,7 @@ NEXT_STEP = "run `.ci/docker-engine .venv/bin/pytest -m docker` as root, or poin
 
 @functools.cache
 def _missing_engine() -> str | None:
-    """Why no engine answers."""
+    """Return why no engine answers; None where one does."""
     with warnings.catch_warnings():
         # docker leaves the socket open that it could not connect.
         warnings.simplefilter("ignore", ResourceWarning)
@@ -103,17 +104,17 @@ def torch_index(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
     known = request.config.cache
     assert known
     folder = tmp_path_factory.mktemp("torch-index")
-    with index_of_torch(folder, port=known.get("trainyard/torch-index-port", 0)) as url:
+    with index_of_torch(folder, preferred_port=known.get("trainyard/torch-index-port", 0)) as url:
         if (port := urlsplit(url).port) is not None:
             known.set("trainyard/torch-index-port", port)
         yield url
 
 
 def python_base(client: docker.DockerClient, folder: Path) -> str:
-    """What images/cpu and images/cuda are built on: their own default where that can be pulled, else a stand-in made of
-    Debian packages, which stays in the engine.
+    """Return the base of images/cpu and images/cuda: their own default where that can be pulled, else a stand-in.
 
-    The stand-in trusts who the host trusts, and its pip asks the indexes that the host's asks.
+    The stand-in is made of Debian packages and stays in the engine. It trusts who the host trusts, and its pip asks the
+    indexes that the host's asks.
     """
     default = _default_argument("BASE_IMAGE")
     try:
@@ -128,8 +129,10 @@ def python_base(client: docker.DockerClient, folder: Path) -> str:
 def stand_in(
     client: docker.DockerClient, name: str, system: Sequence[str], folder: Path, *, source: Sequence[str] = ()
 ) -> str:
-    """An image of a system that mmdebstrap makes, unless the engine has it already; `folder` is for what lies about
-    meanwhile, `source` tells where packages come from if not from where this machine's own do.
+    """Have mmdebstrap make the image of a system, unless the engine has it already, and return its name.
+
+    `folder` is for what lies about meanwhile; `source` tells where packages come from, if not from where this machine's
+    own do.
     """
     changes = [f"ENV {variable}={value}" for variable, value in pip_environment().items()]
     content = hashlib.sha256(json.dumps([system, changes]).encode() + CA_BUNDLE.read_bytes()).hexdigest()
@@ -147,55 +150,44 @@ def stand_in(
 
 
 @contextmanager
-def index_of_torch(folder: Path, port: int = 0) -> Iterator[str]:
-    """A TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has at hand."""
+def index_of_torch(folder: Path, preferred_port: int = 0) -> Iterator[str]:
+    """Give a TORCH_INDEX for builds: PyTorch's own, or one on loopback with the wheel that the host's pip has."""
     if not any(name.endswith(".find-links") for name, _ in _pip_settings()):
         yield _default_argument("TORCH_INDEX")
         return
     download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "torch")]
     subprocess.run([*download, f"torch=={pinned_torch()}"], check=True)
-    handler = functools.partial(_QuietHandler, directory=str(folder))
-    try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), handler)
-    except OSError:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    handler = functools.partial(_FileHandler, directory=str(folder))
+    with serving(handler, preferred_port) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def pinned_torch() -> str:
-    """The version of this machine's PyTorch."""
+    """Return the version of this machine's PyTorch."""
     pinned = re.search(r"^torch==(\S+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE)
     assert pinned
     return pinned[1]
 
 
-class _QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base's own name
-        pass
+class _FileHandler(QuietHandler, SimpleHTTPRequestHandler):
+    """A handler that answers with the files of a folder."""
 
 
 def _default_argument(name: str) -> str:
-    """What images/cpu/Dockerfile takes where a build does not say."""
+    """Return what images/cpu/Dockerfile takes where a build does not say."""
     default = re.search(rf"^ARG {name}=(\S+)$", (ROOT / "images/cpu/Dockerfile").read_text(), flags=re.MULTILINE)
     assert default
     return default[1]
 
 
 def _pip_settings() -> list[tuple[str, str]]:
-    """pip's settings on this machine, wherever they are made: [('global.index-url', …), (':env:.cert', …)]."""
+    """Return pip's settings on this machine, wherever they are made: [('global.index-url', …), (':env:.cert', …)]."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     return re.findall(r"^(\S+)='(.*)'$", listed.stdout, flags=re.MULTILINE)
 
 
 def pip_environment() -> dict[str, str]:
-    """What a build needs to reach the indexes that pip asks here, as far as they lie on the network."""
+    """Return the variables with which a build reaches the indexes on the network that pip asks here."""
     environment = {"PIP_CERT": str(CA_BUNDLE)}
     for name, value in _pip_settings():
         option = name.rpartition(".")[2]

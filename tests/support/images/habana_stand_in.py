@@ -70,12 +70,12 @@ class Base:
 
 
 def debian(python_base: str, torch_index: str) -> Base:
-    """`python_base`: what the cpu image is built on."""
+    """Return Debian as a base. `python_base` is what the cpu image is built on."""
     return Base(python_base, "3.11", pinned_torch(), torch_index)
 
 
 def ubuntu(client: docker.DockerClient, folder: Path) -> Base | None:
-    """None, after a word on stderr, where no mirror of Ubuntu is named or it does not answer."""
+    """Return Ubuntu as a base; None, after a word on stderr, where no mirror of it is named or answers."""
     mirror = os.environ.get(UBUNTU_MIRROR_VARIABLE, "").rstrip("/")
     if not mirror:
         print(f"no {UBUNTU_MIRROR_VARIABLE}: the stand-in gets Python 3.11 in place of 3.10", file=sys.stderr)
@@ -94,7 +94,7 @@ def ubuntu(client: docker.DockerClient, folder: Path) -> Base | None:
 
 @contextmanager
 def habana_image(client: docker.DockerClient, base: Base, folder: Path) -> Iterator[str]:
-    """The stand-in, in the engine until it is no longer needed."""
+    """Build the stand-in and give its name; it stays in the engine until the end of the block."""
     context = folder / "context"
     shutil.copytree(HERE / "habana_image", context, ignore=shutil.ignore_patterns("__pycache__"))
     _deepspeed_repository(folder / "deepspeed", context / "deepspeed.git")
@@ -122,7 +122,7 @@ def habana_image(client: docker.DockerClient, base: Base, folder: Path) -> Itera
 
 
 def sources(folder: Path, base: Base, images: Iterable[str]) -> SourceTree:
-    """With locks of these images that fit the base."""
+    """Return sources whose locks of these images fit the base."""
     tree = SourceTree(folder)
     if not base.fits_the_locks:
         row = replace(ROW, python=base.python, pytorch=base.torch)
@@ -135,7 +135,7 @@ def sources(folder: Path, base: Base, images: Iterable[str]) -> SourceTree:
 
 
 def _see_the_network_alone(patch: pytest.MonkeyPatch) -> None:
-    """pip as a build sees it: without the files that it may be set up to find on this machine."""
+    """Set pip up as a build sees it: without the files that it may be told to find on this machine."""
     for name, value in pip_environment().items():
         patch.setenv(name, value.strip('"'))
     patch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -143,7 +143,7 @@ def _see_the_network_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deepspeed_repository(folder: Path, repository: Path) -> None:
-    """A bare git repository with DeepSpeed's source, tagged as Habana tags its fork."""
+    """Make a bare git repository with DeepSpeed's source, tagged as Habana tags its fork."""
     folder.mkdir()
     no_build = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
     download = [sys.executable, "-m", "pip", "download", "--quiet", *no_build, f"deepspeed=={DEEPSPEED}"]
@@ -163,7 +163,7 @@ def _deepspeed_repository(folder: Path, repository: Path) -> None:
 
 
 def _keyring(mirror: str, folder: Path) -> Path:
-    """Ubuntu's keys: those that this machine has, else from Ubuntu's own package, known by its hash."""
+    """Return a file with Ubuntu's keys: this machine's, else that of Ubuntu's own package, known by its hash."""
     own = Path("/") / KEYRING
     if own.exists():
         return own

@@ -10,11 +10,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
+
+from tests.support.http_server import QuietHandler, serving
 
 START_SECONDS = 30
 
@@ -33,7 +33,7 @@ class Registry:
     """host:port."""
 
     def digest(self, repository: str, tag: str) -> str | None:
-        """What the registry itself has under a tag."""
+        """Return the digest of what the registry itself has under a tag."""
         request = urllib.request.Request(f"http://{self.address}/v2/{repository}/manifests/{tag}", method="HEAD")
         request.add_header("Accept", "application/vnd.docker.distribution.manifest.v2+json")
         try:
@@ -78,7 +78,7 @@ def _answers(port: int) -> bool:
 
 @dataclass
 class Refusal:
-    """An answer in the registry's place."""
+    """An answer that comes in the registry's place."""
 
     status: int
     code: str
@@ -87,7 +87,7 @@ class Refusal:
 
 @dataclass
 class FrontDoor:
-    """Hands on what it is asked to a registry, and answers itself what `refuses` says."""
+    """A server that hands on what it is asked to a registry, and answers itself where `refuses` says so."""
 
     registry: Registry
     refuses: Callable[[str, str], Refusal | None] = field(default=lambda method, path: None)
@@ -102,7 +102,7 @@ class FrontDoor:
 def front_door(registry: Registry) -> Iterator[FrontDoor]:
     door = FrontDoor(registry)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_any(self) -> None:
@@ -151,17 +151,6 @@ def front_door(registry: Registry) -> Iterator[FrontDoor]:
             if self.command != "HEAD":
                 self.wfile.write(content)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's own name
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    door.address = f"127.0.0.1:{server.server_port}"
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with serving(Handler) as port:
+        door.address = f"127.0.0.1:{port}"
         yield door
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

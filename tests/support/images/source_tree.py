@@ -5,18 +5,23 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from jobs.contract.image_hierarchy import child_name
+from jobs.contract.releases import release
 from jobs.images.revision import source_revision
 
 ROOT = Path(__file__).parents[3]
+
+RELEASE = release().name
 
 _COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
 
 
 class SourceTree:
-    """Committed and clean at first; nobody else edits it while a test builds, and no other has its revision."""
+    """Sources that are committed and clean at first. Nobody else edits them, and no others have their revision."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -46,19 +51,18 @@ class SourceTree:
         path = self.root / name
         path.write_text(path.read_text() + text)
 
-    def add_image(self, name: str, dockerfile: str, *, locks: Sequence[str]) -> None:
-        """A folder under images/, with empty locks below its requirements/."""
+    def add_image(self, name: str, dockerfile: str, *, parent: str | None = None, release: str = RELEASE) -> None:
+        """Add a folder under images/, and an empty lock of the image that it makes (of `parent`, if it is a child)."""
         self.write(f"images/{name}/Dockerfile", dockerfile)
-        for lock in locks:
-            self.write(f"images/{name}/requirements/{lock}.txt", "")
+        self.write(f"images/locks/{release}/{child_name(parent, name) if parent else name}.txt", "")
 
     @property
     def revision(self) -> str:
-        """Of what is committed."""
+        """Return the revision of what is committed."""
         return source_revision(self.root).partition("-")[0]
 
     def command(self, *arguments: str) -> list[str]:
-        """`trainyard images ARGUMENTS…` of this tree."""
+        """Return the command `trainyard images ARGUMENTS…` of this tree."""
         return [*_COMMAND, "images", *arguments]
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -68,7 +72,7 @@ class SourceTree:
     def images(
         self, *arguments: str, environment: Mapping[str, str] | None = None, timeout_seconds: float | None = 1500
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `trainyard images ARGUMENTS…` of this tree to its end."""
+        """Run `trainyard images ARGUMENTS…` of this tree to its end."""
         return subprocess.run(
             self.command(*arguments),
             cwd=self.root,
@@ -78,3 +82,11 @@ class SourceTree:
             timeout=timeout_seconds,
             check=False,
         )
+
+
+def remove_images(engine: Any, revision: str) -> None:
+    """Take from the engine all images that were built from sources of this revision, under each of their names."""
+    for image in engine.images.list():
+        for name in image.tags:
+            if revision in name:
+                engine.images.remove(name, force=True)

@@ -36,7 +36,7 @@ ROW_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Result:
-    """Of one branch of the code: how many tests there were, and how many of them did not pass."""
+    """The result for one branch of the code: how many tests there were, and how many of them did not pass."""
 
     tests: int
     failed: int
@@ -50,7 +50,7 @@ class Result:
 
 
 def results(report: Path) -> tuple[Result, Result]:
-    """Of the HPU branch and of the others, from pytest's JUnit report."""
+    """Read pytest's JUnit report: the results of the HPU branch and of the others."""
     cases = list(ElementTree.parse(report).iter("testcase"))
 
     def result(*, hpu: bool) -> Result:
@@ -83,7 +83,7 @@ def test(row: Release) -> tuple[Result, Result]:
 
 
 def main() -> int:
-    """0 where every row passed."""
+    """Test the rows that were named, print the table, and return 0 where every row passed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.train.contract", description="jobs/train, per release."
     )

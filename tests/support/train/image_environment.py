@@ -17,11 +17,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from jobs.contract.errors import TrainyardError
 from jobs.contract.image_hierarchy import image
-from jobs.contract.releases import Release, release
+from jobs.contract.releases import release
 from jobs.images.lock import IMAGES, ROOT, locked
 
 RELEASE_VARIABLE = "TRAINYARD_TEST_RELEASE"
@@ -42,17 +41,20 @@ PYTORCH_SECONDS = 1800
 
 
 def chosen_release() -> str | None:
-    """None: jobs run in the tests' own environment, and against the default row's optimum-habana."""
+    """Return the release that the tests shall use.
+
+    None: jobs run in the tests' own environment, and against the default row's optimum-habana.
+    """
     return os.environ.get(RELEASE_VARIABLE)
 
 
 def python_of(name: str, release_name: str | None) -> Path:
-    """The interpreter that finds the packages of an image for a release, the default one where none is named."""
+    """Return the interpreter that finds the packages of an image for a release (None: the default one)."""
     row = release(release_name)
     versions = locked(image(name), row)
     wanted = [f"{package}=={version}" for package, version in versions.items() if package != "torch"]
     wanted += [package for package in IMAGES[name].brings if "==" in package]
-    pytorch = _pytorch_of(row) if ROW_PYTORCH_VARIABLE in os.environ else []
+    pytorch = [f"torch=={row.pytorch}"] if ROW_PYTORCH_VARIABLE in os.environ else []
     lent = [] if pytorch else _lent_files(versions.keys())
     content = "\n".join([f"{sys.executable} {sys.version}", *wanted, *pytorch, *map(str, lent)])
     folder = FOLDER / (f"{name}-{row.name}-pytorch-{row.pytorch}" if pytorch else f"{name}-{row.name}")
@@ -73,14 +75,8 @@ def python_of(name: str, release_name: str | None) -> Path:
     return python
 
 
-def _pytorch_of(row: Release) -> list[str]:
-    """What to install for it, with whatever it needs itself; before 2.3 it was built for NumPy 1."""
-    old = ["numpy<2", "pandas<3"] if Version(row.pytorch) < Version("2.3") else []
-    return [f"torch=={row.pytorch}", *old]
-
-
 def _lent_files(own: Collection[str]) -> list[Path]:
-    """Files and folders in site-packages of torch, and of what it needs beyond the image's `own` packages."""
+    """Return the files in site-packages of torch, and of what it needs beyond the image's `own` packages."""
     lent = [
         one
         for one in _with_dependencies("torch", set())

@@ -36,7 +36,7 @@ BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 
 
 class HpuOnCpu(Accelerator):
-    """All that the HPU branch passes, without the HPU."""
+    """The accelerator of the HPU branch, with all that it passes, without the HPU."""
 
     def training_arguments(self) -> dict[str, Any]:
         # Lazy mode, and graphs in it, are refused without an HPU.
@@ -58,7 +58,7 @@ class HpuOnCpu(Accelerator):
 
 
 def stand_in_for_habana() -> None:
-    """Imports optimum.habana, which otherwise fails on what `pip list` does not show."""
+    """Import optimum.habana, which otherwise fails on what `pip list` does not show."""
     real = subprocess.run
     version = importlib.metadata.version("optimum-habana")
     row = next(row for row in releases().values() if row.optimum_habana == version)
@@ -76,7 +76,7 @@ def stand_in_for_habana() -> None:
 
 
 def stand_in_for_deepspeed(folder: Path) -> None:
-    """Has it found in `folder`, by whoever asks before transformers is imported."""
+    """Have DeepSpeed found in `folder`, by whoever asks before transformers is imported."""
     (folder / "deepspeed.py").touch()
     described = folder / "deepspeed-0.16.1.dist-info"
     described.mkdir()
@@ -85,7 +85,7 @@ def stand_in_for_deepspeed(folder: Path) -> None:
 
 
 def synchronise_ranks() -> None:
-    """Ranks on CPUs count as ranks on HPUs: only for those GaudiAccelerator makes the model DistributedDataParallel."""
+    """Have ranks on CPUs count as ranks on HPUs, whose models alone GaudiAccelerator makes DistributedDataParallel."""
     from optimum.habana.accelerate import state
 
     if hasattr(state, "GaudiPartialState"):
@@ -103,7 +103,7 @@ def synchronise_ranks() -> None:
 
 
 def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
-    """GaudiAccelerator had a state of its own, in which a CPU is always alone: it is told of an HPU named `cpu`.
+    """Tell GaudiAccelerator's own state, in which a CPU is always alone, of an HPU named `cpu`.
 
     A third thing of Habana's is stood in for: the function that reads a rank's place from its environment.
     """
@@ -123,7 +123,7 @@ def _synchronise_ranks_before_release_1_21(partial_state: type[Any]) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """What is passed, what is known, and what became of it."""
+    """Return what is passed, what is known, and what became of it."""
     import torch
     from optimum import habana
 
@@ -135,13 +135,13 @@ def describe() -> dict[str, Any]:
             super().__init__(**values)
 
     class OnAnyDevice(habana.GaudiTrainingArguments):  # type: ignore[misc]
-        """Checks its values as on an HPU, opens none."""
+        """Training arguments that check their values as on an HPU, and open none."""
 
         _setup_devices = torch.device("cpu")
         distributed_state = None
 
     class OnHpu(OnAnyDevice):
-        """DeepSpeed is refused elsewhere."""
+        """Training arguments that say they are on an HPU: DeepSpeed is refused elsewhere."""
 
         _setup_devices = torch.device("hpu")
 

@@ -22,7 +22,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def ask(url: str, token: str | None = None) -> tuple[int, str]:
-    """Status and body, or, of a redirection, where to."""
+    """Return status and body of the answer; of a redirection, status and target."""
     request = urllib.request.Request(url, headers={"Authorization": f"token {token}"} if token else {})  # noqa: S310
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
@@ -33,7 +33,7 @@ def ask(url: str, token: str | None = None) -> tuple[int, str]:
 
 
 def listeners() -> list[str]:
-    """Addresses that something listens on, in the kernel's notation, without their ports."""
+    """Return the addresses that something listens on, in the kernel's notation, without their ports."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     return [fields[1].split(":")[0] for fields in lines if fields[3] == "0A"]
 

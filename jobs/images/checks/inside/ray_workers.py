@@ -15,7 +15,7 @@ STEPS = 30
 
 
 def loop(config: dict[str, Any]) -> None:
-    """In each worker."""
+    """Train the model; this runs in each worker."""
     context = ray.train.get_context()
     torch.manual_seed(0)
     model = ray.train.torch.prepare_model(torch.nn.Linear(4, 1))
@@ -44,7 +44,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def listening_elsewhere() -> list[str]:
-    """Addresses besides loopback that something listens on, in the kernel's notation."""
+    """Return the addresses besides loopback that something listens on, in the kernel's notation."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     own = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
     return [fields[1] for fields in lines if fields[3] == "0A" and not fields[1].startswith(own)]

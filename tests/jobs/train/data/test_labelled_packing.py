@@ -76,7 +76,7 @@ def test_packed_pairs_have_the_logits_the_losses_and_the_training_of_padded_ones
     folder = _save_random(kind, tmp_path / "model")
     # In float64, whose noise hides nothing; without dropout, which draws for each token of a batch.
     reference = AutoModelForSequenceClassification.from_pretrained(folder).double()
-    model = packed_classifiers.CLASSES[kind].from_pretrained(folder, **packed_classifiers.ARGUMENTS).double()
+    model = packed_classifiers.CLASSES[kind].from_pretrained(folder).double()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.003) for each in (reference, model)]
 
     for numbers in packed.order(32, np.random.default_rng(1)).reshape(-1, 16).tolist():
