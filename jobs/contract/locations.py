@@ -97,6 +97,19 @@ def artifact_location(location: str) -> str:
     return location
 
 
+def refuse_unresolved(location: str) -> None:
+    """Raise UsageError for a location that means something to `trainyard submit` only.
+
+    A plan replaces `data://` and `run://` by places on S3, so that a job never sees them.
+    """
+    if location.startswith((DATA, RUN)):
+        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
+        raise UsageError(
+            f"{location} is {what}, which only `trainyard submit` can resolve",
+            next_step="submit the job, or give an s3:// location",
+        )
+
+
 def run_parts(location: str) -> tuple[str, str]:
     """Return name and path of `run://name/path`; the path is empty where it has none."""
     name, _, path = location.removeprefix(RUN).partition("/")
