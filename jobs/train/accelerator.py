@@ -1,8 +1,8 @@
-"""What a job trains on: HPU, CUDA or CPU, chosen once, with its reason. The only importer of optimum.habana.
+"""The accelerator that a job trains on: HPU, CUDA or CPU, chosen once, with its reason.
 
 TRAINYARD_ACCELERATOR says which (`hpu`, `cuda`, `cpu`, `auto`). Asking for `hpu` where there is none is an error: a
 silent CPU run at the price of a DL1 instance would be worse. All that differs between the branches is here: the Trainer
-and its arguments, the communication backend, the environment of a rank.
+and its arguments, the communication backend, the environment of a rank. Nothing else imports optimum.habana.
 """
 
 import importlib.util
@@ -22,16 +22,16 @@ Name = Literal["hpu", "cuda", "cpu"]
 AUTO = "auto"
 
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
-"""Where the Gaudi driver puts its cards: /dev/accel/accelN, older ones /dev/hlN (their control nodes are not cards)."""
+"""Folders and names of the Gaudi driver's cards: /dev/accel/accelN, older ones /dev/hlN (control nodes are none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One choice."""
+    """The kind of device that the ranks of a node train on, and why it was chosen."""
 
     name: Name
     devices: int
-    """Cards in this node; 0 for a CPU, which any number of ranks shares."""
+    """Number of cards in this node; 0 for a CPU, which any number of ranks shares."""
     reason: str
 
     def __str__(self) -> str:
@@ -39,12 +39,12 @@ class Accelerator:
 
     @property
     def backend(self) -> str:
-        """Of torch.distributed."""
+        """The backend of torch.distributed that this accelerator uses."""
         return {"hpu": "hccl", "cuda": "nccl", "cpu": "gloo"}[self.name]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a rank's environment must hold before torch is imported; `of_rank` reads the choice back."""
+        """The variables that a rank needs before torch is imported; `of_rank` reads the choice back from them."""
         chosen: dict[str, str] = {ACCELERATOR_VARIABLE: self.name}
         if self.name == "hpu":
             # The bridge's default was lazy mode through release 1.19 and is eager mode in later ones (docs.habana.ai,
@@ -54,12 +54,15 @@ class Accelerator:
 
     @property
     def warmup_steps(self) -> int:
-        """First steps of an attempt that throughput leaves out: on an HPU they compile the graphs."""
+        """The number of first steps that throughput leaves out in each attempt: on an HPU they compile the graphs."""
         # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
         return 3 if self.name == "hpu" else 0
 
     def device(self, local_rank: int) -> "torch.device":
-        """Where a rank without a Trainer has its tensors. It loads the backend too: ask before it is initialized."""
+        """Return the device for the tensors of a rank without a Trainer.
+
+        This loads the backend, too, so call it before torch.distributed is initialized.
+        """
         import torch
 
         if self.name == "hpu":
@@ -87,7 +90,7 @@ class Accelerator:
             torch.cuda.synchronize()
 
     def prepare(self) -> None:
-        """Once in a rank, before its Trainer is made."""
+        """Prepare a rank for its Trainer; called once, before that is made."""
         if self.name != "cpu":
             return
         from torch.serialization import register_package
@@ -97,7 +100,7 @@ class Accelerator:
         register_package(0, lambda _: None, lambda storage, place: storage if place.startswith("cpu:") else None)
 
     def set_seed(self, seed: int) -> None:
-        """Of all random numbers: Python's, NumPy's, PyTorch's here and on the cards."""
+        """Seed all random numbers: Python's, NumPy's, PyTorch's here and on the cards."""
         if self.name == "hpu":
             from optimum.habana.utils import set_seed
         else:
@@ -105,6 +108,7 @@ class Accelerator:
         set_seed(seed)
 
     def trainer_class(self) -> type[Any]:
+        """Return GaudiTrainer on an HPU, elsewhere the Trainer of transformers. Loading either takes seconds."""
         _without_datasets()
         if self.name == "hpu":
             from optimum.habana import GaudiTrainer
@@ -115,6 +119,7 @@ class Accelerator:
         return cast("type[Any]", Trainer)
 
     def training_arguments_class(self) -> type[Any]:
+        """Return the class of the arguments that a Trainer of `trainer_class` takes."""
         if self.name == "hpu":
             from optimum.habana import GaudiTrainingArguments
 
@@ -124,15 +129,11 @@ class Accelerator:
         return cast("type[Any]", TrainingArguments)
 
     def training_arguments(self) -> dict[str, Any]:
-        """Arguments of `training_arguments_class` that this accelerator sets; the entrypoint adds the recipe's."""
+        """Return the arguments of `training_arguments_class` that this accelerator sets; the recipe's come on top."""
         # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
         fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
         if self.name == "cpu":
-            import torch
-
-            # PyTorch before 2.4 has that kernel for cards alone.
-            optimizer = {} if torch.__version__ >= "2.4" else {"optim": "adamw_torch"}
-            return {**fused, **optimizer, "use_cpu": True, "ddp_backend": self.backend}
+            return {**fused, "use_cpu": True, "ddp_backend": self.backend}
         if self.name == "cuda":
             return {**fused, "bf16": _cuda_has_bf16()}
         return {
@@ -157,7 +158,7 @@ class Accelerator:
         }
 
     def model_arguments(self) -> dict[str, Any]:
-        """With which a model of transformers is made: `from_pretrained`, `from_config`."""
+        """Return the arguments with which a model of transformers is made, by `from_pretrained` or `from_config`."""
         if self.name != "hpu":
             return {}
         # GaudiTrainingArguments' own default, for its examples. With PyTorch's fused attention transformers asks the
@@ -165,7 +166,7 @@ class Accelerator:
         return {"attn_implementation": "eager"}
 
     def zero_arguments(self, stage: int) -> dict[str, Any]:
-        """Arguments of `training_arguments_class` for DeepSpeed's ZeRO: 0 none, 1 optimizer states in shards.
+        """Return the training arguments for DeepSpeed's ZeRO. Stage 0: none; stage 1: optimizer states in shards.
 
         Raises ConfigurationError where it cannot work. Upstream's DeepSpeed 0.16.1 was seen with them on two ranks of a
         CPU: it trained, saved and resumed bit by bit; Habana's was not. The values are those of optimum-habana's own
@@ -199,7 +200,7 @@ class Accelerator:
         }
 
     def trainer_arguments(self) -> dict[str, Any]:
-        """Further arguments of `trainer_class`."""
+        """Return further arguments of `trainer_class`."""
         if self.name != "hpu":
             return {}
         from optimum.habana import GaudiConfig
@@ -216,7 +217,7 @@ class Accelerator:
 
 
 def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
-    """The accelerator for `nproc_per_node` ranks of this node.
+    """Choose the accelerator for `nproc_per_node` ranks of this node.
 
     Raises UsageError on an unknown name or too many ranks, ConfigurationError where the one asked for is not here.
     """
@@ -248,7 +249,7 @@ def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
 
 
 def of_rank(environment: Mapping[str, str]) -> Accelerator:
-    """In a rank: what the launcher chose and wrote there; nothing is looked for again."""
+    """Return, in a rank, what the launcher chose and wrote there; nothing is looked for again."""
     name = environment.get(ACCELERATOR_VARIABLE, "cpu")
     if name not in ("hpu", "cuda", "cpu"):
         raise UsageError(f"{ACCELERATOR_VARIABLE} is '{name}' in a rank", next_step="start it with jobs.train.launch")
@@ -266,7 +267,7 @@ def _without_datasets() -> None:
 
 
 def _hpus() -> tuple[int, str]:
-    """Cards, and why there are none. Imports nothing of Habana's: its modules open the driver."""
+    """Count the cards, and say why there are none. Imports nothing of Habana's: its modules open the driver."""
     cards = max(len(list(Path(folder).glob(pattern))) for folder, pattern in HPU_DEVICES)
     if not cards:
         return 0, "no HPU found"

@@ -173,7 +173,7 @@ def one_line(error: Exception) -> str:
 
 def _give_first_sign(rank: Rank) -> None:
     """From now on the launcher sees it if this process is stopped; a training gives further ones
-    (jobs.train.trainer.signs).
+    (jobs.train.trainer.heartbeat).
 
     No thread gives any: a process that forks should have none.
     """

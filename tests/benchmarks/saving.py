@@ -8,7 +8,7 @@ One process trains on tiny batches and saves every few steps, in four ways:
     Trainer     the plain one of transformers, which writes to local disk
     uploaded    the same, and a thread uploads what was written, with checksums, to an S3 on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   what the entrypoints do (jobs/train/trainer/saving.py): the thread writes it, too
+    meanwhile   what the entrypoints do (jobs/train/trainer/background_save.py): the thread writes it, too
 
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
 than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The training
@@ -39,9 +39,10 @@ from jobs.aws import s3 as object_store
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.models.masked_bert import BertForMaskedLM
 from jobs.train.rank import Rank
+from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
 from jobs.train.trainer.metrics import RunMetrics, Throughput
-from jobs.train.trainer.saving import saving_meanwhile
+from jobs.train.trainer.trainer import Options, trainer_class
 from tests.benchmarks.launched import launcher
 from tests.support.train.launching import Run
 
@@ -69,10 +70,11 @@ def main() -> int:
             uploads = _uploads(new_run(), Path(name)) if title in {"uploaded", "meanwhile"} else None
             writes = Writes() if title == "async_save" else None
             watch = watches[title] = Watch(uploads or writes)
-            trainer_class = _saving_asynchronously(writes) if writes else Trainer
+            base = _saving_asynchronously(writes) if writes else Trainer
+            background_save = None
             if title == "meanwhile" and uploads:
-                trainer_class = saving_meanwhile(Trainer, new_run().location, uploads)
-            trainer = trainer_class(
+                background_save = BackgroundSave(new_run().location, uploads)
+            trainer = trainer_class(base)(
                 model=BertForMaskedLM(config),
                 args=TrainingArguments(
                     output_dir=f"{name}/checkpoints",
@@ -86,6 +88,7 @@ def main() -> int:
                 ),
                 train_dataset=Sequences(steps),
                 callbacks=[uploads, watch] if uploads else [watch],
+                options=Options(background_save=background_save),
             )
             trainer.remove_callback(PrinterCallback)
             trainer.train()

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.kinds.finetune_classification import FinetuneClassification
@@ -25,18 +27,19 @@ from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
-from jobs.train.trainer.training import Task, train
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
 
     from jobs.train.trainer.checkpoint import CheckpointUploads
+    from jobs.train.trainer.determinism import Order
 
 log = logging.getLogger("trainyard")
 
 
 def check(arguments: FinetuneClassification, world_size: int) -> None:
-    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
     arguments.check(world_size)
 
 
@@ -54,27 +57,10 @@ def finetune(
         os.environ["HF_HUB_OFFLINE"] = "1"
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
-    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
-    train_data: TokenizedExamples | PackedExamples
-    if arguments.packing:
-        train_data = packed = PackedExamples(prepared.train, at_once)
-        order = functools.partial(packed.order, batch)
-        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
-    else:
-        train_data = prepared.train
-        order = functools.partial(in_batches, train_data.buckets, batch)
-        widths, padding = train_data.shapes(batch)
-        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
-    if rank.is_first:
-        log.info(
-            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
-            prepared.train_examples,
-            prepared.eval_examples,
-            len(prepared.class_names),
-            shapes,
-            prepared.longest,
-            100 * padding,
-        )
+    train_data, order = _training_data(rank, arguments, prepared)
+    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    from jobs.train.trainer.training import Task, train
+
     train(
         rank,
         arguments,
@@ -102,7 +88,7 @@ def finetune(
 
 
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
-    """Model and examples as local files; one rank of each node fetches and tokenizes them, the others load torch."""
+    """Return model and examples as local files. One rank of a node fetches and tokenizes, the others load torch."""
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
@@ -130,6 +116,34 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
     model_folder = Path(rank.once_per_node("model", model))
     return model_folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _training_data(
+    rank: Rank, arguments: FinetuneClassification, prepared: Prepared
+) -> "tuple[TokenizedExamples | PackedExamples, Order]":
+    """Return the examples, padded or packed, and the order in which an epoch takes them; say so in the log."""
+    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
+    train_data: TokenizedExamples | PackedExamples
+    if arguments.packing:
+        train_data = packed = PackedExamples(prepared.train, at_once)
+        order = functools.partial(packed.order, batch)
+        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
+    else:
+        train_data = prepared.train
+        order = functools.partial(in_batches, train_data.buckets, batch)
+        widths, padding = train_data.shapes(batch)
+        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
+    if rank.is_first:
+        log.info(
+            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
+            prepared.train_examples,
+            prepared.eval_examples,
+            len(prepared.class_names),
+            shapes,
+            prepared.longest,
+            100 * padding,
+        )
+    return train_data, order
 
 
 def _tokenizer(folder: Path, location: str) -> Any:
@@ -162,7 +176,7 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
 
 @contextlib.contextmanager
 def _explained_loading(location: str, what: str) -> Iterator[None]:
-    """Turns whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
+    """Turn whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
     try:
         yield
     except Exception as error:
@@ -173,12 +187,48 @@ def _explained_loading(location: str, what: str) -> Iterator[None]:
 
 
 def _evaluate(trainer: Any, prepared: Prepared, arguments: FinetuneClassification) -> dict[str, float]:
-    from jobs.train.trainer.metrics import classification_metrics
-
     examples = prepared.evaluation
     batches = InBatches(examples, arguments.eval_batch_size)
     logits = batches.in_order(trainer.predict(batches).predictions)
     return classification_metrics(logits, examples.labels, glue_task=arguments.glue_task)
+
+
+def classification_metrics(
+    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
+) -> dict[str, float]:
+    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
+
+    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
+    class that is neither there nor predicted is left out of the mean. GLUE scores MRPC and QQP by the mean of accuracy
+    and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
+    """
+    predicted = logits.argmax(axis=-1)
+    classes = logits.shape[-1]
+    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
+    support = np.bincount(labels, minlength=classes)
+    relevant = support + np.bincount(predicted, minlength=classes)
+    f1 = 2 * true_positives / np.maximum(relevant, 1)
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
+    accuracy = float((predicted == labels).mean())
+    metrics = {
+        "eval_accuracy": accuracy,
+        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
+        "eval_majority_accuracy": float(support.max() / len(labels)),
+        "eval_loss": float(-log_likelihood.mean()),
+    }
+    if glue_task in ("mrpc", "qqp"):
+        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
+    if glue_task == "cola":
+        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
+    return metrics
+
+
+def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
+    """Return 0 where all are of one class, or predicted to be."""
+    if predicted.all() or true.all() or not (predicted.any() and true.any()):
+        return 0.0
+    return float(np.corrcoef(predicted, true)[0, 1])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
 from jobs.train.data.packed_tokens import PackedTokens
 from jobs.train.rank import Rank, run
-from jobs.train.trainer.training import Task, train
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -41,11 +40,11 @@ VOCABULARY_MULTIPLE = 128
 has some tokens more than the tokenizer, which never occur."""
 
 POSITIONS = 512
-"""That a model has at least, as BERT: a fine-tuning may need more than its pre-training."""
+"""The least number of positions of a model, as BERT has: a fine-tuning may need more than its pre-training."""
 
 
 class Inputs(BaseModel):
-    """What one rank of a node fetched for all of them."""
+    """Data and configuration that one rank of a node has fetched for all of them."""
 
     folder: Path
     fingerprint: str
@@ -53,7 +52,7 @@ class Inputs(BaseModel):
 
 
 def check(arguments: PretrainMlm, world_size: int) -> None:
-    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    """Check the arguments before any rank starts; the launcher calls it. Raises UsageError on what cannot work."""
     arguments.check(world_size)
 
 
@@ -84,6 +83,9 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             len(eval_data),
             inputs.fingerprint,
         )
+    # Now, not above: it loads the Trainer, which takes seconds that the data need first.
+    from jobs.train.trainer.training import Task, train
+
     train(
         rank,
         # A checkpoint is resumed with the same arguments only, and so with the same data only.
@@ -106,7 +108,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
 
 
 def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:
-    """Data and configuration, here. Raises UsageError and NotFoundError where they are not what they should be."""
+    """Download data and configuration. Raises UsageError and NotFoundError where they are not what they should be."""
     artifact = open_artifact(arguments.data, kind=packed_tokens.KIND, s3=lambda: s3, scratch=scratch)
     fingerprint = artifact.manifest.fingerprint
     if not fingerprint.startswith(arguments.data_fingerprint or ""):
@@ -128,7 +130,7 @@ def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Input
 
 
 def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, MaskedSequences]:
-    """What is trained on, in its order, and what is evaluated."""
+    """Return the sequences that are trained on, in their order, and those that are evaluated."""
     train = PackedTokens(inputs.folder, "train")
 
     def masking(seed: int) -> Masking:
@@ -150,7 +152,7 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
 
 
 def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
-    """A BERT with random weights, whose head works on the masked places."""
+    """Return a BERT with random weights, whose head works on the masked places."""
     from transformers import BertConfig
 
     from jobs.train.models.masked_bert import BertForMaskedLM
@@ -159,14 +161,14 @@ def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
 
 
 def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
-    """Mean loss of all masked tokens, and its exponential: among how many tokens the model is left to guess."""
+    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses."""
     sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
     loss = float(sums[0] / sums[1])
     return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
 
 def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Client") -> dict[str, Any]:
-    """Of the model, as BertConfig takes it. Raises UsageError where the data does not fit to the one that is given."""
+    """Return the configuration for BertConfig. Raises UsageError where the data does not fit to the one given."""
     if arguments.config is None:
         return {
             "hidden_size": arguments.hidden_size,

@@ -1,6 +1,6 @@
 """The launcher's part in an ending that was announced: it asks the ranks to save and stop, and gives them the time.
 
-Ranks that train say so with a file in the scratch folder (jobs.train.trainer.stopping). While there is one, SIGTERM and
+Ranks that train say so with a file in the scratch folder (jobs.train.trainer.shutdown). While there is one, SIGTERM and
 the Spot notice become a request, a file beside it, and the launcher waits until the ranks have ended or the time is
 nearly over. Without it, before the first step or in a job that has nothing to save, SIGTERM ends them at once.
 """

@@ -1,1 +1,5 @@
-"""The Trainer: its loop, checkpoints, background save, shutdown, metrics and heartbeat. It knows no kind of job."""
+"""Training, whatever the kind of job: `training` runs an attempt step by step, `trainer` makes its one Trainer class.
+
+Beside them is a module for each thing that an interruptible run needs: checkpoint, checkpoint_interval, resume,
+background_save, shutdown, heartbeat, evaluation, metrics, determinism; and compat, for what some releases leave open.
+"""

@@ -3,7 +3,8 @@
     s3://…/<run>/checkpoints/step-N/…               what a Trainer saves: model, optimizer, RNG of each rank, …
     s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
 
-Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
+Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores
+(jobs/train/trainer/resume.py).
 """
 
 import contextlib
@@ -20,12 +21,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from transformers import TrainerCallback
 
 from jobs.aws import s3 as object_store
-from jobs.contract.arguments import Arguments, changed, changes_text
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.arguments import Arguments
+from jobs.contract.errors import TrainyardError
 from jobs.contract.runs import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST, S3Location
 from jobs.train.trainer.metrics import RunMetrics, Throughput
 
@@ -39,15 +40,16 @@ log = logging.getLogger("trainyard")
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which complete checkpoints stay on S3."""
+    """The rule by which complete checkpoints stay on S3."""
 
     newest: int = 2
-    """So many of the newest: the one before is for the day when the newest is corrupt."""
+    """The number of the newest that stay: the one before is for the day when the newest is corrupt."""
     every_steps: int | None = None
-    """The first at or after each multiple of it stays too: few multiples are saved, where measurements choose."""
+    """The first checkpoint at or after each multiple of it stays too: where measurements choose the steps, few of the
+    multiples themselves are saved."""
 
     def for_good(self, complete: Iterable[int]) -> set[int]:
-        """Of complete checkpoints those that stay however many newer ones there are."""
+        """Return those of the complete checkpoints that stay however many newer ones there are."""
         if self.every_steps is None:
             return set()
         first: dict[int, int] = {}
@@ -57,7 +59,7 @@ class Retention:
 
 
 _WAIT_SECONDS = 10.0
-"""Between two signs that an upload is waited for."""
+"""Time between two heartbeats while an upload is waited for."""
 
 _STEP = re.compile(r"step-(\d+)/(.+)")
 
@@ -70,141 +72,26 @@ class File(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What makes a checkpoint complete."""
+    """The file that makes a checkpoint complete: which files it has, and what it was made with."""
 
     step: int
     world_size: int
     fingerprint: str
-    """Of the arguments; a checkpoint is resumed with the same ones only, unless others were asked for."""
+    """Hash of the arguments. A checkpoint is resumed with the same ones only, unless others were asked for."""
     arguments: dict[str, Any]
-    """What the fingerprint is of."""
+    """The arguments that decide the result of the training."""
     written_at: datetime
     throughput: Throughput
     files: dict[str, File]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resume:
-    """A complete checkpoint, downloaded and verified."""
-
-    step: int
-    folder: Path
-    throughput: Throughput
-    world_size: int
-    """How many ranks have made it."""
-    changed: dict[str, tuple[Any, Any]]
-    """Arguments that are no longer those of the checkpoint: theirs, and now."""
-
-
 def fingerprint(arguments: Mapping[str, Any]) -> str:
-    """`arguments` are the `decisive` ones."""
+    """Return the hash of the arguments that decide the result of a training."""
     return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
 
 
-def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resume | None:
-    """The newest checkpoint that is complete and intact, on every node; None where there is none. All ranks call it.
-
-    Raises UsageError where it was made with other arguments, and those were not asked for, or by another number of
-    ranks, and they hold a part of the optimizer each.
-    """
-    store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
-    own = arguments.decisive()
-    step = rank.once("resume/step", lambda: store.select(own, rank.world_size, allow_changes=rank.allows_changes))
-    if step is None:
-        return None
-    # Rank 0 has the files from the selection.
-    rank.once_per_node("resume/files", lambda: rank.is_first or bool(store.fetch(step)))
-    manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
-    changes = changed(manifest.arguments, own)
-    if changes and rank.is_first:
-        log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
-    if manifest.world_size != rank.world_size and rank.is_first:
-        log.info(
-            "checkpoint step-%s was made by %s rank(s) and goes on on %s: the steps have the same examples, random "
-            "numbers (dropout) become others",
-            step,
-            manifest.world_size,
-            rank.world_size,
-        )
-    return Resume(
-        step=step,
-        folder=store.local(step),
-        throughput=manifest.throughput,
-        world_size=manifest.world_size,
-        changed=changes,
-    )
-
-
-class _Store:
-    """The checkpoints of a run on S3, and the folder they are downloaded to."""
-
-    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path) -> None:
-        self._s3 = s3
-        self._remote = remote
-        self._folder = folder
-
-    def local(self, step: int) -> Path:
-        return self._folder / f"checkpoint-{step}"
-
-    def select(self, arguments: Mapping[str, Any], world_size: int, *, allow_changes: bool) -> int | None:
-        """Step of the newest complete and intact checkpoint, which then lies in its local folder."""
-        for step in sorted(listing(self._s3, self._remote), reverse=True):
-            try:
-                manifest = self.fetch(step)
-            except _IncompleteError as error:
-                log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
-                continue
-            if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
-                changes = changes_text(changed(manifest.arguments, arguments))
-                raise UsageError(
-                    f"checkpoint step-{step} of this run was made with other arguments",
-                    next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
-                    "--allow-changes",
-                )
-            if manifest.world_size != world_size and manifest.arguments.get("deepspeed_zero_stage"):
-                raise UsageError(
-                    f"checkpoint step-{step} has the optimizer's states in {manifest.world_size} parts, one a rank "
-                    f"(deepspeed_zero_stage); {world_size} ranks cannot resume it",
-                    next_step=f"start {manifest.world_size} ranks, or submit a new run",
-                )
-            return step
-        return None
-
-    def fetch(self, step: int) -> Manifest:
-        """Download and verify. Raises _IncompleteError with what is wrong with it."""
-        remote, local = self._remote / f"step-{step}", self.local(step)
-        content = object_store.read(self._s3, remote / MANIFEST)
-        if content is None:
-            raise _IncompleteError("it has no manifest: its upload was cut off")
-        try:
-            manifest = Manifest.model_validate_json(content)
-        except ValidationError as error:
-            raise _IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
-        present = object_store.sizes(self._s3, remote)
-        for name, file in manifest.files.items():
-            if name not in present:
-                raise _IncompleteError(f"{name} is missing")
-            if present[name] != file.bytes:
-                raise _IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
-        shutil.rmtree(local, ignore_errors=True)
-        try:
-            object_store.download_all(self._s3, remote, manifest.files, local)
-        except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
-            raise _IncompleteError(str(error.args[0])) from None
-        damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
-        if damaged:
-            shutil.rmtree(local)
-            raise _IncompleteError(f"the checksum of {damaged[0]} does not match")
-        (local / MANIFEST).write_bytes(content)
-        return manifest
-
-
-class _IncompleteError(TrainyardError):
-    """A checkpoint that must not be used."""
-
-
 def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
-    """Names of the files below each `step-N/`."""
+    """Return the names of the files below each `step-N/`."""
     steps: dict[int, list[str]] = {}
     for name in object_store.sizes(s3, remote):
         if match := _STEP.fullmatch(name):
@@ -213,7 +100,7 @@ def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
 
 
 def _complete(steps: Mapping[int, list[str]]) -> list[int]:
-    """Of a `listing`, in their order."""
+    """Return the steps of a `listing` that have a manifest, in their order."""
     return sorted(step for step, names in steps.items() if MANIFEST in names)
 
 
@@ -247,18 +134,18 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.seconds = 0.0
-        """How long the last one took that is complete, from its save on."""
+        """Time that the last complete checkpoint took, from its save on."""
 
     def write_first(self, write: Callable[[Path], None]) -> None:
-        """What the next save leaves to be written into its folder before that is uploaded."""
+        """Take what the next save leaves to be written into its folder before that is uploaded."""
         self._write = write
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """A Trainer goes on with the intervals of the checkpoint; this attempt may have been given others."""
+        """Set the intervals of this attempt, where the Trainer goes on with those of the checkpoint."""
         state.save_steps, state.logging_steps = args.save_steps, args.logging_steps
 
     def on_save(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Every rank has written its part of the step when it gets here, or left it to the thread; the last says so."""
+        """Begin the upload. A rank that gets here has written its part, or left it to the thread; the last says so."""
         step, node = state.global_step, self._rank.node
         key = f"checkpoint/{step}"
         if self._rank.store.add(f"{key}/saved/{node}", 1) == self._rank.local_world_size:
@@ -277,7 +164,10 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         self._raise_failure()
 
     def under_way(self) -> Callable[[], None]:
-        """What waits, in any thread, until the upload that is under way now is complete, and raises where it fails."""
+        """Return a function that waits, in any thread, until the upload that is under way now is complete.
+
+        The function raises where that upload fails.
+        """
         thread = self._thread
 
         def wait() -> None:
@@ -330,6 +220,7 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             ) from error
 
     def _upload(self, s3: "S3Client", step: int, folder: Path, throughput: Throughput) -> None:
+        """Upload this node's files; rank 0 then waits for those of all nodes and writes the manifest."""
         started = time.monotonic()
         rank = self._rank
         store = rank.connect_store()
@@ -341,14 +232,9 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
             before = [other for other in _complete(listing(s3, rank.run / CHECKPOINTS)) if other < step]
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
-        names = object_store.files_below(folder)
-        digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
-        files = {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
-            for name, digest in zip(names, digests, strict=True)
-        }
+        files = _described(folder)
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
-        object_store.upload_all(s3, folder, names, remote, tag=tag)
+        object_store.upload_all(s3, folder, list(files), remote, tag=tag)
         shutil.rmtree(folder)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:
@@ -374,8 +260,18 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step)
 
 
+def _described(folder: Path) -> dict[str, Any]:
+    """Return size and hash of each file, as the manifest has them."""
+    names = object_store.files_below(folder)
+    digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
+        for name, digest in zip(names, digests, strict=True)
+    }
+
+
 def prune(s3: "S3Client", remote: S3Location, retention: Retention, *, newest: int) -> None:
-    """Delete what is not to stay, now that step `newest` is complete; of each checkpoint the manifest goes first.
+    """Delete the checkpoints that are not to stay, now that step `newest` is complete; their manifests go first.
 
     A complete one of a later step was skipped when this attempt began, since it is damaged. It goes, or it would stand
     among the newest for one that can be used. What has no manifest there is perhaps being uploaded.

@@ -1,4 +1,4 @@
-"""`checkpoint_every_steps: auto`: how often a checkpoint is worth the time for which the training stands still.
+"""The interval between checkpoints where a recipe says `auto`: as often as a save is worth the time that it takes.
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
 is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`, which is of
@@ -28,12 +28,12 @@ LEAST_STALLS = 10
 """At most a tenth of the time is spent on saving, however often instances are taken away."""
 
 TIMED_STEPS = 5
-"""Steps that are timed before the first save, after those that warm up."""
+"""The number of steps that are timed before the first save, after those that warm up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """How long it is between two checkpoints, and why."""
+    """The time between two checkpoints, and why it is so long."""
 
     seconds: float
     reason: str
@@ -42,7 +42,7 @@ class Interval:
 def interval(
     *, stall_seconds: float, mean_seconds_between_reclaims: float, nnodes: int = 1, complete_seconds: float = 0.0
 ) -> Interval:
-    """By Young's formula, within the bounds. The mean is that of each of the `nnodes`."""
+    """Return the interval by Young's formula, within the bounds. The mean is that of each of the `nnodes`."""
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / nnodes)
     of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
     formula = (
@@ -77,7 +77,7 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
         warmup_steps: int,
         complete_seconds: Callable[[], float],
     ) -> None:
-        """`complete_seconds`: how long the last save took that is complete."""
+        """`complete_seconds` returns how long the last save took that is complete."""
         self._rank = rank
         self._complete_seconds = complete_seconds
         self._mean_seconds = mean_hours_between_reclaims * 3600

@@ -1,4 +1,4 @@
-"""What a run measures: metrics.jsonl, TensorBoard events and progress lines, continuous over its attempts.
+"""The metrics of a run: metrics.jsonl, TensorBoard events and progress lines, continuous over its attempts.
 
 S3 has no append, so the files grow locally and are put there again whole, by a thread, whenever they changed.
 """
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import BaseModel
 from transformers import TrainerCallback
 
@@ -23,7 +22,6 @@ from jobs.train.attempts import RankStatus
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-    from numpy.typing import NDArray
 
     from jobs.train.rank import Rank
 
@@ -33,10 +31,10 @@ UPLOAD_EVERY_SECONDS = 5.0
 """A reader of metrics.jsonl is at most this far behind; each upload carries the whole file."""
 
 RESULT_MARK = "train_runtime_seconds"
-"""What only the line of a result has."""
+"""A key that only the line of a result has."""
 
 LOGGED = ("loss", "grad_norm", "learning_rate")
-"""What is taken from the Trainer's own log lines."""
+"""The values that are taken from the Trainer's own log lines."""
 
 
 class Throughput(BaseModel):
@@ -114,7 +112,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             self._show(state, "trained")  # the steps since the last log are too few for one of their own
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
-        """An evaluation during the training; the time it took is none of the training's."""
+        """Write the metrics of an evaluation during the training; the time it took is none of the training's."""
         self._step_started = time.monotonic()
         if self._files is not None:
             self._files.write(step, values)
@@ -123,11 +121,11 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             )
 
     def evaluated_at(self, step: int) -> bool:
-        """On rank 0: whether the lines that earlier attempts left have an evaluation at this step."""
+        """Return, on rank 0, whether the lines that earlier attempts left have an evaluation at this step."""
         return self._files is not None and step in self._files.evaluated_steps
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
-        """The final metrics: the last line of the file, and the result of the receipt."""
+        """Write the final metrics: the last line of the file, and the result of the receipt."""
         if self._files is not None:
             self._files.write(step, values)
             self._status(values)
@@ -138,7 +136,7 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
             self._files.upload()
 
     def close(self) -> None:
-        """Raises TrainyardError where the files cannot be put on S3."""
+        """Put all files on S3. Raises TrainyardError where that fails."""
         if self._files is not None:
             self._files.close()
 
@@ -230,7 +228,7 @@ class MetricsFiles:
 
 
 def _lines_up_to(content: bytes | None, step: int) -> str:
-    """What earlier attempts wrote, less the steps that this one does again, and less a result.
+    """Return what earlier attempts wrote, less the steps that this one does again, and less a result.
 
     An attempt that was ended just after it had written its result is followed by one that comes to it again.
     """
@@ -238,39 +236,13 @@ def _lines_up_to(content: bytes | None, step: int) -> str:
     return "".join(f"{line}\n" for line, row in rows if 0 < row["step"] <= step and RESULT_MARK not in row)
 
 
-def classification_metrics(
-    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
-) -> dict[str, float]:
-    """Of held-out examples: accuracy, F1, cross-entropy, and the accuracy of always naming the most frequent class.
+class StopOnNan(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Ends the run where the loss is no number any more. It looks where the Trainer fetches it anyway: to be logged."""
 
-    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
-    class that is neither there nor predicted is left out of the mean. GLUE scores MRPC and QQP by the mean of accuracy
-    and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
-    """
-    predicted = logits.argmax(axis=-1)
-    classes = logits.shape[-1]
-    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
-    support = np.bincount(labels, minlength=classes)
-    relevant = support + np.bincount(predicted, minlength=classes)
-    f1 = 2 * true_positives / np.maximum(relevant, 1)
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
-    accuracy = float((predicted == labels).mean())
-    metrics = {
-        "eval_accuracy": accuracy,
-        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
-        "eval_majority_accuracy": float(support.max() / len(labels)),
-        "eval_loss": float(-log_likelihood.mean()),
-    }
-    if glue_task in ("mrpc", "qqp"):
-        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
-    if glue_task == "cola":
-        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
-    return metrics
-
-
-def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
-    """0 where all are of one class, or predicted to be."""
-    if predicted.all() or true.all() or not (predicted.any() and true.any()):
-        return 0.0
-    return float(np.corrcoef(predicted, true)[0, 1])
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
+        loss = float(logs.get("loss", 0.0))
+        if not math.isfinite(loss):
+            raise TrainyardError(
+                f"the loss at step {state.global_step} is {loss}, and stop_on_nan is set",
+                next_step="submit again with a lower learning_rate or more warm-up, and look at the data",
+            )

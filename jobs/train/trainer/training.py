@@ -1,14 +1,19 @@
-"""What every entrypoint that trains has in common: resume, train, evaluate, and leave model, metrics and checkpoints.
+"""Train as every entrypoint does: resume, build, train, evaluate, and leave model and metrics.
 
-An entrypoint prepares its data, describes the rest as a `Task`, and calls `train`.
+An entrypoint prepares its data, describes the rest as a `Task`, and calls `train`. It imports this module once its data
+are there, for that loads PyTorch and transformers, which takes seconds.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import transformers
+from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
@@ -17,29 +22,35 @@ from jobs.contract.runs import MODEL, S3Location
 from jobs.train import hub_push
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
+from jobs.train.trainer.background_save import BackgroundSave
+from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
+from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.determinism import Order, as_it_comes, in_order
+from jobs.train.trainer.evaluation import Evaluations
+from jobs.train.trainer.heartbeat import Heartbeats
+from jobs.train.trainer.metrics import RunMetrics, StopOnNan, Throughput
+from jobs.train.trainer.resume import LossSinceLog, Resume, newest_complete, seed_of_rank, with_batch_of_rank
+from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.trainer import Options, trainer_class
 
 if TYPE_CHECKING:
-    import numpy as np
     from mypy_boto3_s3.client import S3Client
-    from numpy.typing import NDArray
-
-    from jobs.train.trainer.checkpoint import CheckpointUploads
 
 log = logging.getLogger("trainyard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained on what."""
+    """A training as an entrypoint describes it: which model learns what from which data."""
 
     model: Callable[[], Any]
     """Makes the model, once the seed is set. Called on every rank."""
     start: str
-    """Of what it makes, for the log: `the pretrained weights`, …"""
+    """Says what that model starts from, for the log: `the pretrained weights`, …"""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; an item is one sequence."""
-    order: "Callable[[np.random.Generator], NDArray[np.int64]] | None" = None
-    """What `__getitems__` of train_data is given in an epoch, in whole global batches."""
+    order: Order | None = None
+    """Gives what `__getitems__` of train_data is asked for in an epoch, in whole global batches."""
     eval_data: Any
     collate: Callable[[Any], Any]
     evaluate: Callable[[Any], Mapping[str, Any]]
@@ -47,180 +58,32 @@ class Task:
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
     schedule: Mapping[str, Any]
-    """How long: `num_train_epochs` or `max_steps` of the training arguments."""
+    """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further training arguments, on top of the recipe's and the accelerator's."""
     ordered_epoch: int | None = None
     """Without `order`: `train_data` has the items of all steps in their order, and so many of them make an epoch."""
-    observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: ()
+    observers: Callable[[CheckpointUploads], Sequence[Any]] = lambda _: ()
     """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
 
 def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", accelerator: Accelerator) -> None:
-    """One attempt, from the newest checkpoint to the final metrics. All ranks call it.
+    """Run one attempt, from the newest checkpoint to the final metrics. All ranks call it.
 
-    `s3` is needed on the first rank of each node.
+    `s3` is needed on the first rank of each node. Raises ResumeLaterError where the attempt was asked to stop: it has
+    saved, and a next one goes on.
     """
-    import transformers
-    from transformers.trainer_callback import PrinterCallback
-
-    from jobs.train.trainer.batch_order import as_it_comes, ordered
-    from jobs.train.trainer.changed_settings import with_own_settings
-    from jobs.train.trainer.checkpoint import CheckpointUploads, Retention, newest_complete
-    from jobs.train.trainer.checkpoint_interval import ChosenSaves
-    from jobs.train.trainer.compat import mended
-    from jobs.train.trainer.gradient_order import adding_in_one_order
-    from jobs.train.trainer.loss_since_log import keeping_loss_since_log
-    from jobs.train.trainer.metrics import RunMetrics, Throughput
-    from jobs.train.trainer.other_ranks import on_other_ranks, with_batch_of_rank
-    from jobs.train.trainer.saving import saving_meanwhile
-    from jobs.train.trainer.signs import Heartbeats, watched
-    from jobs.train.trainer.stopping import Evaluations, StopOnNan, Stopping
-
-    # Its warnings tell that a head is new, which is the point of a fine-tuning.
-    transformers.logging.set_verbosity_error()
-    signs = Heartbeats(rank, compiles=accelerator.name == "hpu")
-    per_rank, accumulation = recipe.batch_of_rank(rank.world_size)
+    transformers.logging.set_verbosity_error()  # a warning tells that a head is new, the point of a fine-tuning
+    heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu")
     _check_size(task, recipe)
-    resume = newest_complete(rank, s3 or object_store.connect(), recipe)
-    if resume:
-        folder = resume.folder
-        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
-    metrics = RunMetrics(
-        rank,
-        s3 if rank.is_first else None,
-        resumed_from_step=resume.step if resume else 0,
-        throughput=resume.throughput if resume else Throughput(),
-        samples_per_step=recipe.global_batch_size,
-        samples_per_epoch=task.ordered_epoch,
-        warmup_steps=accelerator.warmup_steps,
-        changed=resume.changed if resume else None,
+    resume = _resume(rank, recipe, s3)
+    attempt = _Attempt(
+        rank=rank, recipe=recipe, task=task, s3=s3, accelerator=accelerator, heartbeats=heartbeats, resume=resume
     )
-    retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
-    uploads = CheckpointUploads(rank, s3, recipe, metrics, retention, waits=signs.still)
-    stopping = Stopping(rank)
-    if rank.is_first:
-        log.info(
-            "batch: %s = %s ranks x %s sequences x %s accumulated",
-            recipe.global_batch_size,
-            rank.world_size,
-            per_rank,
-            accumulation,
-        )
-        log.info("start: %s", f"resumed from checkpoint step-{resume.step}" if resume else f"from {task.start}")
-
-    accelerator.prepare()
-    transformers.set_seed(recipe.seed)
-    trainer_class = adding_in_one_order(mended(accelerator.trainer_class()))
-    if task.order is None:
-        trainer_class = as_it_comes(trainer_class)
-    else:
-        steps = -(-len(task.train_data) // recipe.global_batch_size)
-        trainer_class = ordered(trainer_class, task.order, steps * recipe.global_batch_size)
-    if resume and resume.changed:
-        trainer_class = with_own_settings(trainer_class)
-    if resume and resume.world_size != rank.world_size:
-        trainer_class = on_other_ranks(trainer_class, rank=rank.rank, seed=recipe.seed, set_seed=accelerator.set_seed)
-    trainer_class = keeping_loss_since_log(trainer_class, rank, resume)
-    trainer_class = watched(saving_meanwhile(trainer_class, rank.run, uploads), signs)
-    trainer = trainer_class(
-        model=task.model(),
-        args=accelerator.training_arguments_class()(
-            output_dir=str(rank.scratch / "checkpoints"),
-            seed=recipe.seed,
-            learning_rate=recipe.learning_rate,
-            lr_scheduler_type="linear",
-            warmup_ratio=recipe.warmup_ratio,
-            weight_decay=recipe.weight_decay,
-            per_device_train_batch_size=per_rank,
-            gradient_accumulation_steps=accumulation,
-            per_device_eval_batch_size=recipe.eval_batch_size,
-            logging_steps=recipe.log_every_steps,
-            **_saving(recipe),
-            remove_unused_columns=False,
-            disable_tqdm=True,
-            report_to=[],
-            # The Trainer would log the mean of the other steps instead of a loss that is no number.
-            **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
-            **{**accelerator.training_arguments(), **task.schedule, **task.settings},
-        ),
-        train_dataset=task.train_data,
-        eval_dataset=task.eval_data,
-        data_collator=task.collate,
-        callbacks=[
-            signs,
-            metrics,
-            uploads,
-            *task.observers(uploads),
-            stopping,
-            *([StopOnNan()] if recipe.stop_on_nan else []),
-        ],
-        **accelerator.trainer_arguments(),
-    )
-    trainer.remove_callback(PrinterCallback)
-    if recipe.evaluate_every_steps:
-        every = recipe.evaluate_every_steps
-        trainer.add_callback(Evaluations(rank, every, lambda: task.evaluate(trainer), metrics, stopping))
-    if recipe.checkpoint_every_steps == "auto":
-        trainer.add_callback(
-            ChosenSaves(
-                rank,
-                mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
-                warmup_steps=accelerator.warmup_steps,
-                complete_seconds=lambda: uploads.seconds,
-            )
-        )
+    attempt.say_start()
+    trainer = attempt.build()
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
-
-    evaluation_started = time.monotonic()
-    values = None if stopping.reason else stopping.evaluated(lambda: task.evaluate(trainer))
-    signs.end()
-    uploads.finish()
-    if not stopping.reason:
-        stopping.close()
-    if values is None or stopping.reason:
-        metrics.close()
-        # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
-        rank.once("saved", lambda: True)
-        raise ResumeLaterError(f"{stopping.reason}; saved step {trainer.state.global_step}")
-    result = {
-        **values,
-        "eval_samples": len(task.eval_data),
-        "train_samples_per_second": round(metrics.throughput.samples_per_second, 3),
-        "train_runtime_seconds": round(metrics.throughput.train_seconds, 3),
-    }
-    if rank.is_first:
-        log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - evaluation_started)
-    folder = rank.scratch / "final"
-    trainer.save_model(str(folder))
-    if rank.is_first:
-        assert s3 is not None  # noqa: S101 - rank 0 is the first of its node
-        task.save_beside(folder)
-        if recipe.push_to_hub is not None:
-            hub_push.write_card(
-                folder,
-                run=rank.run,
-                recipe=recipe,
-                result=result,
-                world_size=rank.world_size,
-                accelerator=accelerator.name,
-            )
-        _upload_model(folder, rank.run / MODEL, s3)
-    metrics.result(trainer.state.global_step, result)
-    metrics.close()
-    if rank.is_first:
-        log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
-        if recipe.push_to_hub is not None:
-            hub_push.push(folder, run=rank.run, repository=recipe.push_to_hub)
-    # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
-    rank.once("finished", lambda: True)
-
-
-def _saving(recipe: Recipe) -> dict[str, Any]:
-    """When the Trainer saves by itself."""
-    if recipe.checkpoint_every_steps == "auto":
-        return {"save_strategy": "no"}
-    return {"save_strategy": "steps", "save_steps": recipe.checkpoint_every_steps}
+    attempt.leave(trainer, attempt.evaluate(trainer))
 
 
 def _check_size(task: Task, recipe: Recipe) -> None:
@@ -232,8 +95,209 @@ def _check_size(task: Task, recipe: Recipe) -> None:
         )
 
 
+def _resume(rank: Rank, recipe: Recipe, s3: "S3Client | None") -> Resume | None:
+    """Return the checkpoint to go on from, ready for this number of ranks; None where the run begins."""
+    per_rank, _ = recipe.batch_of_rank(rank.world_size)
+    resume = newest_complete(rank, s3 or object_store.connect(), recipe)
+    if resume:
+        folder = resume.folder
+        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
+    return resume
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """One rank's part of an attempt, and the callbacks that accompany it."""
+
+    rank: Rank
+    recipe: Recipe
+    task: Task
+    s3: "S3Client | None"
+    accelerator: Accelerator
+    heartbeats: Heartbeats
+    resume: Resume | None
+    metrics: RunMetrics = field(init=False)
+    uploads: CheckpointUploads = field(init=False)
+    shutdown: Shutdown = field(init=False)
+
+    def __post_init__(self) -> None:
+        rank, recipe, resume = self.rank, self.recipe, self.resume
+        self.metrics = RunMetrics(
+            rank,
+            self.s3 if rank.is_first else None,
+            resumed_from_step=resume.step if resume else 0,
+            throughput=resume.throughput if resume else Throughput(),
+            samples_per_step=recipe.global_batch_size,
+            samples_per_epoch=self.task.ordered_epoch,
+            warmup_steps=self.accelerator.warmup_steps,
+            changed=resume.changed if resume else None,
+        )
+        retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
+        self.uploads = CheckpointUploads(rank, self.s3, recipe, self.metrics, retention, waits=self.heartbeats.still)
+        self.shutdown = Shutdown(rank)
+
+    def say_start(self) -> None:
+        """Log how the global batch is split, and what the training starts from."""
+        if not self.rank.is_first:
+            return
+        per_rank, accumulation = self.recipe.batch_of_rank(self.rank.world_size)
+        log.info(
+            "batch: %s = %s ranks x %s sequences x %s accumulated",
+            self.recipe.global_batch_size,
+            self.rank.world_size,
+            per_rank,
+            accumulation,
+        )
+        start = f"resumed from checkpoint step-{self.resume.step}" if self.resume else f"from {self.task.start}"
+        log.info("start: %s", start)
+
+    def build(self) -> Any:
+        """Return the Trainer, with a model whose random weights follow from the seed."""
+        task, accelerator = self.task, self.accelerator
+        accelerator.prepare()
+        transformers.set_seed(self.recipe.seed)
+        trainer = trainer_class(accelerator.trainer_class())(
+            model=task.model(),
+            args=accelerator.training_arguments_class()(**self._training_arguments()),
+            train_dataset=task.train_data,
+            eval_dataset=task.eval_data,
+            data_collator=task.collate,
+            callbacks=[
+                self.heartbeats,
+                self.metrics,
+                self.uploads,
+                *task.observers(self.uploads),
+                self.shutdown,
+                *([StopOnNan()] if self.recipe.stop_on_nan else []),
+            ],
+            options=self._options(),
+            **accelerator.trainer_arguments(),
+        )
+        trainer.remove_callback(PrinterCallback)
+        for callback in self._later_callbacks(trainer):
+            trainer.add_callback(callback)
+        return trainer
+
+    def _training_arguments(self) -> dict[str, Any]:
+        recipe = self.recipe
+        per_rank, accumulation = recipe.batch_of_rank(self.rank.world_size)
+        saves_by_itself = recipe.checkpoint_every_steps != "auto"
+        return {
+            "output_dir": str(self.rank.scratch / "checkpoints"),
+            "seed": recipe.seed,
+            "learning_rate": recipe.learning_rate,
+            "lr_scheduler_type": "linear",
+            "warmup_ratio": recipe.warmup_ratio,
+            "weight_decay": recipe.weight_decay,
+            "per_device_train_batch_size": per_rank,
+            "gradient_accumulation_steps": accumulation,
+            "per_device_eval_batch_size": recipe.eval_batch_size,
+            "logging_steps": recipe.log_every_steps,
+            "save_strategy": "steps" if saves_by_itself else "no",
+            **({"save_steps": recipe.checkpoint_every_steps} if saves_by_itself else {}),
+            "remove_unused_columns": False,
+            "disable_tqdm": True,
+            "report_to": [],
+            # The Trainer would log the mean of the other steps instead of a loss that is no number.
+            **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
+            **self.accelerator.training_arguments(),
+            **self.task.schedule,
+            **self.task.settings,
+        }
+
+    def _options(self) -> Options:
+        rank, task, resume, seed = self.rank, self.task, self.resume, self.recipe.seed
+        reseed = None
+        if resume and resume.world_size != rank.world_size:
+
+            def reseed(step: int) -> None:
+                self.accelerator.set_seed(seed_of_rank(seed, step, rank.rank))
+
+        batch = self.recipe.global_batch_size
+        length = -(-len(task.train_data) // batch) * batch
+        return Options(
+            sampler=as_it_comes if task.order is None else in_order(task.order, length),
+            heartbeats=self.heartbeats,
+            background_save=BackgroundSave(rank.run, self.uploads),
+            loss_since_log=LossSinceLog(rank, resume),
+            keeps_settings=bool(resume and resume.changed),
+            reseed=reseed,
+        )
+
+    def _later_callbacks(self, trainer: Any) -> list[Any]:
+        """Return those that come after all others, in their order."""
+        recipe, callbacks = self.recipe, []
+        if recipe.evaluate_every_steps:
+            evaluate = functools.partial(self.task.evaluate, trainer)
+            callbacks.append(Evaluations(self.rank, recipe.evaluate_every_steps, evaluate, self.metrics, self.shutdown))
+        if recipe.checkpoint_every_steps == "auto":
+            callbacks.append(
+                ChosenSaves(
+                    self.rank,
+                    mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
+                    warmup_steps=self.accelerator.warmup_steps,
+                    complete_seconds=lambda: self.uploads.seconds,
+                )
+            )
+        return callbacks
+
+    def evaluate(self, trainer: Any) -> dict[str, Any]:
+        """Return the final metrics, once all checkpoints are complete on S3. From then on nothing interrupts."""
+        started = time.monotonic()
+        shutdown = self.shutdown
+        values = None if shutdown.reason else shutdown.evaluated(lambda: self.task.evaluate(trainer))
+        self.heartbeats.end()
+        self.uploads.finish()
+        if not shutdown.reason:
+            shutdown.close()
+        if values is None or shutdown.reason:
+            self.metrics.close()
+            # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
+            self.rank.once("saved", lambda: True)
+            raise ResumeLaterError(f"{shutdown.reason}; saved step {trainer.state.global_step}")
+        result = {
+            **values,
+            "eval_samples": len(self.task.eval_data),
+            "train_samples_per_second": round(self.metrics.throughput.samples_per_second, 3),
+            "train_runtime_seconds": round(self.metrics.throughput.train_seconds, 3),
+        }
+        if self.rank.is_first:
+            log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - started)
+        return result
+
+    def leave(self, trainer: Any, result: Mapping[str, Any]) -> None:
+        """Leave model, metrics and result on S3, and the model on the hub where that is asked for."""
+        rank = self.rank
+        folder = rank.scratch / "final"
+        trainer.save_model(str(folder))
+        if rank.is_first:
+            self._leave_model(folder, result)
+        self.metrics.result(trainer.state.global_step, result)
+        self.metrics.close()
+        if rank.is_first:
+            log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
+            if self.recipe.push_to_hub is not None:
+                hub_push.push(folder, run=rank.run, repository=self.recipe.push_to_hub)
+        # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
+        rank.once("finished", lambda: True)
+
+    def _leave_model(self, folder: Path, result: Mapping[str, Any]) -> None:
+        assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
+        self.task.save_beside(folder)
+        if self.recipe.push_to_hub is not None:
+            hub_push.write_card(
+                folder,
+                run=self.rank.run,
+                recipe=self.recipe,
+                result=result,
+                world_size=self.rank.world_size,
+                accelerator=self.accelerator.name,
+            )
+        _upload_model(folder, self.rank.run / MODEL, self.s3)
+
+
 def _upload_model(folder: Path, remote: S3Location, s3: "S3Client") -> None:
-    """Weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without."""
+    """Put weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without."""
     (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
     names = object_store.files_below(folder)
     object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], remote)

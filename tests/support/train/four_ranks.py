@@ -2,7 +2,7 @@
 
     python -m tests.support.train.four_ranks FOLDER
 
-Prints, as JSON, whether both are equal to the bit: without `arrange`, and with it.
+Prints, as JSON, whether both are equal to the bit: without `arrange_gradient_buckets`, and with it.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from jobs.train.trainer.gradient_order import arrange
+from jobs.train.trainer.determinism import arrange_gradient_buckets
 
 RANKS, LAYERS, WIDTH = 4, 5, 65
 
@@ -36,7 +36,7 @@ class Backwards(torch.nn.Module):
 def gradients(batch: torch.Tensor, *, earlier_steps: int, arranged: bool) -> list[torch.Tensor]:
     model = DistributedDataParallel(Backwards())
     if arranged:
-        arrange(model)
+        arrange_gradient_buckets(model)
     for _ in range(earlier_steps + 1):
         model.zero_grad()
         with torch.random.fork_rng():

@@ -10,7 +10,8 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from jobs.train.data.labelled_buckets import in_batches
-from jobs.train.trainer.batch_order import as_it_comes, ordered
+from jobs.train.trainer.determinism import as_it_comes, in_order
+from jobs.train.trainer.trainer import Options, trainer_class
 
 EXAMPLES, BATCH, EPOCHS = 40, 8, 3
 STEPS = EXAMPLES // BATCH * EPOCHS
@@ -60,13 +61,13 @@ def trained(
     if shuffles:  # as a fine-tuning
         buckets = np.arange(EXAMPLES) % 3
         places, schedule = list(range(EXAMPLES)), {"num_train_epochs": EPOCHS}
-        trainer_class = ordered(Trainer, functools.partial(in_batches, buckets, BATCH), EXAMPLES)
+        options = Options(sampler=in_order(functools.partial(in_batches, buckets, BATCH), EXAMPLES))
     else:  # as a pre-training
         chance = np.random.default_rng(1)
         places = [int(place) for _ in range(EPOCHS) for place in chance.permutation(EXAMPLES)]
-        trainer_class, schedule = as_it_comes(Trainer), {"max_steps": STEPS}
+        options, schedule = Options(sampler=as_it_comes), {"max_steps": STEPS}
     model = Noted()
-    trainer = trainer_class(
+    trainer = trainer_class(Trainer)(
         model=model,
         args=TrainingArguments(
             output_dir=str(folder),
@@ -82,6 +83,7 @@ def trained(
         train_dataset=Examples(places),
         data_collator=lambda numbers: {"numbers": torch.tensor(numbers)},
         callbacks=[SaveAndStop(stop)] if stop else [],
+        options=options,
     )
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resumed}") if resumed else None)
     return np.asarray(model.seen).reshape(-1, BATCH).tolist()

@@ -11,7 +11,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler
 
 from jobs.train.data.labelled_buckets import bucket_widths, in_batches
-from jobs.train.trainer.batch_order import BatchOrder
+from jobs.train.trainer.determinism import BatchOrder
 
 
 def lengths(count: int, *, longest: int = 90) -> Any:

@@ -13,8 +13,9 @@ from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.runs import S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.rank import Rank, one_line
-from jobs.train.trainer.checkpoint import File, Manifest, Resume, fingerprint, newest_complete
+from jobs.train.trainer.checkpoint import File, Manifest, fingerprint
 from jobs.train.trainer.metrics import Throughput
+from jobs.train.trainer.resume import Resume, newest_complete
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import environment_of
 

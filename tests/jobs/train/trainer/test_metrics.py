@@ -1,13 +1,11 @@
-"""The figures of a run: what is computed from logits, what is timed, and what a resumed run keeps."""
+"""The figures of a run: what is timed, and what a resumed run keeps."""
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from transformers import TrainerState
 
@@ -16,83 +14,10 @@ from jobs.contract.runs import METRICS, TENSORBOARD, Progress, S3Location
 from jobs.train.attempts import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.trainer import metrics
-from jobs.train.trainer.metrics import RunMetrics, Throughput, classification_metrics
+from jobs.train.trainer.metrics import RunMetrics, Throughput
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-
-def figures(labels: list[int], predicted: list[int], *, classes: int, glue_task: str | None = None) -> dict[str, float]:
-    """Of logits that give the predicted class three times the weight of any other."""
-    logits = np.full((len(labels), classes), 7.0, dtype=np.float32)
-    logits[np.arange(len(labels)), predicted] += math.log(3)
-    return classification_metrics(logits, np.asarray(labels), glue_task=glue_task)
-
-
-def test_two_classes_f1_is_that_of_class_1() -> None:
-    # Class 1: two found, one missed, one false. Three predictions of five hold.
-    assert figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2) == pytest.approx(
-        {
-            "eval_accuracy": 3 / 5,
-            "eval_f1": 2 * 2 / (2 * 2 + 1 + 1),
-            "eval_majority_accuracy": 3 / 5,
-            "eval_loss": -(3 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 5,
-        }
-    )
-
-
-@pytest.mark.parametrize("task", ["mrpc", "qqp"])
-def test_glue_scores_paraphrases_by_the_mean_of_accuracy_and_f1(task: str) -> None:
-    plain = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2)
-    scored = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, glue_task=task)
-    assert scored == {**plain, "eval_combined_score": pytest.approx((3 / 5 + 2 / 3) / 2)}
-
-
-@pytest.mark.parametrize(
-    ("labels", "predicted", "expected"),
-    [
-        # (true positives x true negatives - false positives x false negatives) / sqrt of the four margins.
-        ([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2)),
-        ([1, 0], [1, 0], 1.0),
-        ([1, 0], [0, 1], -1.0),
-        ([1, 0], [1, 1], 0.0),
-        ([1, 1], [1, 0], 0.0),
-        ([0, 0], [0, 0], 0.0),
-    ],
-)
-def test_glue_scores_cola_by_matthews_correlation(labels: list[int], predicted: list[int], expected: float) -> None:
-    scored = figures(labels, predicted, classes=2, glue_task="cola")
-    assert scored["eval_matthews_correlation"] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("task", ["mnli", "qnli", "rte", "sst2", "wnli"])
-def test_glue_scores_the_others_by_accuracy_alone(task: str) -> None:
-    assert figures([1, 0], [1, 1], classes=2, glue_task=task) == figures([1, 0], [1, 1], classes=2)
-
-
-def test_more_classes_f1_is_the_mean_over_those_that_occur() -> None:
-    # Class 0: 2 of 3, none false. Class 1: 1 of 2, one false. Class 2: 1 of 1, one false. Class 3: nowhere.
-    assert figures([0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2], classes=4) == pytest.approx(
-        {
-            "eval_accuracy": 4 / 6,
-            "eval_f1": (4 / 5 + 2 / 4 + 2 / 3) / 3,
-            "eval_majority_accuracy": 3 / 6,
-            "eval_loss": -(4 * math.log(3 / 6) + 2 * math.log(1 / 6)) / 6,
-        }
-    )
-
-
-def test_a_class_that_is_only_predicted_counts_as_zero_in_the_mean() -> None:
-    assert figures([0, 0], [0, 2], classes=3)["eval_f1"] == pytest.approx((2 / 3 + 0) / 2)
-
-
-def test_f1_is_zero_where_class_1_is_neither_there_nor_predicted() -> None:
-    assert figures([0, 0], [0, 0], classes=2)["eval_f1"] == 0
-
-
-def test_cross_entropy_of_large_logits_is_finite() -> None:
-    logits = np.asarray([[1000.0, -1000.0], [-1000.0, 1000.0]], dtype=np.float32)
-    assert classification_metrics(logits, np.asarray([1, 1]))["eval_loss"] == pytest.approx(1000)
 
 
 def rank_of(number: int, scratch: Path, run: S3Location) -> Rank:

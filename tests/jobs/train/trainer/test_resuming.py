@@ -1,30 +1,54 @@
 """What is left of a run when its attempt is killed, and that the next one ends where an uninterrupted one would."""
 
+import functools
 import json
 import re
 import resource
 import shutil
 import signal
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.train.launching import Launched, NewRun, Run
+from jobs.contract.runs import S3Location
+from tests.support.train.launching import Launched, Run, environment_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 MODEL = "model/model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    recipe: tuple[str, ...],
+    s3: "S3Client",
+    s3_endpoint: str,
+    job_python: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[int], Run]:
+    """Trains once on each number of ranks, for all tests that only read what such a run has left."""
+
+    @functools.cache
+    def trained(nproc: int) -> Run:
+        location = S3Location("runs", f"research/whole-{uuid.uuid4().hex}-20260102-030405-0a1b/")
+        scratch = tmp_path_factory.mktemp("whole") / "scratch"
+        run = Run(s3, location, environment_of(s3_endpoint), scratch, job_python)
+        run.attempt(*recipe, nproc=nproc)
+        return run
+
+    return trained
 
 
 @pytest.mark.every_release
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
-    nproc: int, new_run: NewRun, recipe: tuple[str, ...], tmp_path: Path
+    nproc: int, run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...], tmp_path: Path
 ) -> None:
-    whole = new_run()
-    whole.attempt(*recipe, nproc=nproc)
-
-    run = new_run()
+    whole = uninterrupted(nproc)
     first = run.start(*recipe, nproc=nproc)
     first.wait_for_line("checkpoint: step 16,")
     assert first.kill() == -signal.SIGKILL
@@ -119,11 +143,9 @@ def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: t
 
 
 def test_damaged_checkpoints_are_skipped_with_a_warning_and_the_one_before_is_used(
-    new_run: NewRun, recipe: tuple[str, ...]
+    run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...]
 ) -> None:
-    whole = new_run()
-    whole.attempt(*recipe)
-    run = new_run()
+    whole = uninterrupted(1)
     for name in whole.keys("checkpoints/"):
         run.write(name, whole.read(name))
     # The newest has a flipped bit, one that seems newer still was cut off before its manifest.
@@ -197,11 +219,11 @@ def test_one_rank_goes_on_where_two_have_stopped_with_the_same_examples_in_each_
     assert (run.recorded_attempt(1).world_size, run.recorded_attempt(2).world_size) == (2, 1)
 
 
-def test_two_nodes_meet_train_and_resume_as_one(new_run: NewRun, recipe: tuple[str, ...]) -> None:
+def test_two_nodes_meet_train_and_resume_as_one(
+    run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...]
+) -> None:
     """As a Batch multi-node job: the main node has no address of itself, the child is given it."""
-    whole = new_run()
-    whole.attempt(*recipe, nproc=2)
-    run = new_run()
+    whole = uninterrupted(2)
 
     def nodes(attempt: int) -> list[Launched]:
         environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from jobs.contract.runs import S3Location
-from jobs.train.trainer import snapshot
-from jobs.train.trainer.saving import saving_meanwhile
-from jobs.train.trainer.snapshot import Snapshot, available_bytes
+from jobs.train.trainer import background_save
+from jobs.train.trainer.background_save import BackgroundSave, Snapshot, available_bytes
+from jobs.train.trainer.trainer import Options, trainer_class
 
 RUN = S3Location("runs", "research/some-20260102-030405-0a1b/")
 MEMINFO = "MemTotal:  4000000 kB\nMemFree:  1000 kB\nMemAvailable:  3000000 kB\n"
@@ -35,7 +35,7 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
     copied, short = Writes(), Writes()
     trained(tmp_path / "plain", None)
     model = trained(tmp_path / "copied", copied)
-    monkeypatch.setattr(snapshot, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(background_save, "available_bytes", lambda: 1000)
     trained(tmp_path / "short of memory", short)
 
     expected = contents(tmp_path / "plain")
@@ -59,11 +59,15 @@ def trained(folder: Path, writes: Writes | None) -> Any:
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     model = BertForMaskedLM(config)
     examples = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]
-    trainer_class = saving_meanwhile(Trainer, RUN, writes) if writes else Trainer  # type: ignore[arg-type]
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=2, save_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
     )
-    trainer_class(model=model, args=arguments, train_dataset=examples).train()
+    if writes is None:
+        trainer = Trainer(model=model, args=arguments, train_dataset=examples)
+    else:
+        options = Options(background_save=BackgroundSave(RUN, writes))  # type: ignore[arg-type]
+        trainer = trainer_class(Trainer)(model=model, args=arguments, train_dataset=examples, options=options)
+    trainer.train()
     return model
 
 

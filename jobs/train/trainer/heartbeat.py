@@ -1,8 +1,7 @@
-"""Heartbeats of life of a rank that trains: it goes on, and this is where it is (jobs/train/launcher/watchdog.py looks
-at them).
+"""The heartbeats of a rank that trains: it goes on, and this is where it is. The launcher of its node watches them.
 
-One at each batch, step, evaluated batch and save, each a write of one line. What may take long says so beforehand: the
-start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
+There is one at each batch, step, evaluated batch and save, each a write of one line. What may take long says so
+beforehand: the start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
 """
 
 import os
@@ -18,16 +17,18 @@ if TYPE_CHECKING:
     from jobs.train.rank import Rank
 
 _COMPILING_BATCHES = 10
-"""That may be waited for after a batch of a new shape. The host of an HPU runs ahead of it, so the wait for a graph may
-come some batches later, at the latest where a loss is logged."""
-
+"""The number of batches, from one of a new shape on, of which each may wait for a graph. The host of an HPU runs ahead
+of it, so the wait may come some batches later, at the latest where a loss is logged."""
 
 _STILL_SECONDS = 3600.0
-"""That an upload may be waited for; after it the rank gives no more signs."""
+"""The longest wait for an upload; after that the rank gives no more heartbeats."""
 
 
 class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Of one rank, from when it is made until `end`; before, the rank has given one that it works (jobs.train.rank)."""
+    """Gives the heartbeats of one rank, from when it is made until `end`; jobs.train.rank has given one before.
+
+    It is to be the first of a Trainer's callbacks; the Trainer tells it of batches and saves.
+    """
 
     def __init__(self, rank: "Rank", *, compiles: bool) -> None:
         """`compiles`: whether the accelerator compiles for each new shape of a batch."""
@@ -43,17 +44,17 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._pass("starting", slow=True)
 
     def still(self) -> None:
-        """The same as before goes on: a wait for an upload, which has time-outs of its own, but not for ever."""
+        """Say that the same as before goes on: a wait for an upload, which has its own time-outs, but not for ever."""
         if time.monotonic() - self._passed_at < _STILL_SECONDS:
             self._give()
 
     def end(self) -> None:
-        """What follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
+        """Say that what follows has no pace: uploads have time-outs of their own, and other ranks wait for them."""
         self._paced = False
         self._pass("ending", slow=True)
 
     def batch(self, doing: str, inputs: Mapping[str, Any]) -> None:
-        """One of the training or of an evaluation begins."""
+        """Say that a batch of the training or of an evaluation begins."""
         if self._compiles:
             shape = (doing, *(getattr(value, "shape", None) for value in inputs.values()))
             if shape not in self._shapes:
@@ -64,6 +65,7 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._pass(doing, slow=self._compiling > 0 or self._steps_here == 0)
 
     def saving(self) -> None:
+        """Say that a save begins."""
         self._pass("saving", slow=True)
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -95,22 +97,3 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
                 paced=self._paced,
             )
         )
-
-
-def watched(trainer_class: type[Any], signs: Heartbeats) -> type[Any]:
-    """The Trainer class that gives them. `signs` is to be the first of its callbacks, too."""
-
-    class WatchedTrainer(trainer_class):  # type: ignore[misc]  # the class is chosen at run time
-        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            signs.batch("training", inputs)
-            return super().training_step(model, inputs, *args, **kwargs)
-
-        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            signs.batch("evaluating", inputs)
-            return super().prediction_step(model, inputs, *args, **kwargs)
-
-        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-            signs.saving()
-            return super()._save_checkpoint(*args, **kwargs)
-
-    return WatchedTrainer

@@ -1,0 +1,229 @@
+"""Go on from the newest complete checkpoint of a run, as if the run had not been interrupted.
+
+`newest_complete` finds, downloads and verifies it. The rest restores what a Trainer by itself does not: the losses
+between two log lines, the settings of this attempt, and the state of ranks of which there is another number now.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from jobs.aws import s3 as object_store
+from jobs.contract.arguments import Arguments, changed, changes_text
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.runs import CHECKPOINTS, MANIFEST, S3Location
+from jobs.train.trainer.checkpoint import Manifest, fingerprint, listing
+from jobs.train.trainer.metrics import Throughput
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+    from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """A complete checkpoint, downloaded and verified."""
+
+    step: int
+    folder: Path
+    throughput: Throughput
+    world_size: int
+    """The number of ranks that have made it."""
+    changed: dict[str, tuple[Any, Any]]
+    """Arguments that are no longer those of the checkpoint: its value, and the one of this attempt."""
+
+
+def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resume | None:
+    """Return the newest checkpoint that is complete and intact, on every node; None where there is none.
+
+    All ranks call it. Raises UsageError where it was made with other arguments, and those were not asked for, or by
+    another number of ranks, and they hold a part of the optimizer each.
+    """
+    store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
+    own = arguments.decisive()
+    step = rank.once("resume/step", lambda: store.select(own, rank.world_size, allow_changes=rank.allows_changes))
+    if step is None:
+        return None
+    # Rank 0 has the files from the selection.
+    rank.once_per_node("resume/files", lambda: rank.is_first or bool(store.fetch(step)))
+    manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
+    changes = changed(manifest.arguments, own)
+    if changes and rank.is_first:
+        log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
+    if manifest.world_size != rank.world_size and rank.is_first:
+        log.info(
+            "checkpoint step-%s was made by %s rank(s) and goes on on %s: the steps have the same examples, random "
+            "numbers (dropout) become others",
+            step,
+            manifest.world_size,
+            rank.world_size,
+        )
+    return Resume(
+        step=step,
+        folder=store.local(step),
+        throughput=manifest.throughput,
+        world_size=manifest.world_size,
+        changed=changes,
+    )
+
+
+class _Store:
+    """The checkpoints of a run on S3, and the folder they are downloaded to."""
+
+    def __init__(self, s3: "S3Client", remote: S3Location, folder: Path) -> None:
+        self._s3 = s3
+        self._remote = remote
+        self._folder = folder
+
+    def local(self, step: int) -> Path:
+        return self._folder / f"checkpoint-{step}"
+
+    def select(self, arguments: Mapping[str, Any], world_size: int, *, allow_changes: bool) -> int | None:
+        """Return the step of the newest complete and intact checkpoint, which then lies in its local folder."""
+        for step in sorted(listing(self._s3, self._remote), reverse=True):
+            try:
+                manifest = self.fetch(step)
+            except _IncompleteError as error:
+                log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
+                continue
+            if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
+                changes = changes_text(changed(manifest.arguments, arguments))
+                raise UsageError(
+                    f"checkpoint step-{step} of this run was made with other arguments",
+                    next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
+                    "--allow-changes",
+                )
+            if manifest.world_size != world_size and manifest.arguments.get("deepspeed_zero_stage"):
+                raise UsageError(
+                    f"checkpoint step-{step} has the optimizer's states in {manifest.world_size} parts, one a rank "
+                    f"(deepspeed_zero_stage); {world_size} ranks cannot resume it",
+                    next_step=f"start {manifest.world_size} ranks, or submit a new run",
+                )
+            return step
+        return None
+
+    def fetch(self, step: int) -> Manifest:
+        """Download a checkpoint and verify it. Raises _IncompleteError with what is wrong with it."""
+        remote, local = self._remote / f"step-{step}", self.local(step)
+        content = object_store.read(self._s3, remote / MANIFEST)
+        if content is None:
+            raise _IncompleteError("it has no manifest: its upload was cut off")
+        try:
+            manifest = Manifest.model_validate_json(content)
+        except ValidationError as error:
+            raise _IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
+        present = object_store.sizes(self._s3, remote)
+        for name, file in manifest.files.items():
+            if name not in present:
+                raise _IncompleteError(f"{name} is missing")
+            if present[name] != file.bytes:
+                raise _IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
+        shutil.rmtree(local, ignore_errors=True)
+        try:
+            object_store.download_all(self._s3, remote, manifest.files, local)
+        except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
+            raise _IncompleteError(str(error.args[0])) from None
+        damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
+        if damaged:
+            shutil.rmtree(local)
+            raise _IncompleteError(f"the checksum of {damaged[0]} does not match")
+        (local / MANIFEST).write_bytes(content)
+        return manifest
+
+
+class _IncompleteError(TrainyardError):
+    """A checkpoint that must not be used."""
+
+
+def with_batch_of_rank(folder: Path, per_rank: int) -> None:
+    """Let a downloaded checkpoint be resumed with other batches of a rank than it was made with.
+
+    A Trainer takes their size from it, and would come to another global batch.
+    """
+    path = folder / _STATE
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "train_batch_size": per_rank}))
+
+
+def seed_of_rank(seed: int, step: int, rank: int) -> int:
+    """Return the seed of a rank's random numbers from a step on that another number of ranks has saved.
+
+    Model, optimizer, schedule and position go on as they were, and the steps have the same examples (determinism.py).
+    The random numbers belong to single ranks, so they do not go on: each rank starts with new ones.
+    """
+    sequence = np.random.SeedSequence([seed, step, rank])
+    return int(sequence.generate_state(1)[0])
+
+
+@contextlib.contextmanager
+def kept_settings(trainer: Any) -> Iterator[None]:
+    """Take from the optimizer and the scheduler that the block loads how far they are, and nothing else.
+
+    They were saved with the learning rate and the weight decay of their time, and would go on with those.
+    """
+    settings = [
+        {name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups
+    ]
+    peaks = list(trainer.lr_scheduler.base_lrs)
+    yield
+    scheduler = trainer.lr_scheduler
+    scheduler.base_lrs = peaks
+    shares = [share(scheduler.last_epoch) for share in scheduler.lr_lambdas]
+    for group, own, peak, share in zip(trainer.optimizer.param_groups, settings, peaks, shares, strict=True):
+        group.update({**own, "lr": peak * share})
+
+
+class LossSinceLog:
+    """Keeps in a checkpoint between two log lines the losses that the Trainer has summed up for the next line.
+
+    The Trainer logs the mean loss of the steps since the line before, and does not save their sum itself. So the first
+    line after a resume would be the mean of fewer steps, and the curve another one than that of an uninterrupted run.
+    """
+
+    def __init__(self, rank: "Rank", resume: Resume | None) -> None:
+        """`resume` is the checkpoint that the attempt goes on from."""
+        self._name = _loss_file(rank.rank)
+        self._kept = _kept_losses(rank, resume) if resume else None
+        self._sum: Any = None
+
+    def with_kept(self, trainer: Any, loss: Any) -> Any:
+        """Return the loss of a step, to which that of the first step adds what the checkpoint kept."""
+        if self._kept is not None:
+            trainer._globalstep_last_logged = self._kept["logged_step"]  # noqa: SLF001 - it has no other setter
+            loss, self._kept = loss + self._kept["sum"], None
+        return loss
+
+    def note(self, losses: Any) -> None:
+        """Remember the sum of the losses that were not logged yet."""
+        self._sum = losses
+
+    def save(self, trainer: Any) -> None:
+        """Write the sum into the folder of the checkpoint that the Trainer has just saved."""
+        step, logged_step = trainer.state.global_step, trainer._globalstep_last_logged  # noqa: SLF001
+        if step > logged_step:
+            path = Path(trainer.args.output_dir) / f"checkpoint-{step}" / self._name
+            path.write_text(json.dumps({"logged_step": logged_step, "sum": float(self._sum)}))
+
+
+def _loss_file(rank: int | str) -> str:
+    return f"loss-since-log-{rank}.json"
+
+
+def _kept_losses(rank: "Rank", resume: Resume) -> dict[str, Any] | None:
+    """Return the rank's own; on another number of ranks the mean of all, for the Trainer logs a mean over the ranks."""
+    which: int | str = rank.rank if resume.world_size == rank.world_size else "*"
+    kept = [json.loads(path.read_bytes()) for path in sorted(resume.folder.glob(_loss_file(which)))]
+    return {**kept[0], "sum": statistics.fmean(each["sum"] for each in kept)} if kept else None

@@ -1,0 +1,223 @@
+"""Shut the ranks down when that was announced: all save, and stop where that is asked for, at the same step.
+
+From its first step on an attempt listens to its launcher (`channel.RequestFiles`); what came before is quickly done
+again. An evaluation is left in its midst, for it may take longer than what time is left: the next attempt makes up for
+it.
+
+All ranks come to act at the same boundary, which is the end of a step, or of a batch evaluated. Rank 0 decides, some
+boundaries ahead, and says so in the store of the job: "go on up to boundary 12", in the end "up to 15, and there:
+stop". A rank passes no boundary before it has read what holds there, so all act at the same one, also where an
+accelerator runs behind its host. Each word reaches as far as a tenth of a second: in short steps the store is not asked
+at every one.
+"""
+
+import contextlib
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from jobs.train.channel import Request, RequestFiles
+
+if TYPE_CHECKING:
+    from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
+_REQUESTS: tuple[Request, ...] = ("stop", "save")
+"""In the order in which they are looked for."""
+
+_AHEAD_SECONDS = 0.1
+"""The time for which rank 0 decides ahead."""
+
+_AHEAD_BOUNDARIES = 10
+"""The most boundaries that rank 0 decides ahead, in case those that follow take longer."""
+
+_WORDS_KEPT = 100
+"""Older words are deleted. No rank is so many behind: the gradients of a step need all of them."""
+
+
+class Shutdown(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Listens on every rank. After the training `reason` says why it stopped before its end, if it did."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self.reason: str | None = None
+        self._rank = rank
+        self._files = RequestFiles(rank.scratch)
+        self._agreement = _Agreement(rank)
+        self._listens = self._evaluates = self._save_is_due = False
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self._listens:
+            self._listens = True
+            self._files.listen(self._rank.local_rank)
+        if state.global_step >= state.max_steps:
+            control.should_save = True  # Trainer of transformers before 4.46 (release 1.18) left that out
+            return
+        decision = self._agreement.boundary()
+        if self._save_is_due or decision is not None:
+            self._save_is_due = False
+            control.should_save = True
+        if decision is not None and decision.request == "stop":
+            self.reason = decision.reason
+            control.should_training_stop = True
+        if decision is not None and self._rank.is_first:
+            log.info("%s: saving step %s", decision.reason, state.global_step)
+
+    def on_prediction_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        if not self._evaluates:
+            return
+        decision = self._agreement.boundary()
+        if decision is None:
+            return
+        if decision.request == "save":
+            self._save_is_due = True  # at the next step
+        else:
+            self.reason = decision.reason
+            raise _EvaluationLeftError
+
+    def evaluated(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """Return what `evaluate` finds; None where it was left because the attempt ends, for which `reason` is set.
+
+        It takes none of the training's random numbers: a run that makes up for an evaluation later has the same
+        weights.
+        """
+        self._agreement.begin_stretch()
+        self._evaluates = self._listens
+        try:
+            with _random_state_kept():
+                return evaluate()
+        except _EvaluationLeftError:
+            return None
+        finally:
+            self._evaluates = False
+            self._agreement.begin_stretch()
+
+    def close(self) -> None:
+        """Stop listening: from now on SIGTERM ends the ranks at once. Where it came just before, `reason` is set."""
+        decision = self._agreement.last()
+        if decision is not None and decision.request == "stop":
+            self.reason = decision.reason
+        else:
+            self._files.stop_listening(self._rank.local_rank)
+
+
+class _EvaluationLeftError(Exception):
+    """All ranks leave their evaluation, at the same batch."""
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Set the random numbers of Python, NumPy and PyTorch back to where they were before the block."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+class _Decision(NamedTuple):
+    """A request of a launcher that all ranks answer at one boundary."""
+
+    request: Request
+    reason: str
+
+
+class _Agreement:
+    """One rank's part in agreeing on a boundary. All ranks call the same methods in the same order."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self._rank = rank
+        self._files = RequestFiles(rank.scratch)
+        self._taken: set[Request] = set()
+        self._told: set[Request] = set()
+        self._stretch = -1
+        self.begin_stretch()
+
+    def begin_stretch(self) -> None:
+        """Count boundaries anew: from here on they are of another kind, and take another time."""
+        self._stretch += 1
+        self._words = 0
+        self._boundary = 0
+        self._cleared = 1
+        self._at_cleared: _Decision | None = None
+        self._word_at = time.monotonic()
+        self._word_boundary = 0
+
+    def boundary(self) -> _Decision | None:
+        """Pass a boundary, and return what is to be done there; None: go on."""
+        if self._rank.world_size == 1:
+            return self._taking(self._asked())
+        self._boundary += 1
+        if self._boundary > self._cleared:
+            self._read_word()
+        decision = self._at_cleared if self._boundary == self._cleared else None
+        if self._boundary == self._cleared and self._rank.is_first:
+            self._taking(decision)
+            self._say_word()
+        return self._taking(decision)
+
+    def last(self) -> _Decision | None:
+        """Pass the last boundary of all. Whoever asks to stop after it is too late."""
+        if not self._rank.is_first:
+            self._pass_on()
+        found = self._rank.once("shutdown/last", lambda: self._asked() if "stop" not in self._taken else None)
+        return _Decision(*found) if found else None
+
+    def _say_word(self) -> None:
+        now = time.monotonic()
+        seconds = (now - self._word_at) / max(1, self._boundary - self._word_boundary)
+        self._word_at, self._word_boundary = now, self._boundary
+        decision = self._asked()
+        ahead = 1 if decision else min(max(1, int(_AHEAD_SECONDS / max(seconds, 1e-6))), _AHEAD_BOUNDARIES)
+        self._next = (self._cleared + ahead, decision)
+        self._rank.store.set(self._key(self._words), json.dumps(self._next))
+        if self._words >= _WORDS_KEPT:
+            self._rank.store.delete_key(self._key(self._words - _WORDS_KEPT))
+
+    def _read_word(self) -> None:
+        if self._rank.is_first:
+            self._cleared, self._at_cleared = self._next
+        else:
+            self._pass_on()
+            cleared, decision = json.loads(self._rank.store.get(self._key(self._words)))
+            self._cleared, self._at_cleared = cleared, _Decision(*decision) if decision else None
+        self._words += 1
+
+    def _key(self, word: int) -> str:
+        return f"shutdown/{self._stretch}/{word}"
+
+    def _asked(self) -> _Decision | None:
+        """Return, on rank 0, what any node's launcher asks for and was not answered yet."""
+        for request in _REQUESTS:
+            if request in self._taken:
+                continue
+            reason = self._files.reason(request)
+            if reason is None and self._rank.nnodes > 1 and self._rank.store.check([f"shutdown/asked/{request}"]):
+                reason = self._rank.store.get(f"shutdown/asked/{request}").decode()
+            if reason is not None:
+                return _Decision(request, reason)
+        return None
+
+    def _pass_on(self) -> None:
+        """Tell rank 0, on another node's first rank, what the launcher of that node asks for."""
+        if self._rank.nnodes == 1 or not self._rank.is_first_on_node:
+            return
+        for request in _REQUESTS:
+            reason = self._files.reason(request)
+            if reason is not None and request not in self._told:
+                self._told.add(request)
+                self._rank.store.set(f"shutdown/asked/{request}", reason)
+
+    def _taking(self, decision: _Decision | None) -> _Decision | None:
+        if decision is not None:
+            self._taken.add(decision.request)
+        return decision

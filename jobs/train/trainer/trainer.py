@@ -1,0 +1,135 @@
+"""The Trainer class: that of transformers or of optimum-habana, for runs that may be ended and resumed at any moment.
+
+`trainer_class` extends either of them with the parts that its `Options` name, and with nothing else but what some
+releases need (`compat`). Where several parts act in one method, its lines are their order, and say why it is that one.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.train.trainer import compat
+from jobs.train.trainer.background_save import BackgroundSave
+from jobs.train.trainer.determinism import arrange_gradient_buckets
+from jobs.train.trainer.heartbeat import Heartbeats
+from jobs.train.trainer.resume import LossSinceLog, kept_settings
+
+if TYPE_CHECKING:
+    from torch.utils.data import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The parts that a Trainer has. Where one is left out, the Trainer does what its base does."""
+
+    sampler: "Callable[[Any], Sampler[int]] | None" = None
+    """Makes the sampler of the training data, given the Trainer."""
+    heartbeats: Heartbeats | None = None
+    """Is told of each batch and of each save. It is to be the first of the callbacks, too."""
+    background_save: BackgroundSave | None = None
+    """Writes model and optimizer while the training goes on."""
+    loss_since_log: LossSinceLog | None = None
+    """Keeps in each checkpoint the losses that were not logged yet."""
+    keeps_settings: bool = False
+    """The optimizer has the learning rate and the weight decay of this attempt, not those of the checkpoint."""
+    reseed: Callable[[int], Any] | None = None
+    """Seeds the random numbers, given the step, instead of taking their state from the checkpoint."""
+
+
+@functools.cache
+def trainer_class(base: type[Any]) -> type[Any]:
+    """Return the subclass of `base` that takes `options`, beside the arguments of `base`.
+
+    The base is known only at run time, for it depends on the accelerator.
+    """
+
+    class ResumableTrainer(base):  # type: ignore[misc]  # the class is chosen at run time
+        """A Trainer whose run may be ended at any step, and goes on as if it had not been."""
+
+        def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+            self._sampler = options.sampler
+            self._heartbeats = options.heartbeats
+            self._background_save = options.background_save
+            self._loss_since_log = options.loss_since_log
+            self._keeps_settings = options.keeps_settings
+            self._reseed = options.reseed
+            self._has_arranged_buckets = False
+            super().__init__(*args, **kwargs)
+
+        def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+            if self._sampler is None:
+                return super()._get_train_sampler(*args, **kwargs)
+            return self._sampler(self)
+
+        def create_optimizer(self) -> Any:
+            return compat.with_modes(super().create_optimizer())
+
+        def _load_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            if not self._keeps_settings:
+                return super()._load_optimizer_and_scheduler(*args, **kwargs)
+            with kept_settings(self):
+                return super()._load_optimizer_and_scheduler(*args, **kwargs)
+
+        def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
+            if self._reseed is not None:
+                return self._reseed(self.state.global_step)
+            with compat.arrays_allowed():
+                return super()._load_rng_state(*args, **kwargs)
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            # The heartbeat comes first: it says what this batch is, whatever takes long in it.
+            if self._heartbeats is not None:
+                self._heartbeats.batch("training", inputs)
+            # Before the first backward pass, which would arrange the buckets its own way.
+            if not self._has_arranged_buckets:
+                self._has_arranged_buckets = True
+                arrange_gradient_buckets(model)
+            loss = super().training_step(model, inputs, *args, **kwargs)
+            # The Trainer adds up what this returns: the first loss carries those that the checkpoint kept.
+            return loss if self._loss_since_log is None else self._loss_since_log.with_kept(self, loss)
+
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._heartbeats is not None:
+                self._heartbeats.batch("evaluating", inputs)
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+        def _maybe_log_save_evaluate(self, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
+            # Here, after the first step, and no earlier: before it the optimizer has no state to make room for.
+            if self._background_save is not None:
+                self._background_save.make_room(self)
+            # Before the Trainer logs, which sets the sum to zero, and saves, which needs it.
+            if self._loss_since_log is not None:
+                self._loss_since_log.note(tr_loss)
+            return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+            # The heartbeat comes first: the copy of the state may wait for the save before.
+            if self._heartbeats is not None:
+                self._heartbeats.saving()
+            if self._background_save is None:
+                return self._save_with_losses(*args, **kwargs)
+            # The losses are written within: their file is one of the checkpoint's, and meets the same full disk.
+            with self._background_save.copied_state(self):
+                return self._save_with_losses(*args, **kwargs)
+
+        def _save_with_losses(self, *args: Any, **kwargs: Any) -> Any:
+            saved = super()._save_checkpoint(*args, **kwargs)
+            if self._loss_since_log is not None:
+                self._loss_since_log.save(self)
+            return saved
+
+        def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+            if self._background_save is not None and self._background_save.has_copied:
+                Path(str(output_dir)).mkdir(parents=True, exist_ok=True)  # what follows writes into it
+            else:
+                super().save_model(output_dir, *args, **kwargs)
+
+        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+            if self._background_save is not None and self._background_save.has_copied:
+                self._background_save.save_scheduler(self, Path(output_dir))
+            else:
+                super()._save_optimizer_and_scheduler(output_dir)
+
+    return ResumableTrainer
