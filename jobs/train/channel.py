@@ -1,6 +1,8 @@
-"""What the launcher of a node and its ranks tell each other, through files in their scratch folder.
+"""The files in a node's scratch folder by which its launcher and its ranks talk.
 
-A rank writes heartbeats, which the launcher reads. The launcher asks for a save or a stop, which the ranks read.
+heartbeats/RANK    where a rank is; each rank writes its own, the launcher reads them
+requests/          what the launcher asks of the ranks (save, stop), and which ranks listen for it
+status.json        how far the training is, for the attempt's record; rank 0 writes it
 """
 
 import json
@@ -8,65 +10,67 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 STOPPED = "stopped"
-"""What the kernel says of a process that does nothing until somebody lets it go on."""
+"""The state of a process that does nothing until somebody lets it go on."""
 
-_FOLDER = "signs"
+_HEARTBEATS = "heartbeats"
 
 _LINE_BYTES = 256
-"""Of a file: each sign is written over the one before, in one write."""
+"""The size of a heartbeat file: each heartbeat is written over the one before, in one write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The last one that a rank gave."""
+    """A rank's word that it lives, and where it is."""
 
     rank: int
     node: int
     pid: int
     number: int
-    """Counts all signs of the rank: another number is another sign."""
+    """Counts all heartbeats of the rank, so another number is another heartbeat."""
     place: int
-    """Counts the places that all ranks of a job pass, so a smaller one is behind."""
+    """Counts the places that all ranks of a job pass, so a rank with a smaller one is behind."""
     step: int
-    """The last one that was finished; 0: none."""
+    """The last step that was finished; 0: none."""
     doing: str
-    """What began with this sign."""
+    """The activity that began with this heartbeat."""
     slow: bool = False
-    """Whether that may take as long as a start does."""
+    """True where that activity may take as long as a start does."""
     paced: bool = True
-    """Whether the next one is due in time. What comes before a training and after it takes as long as it takes."""
+    """True where the next heartbeat is due in time. What comes before a training and after it has no limit."""
 
 
 class HeartbeatFile:
-    """Of one rank, which writes it."""
+    """The file in which one rank leaves its newest heartbeat."""
 
     def __init__(self, scratch: Path, local_rank: int) -> None:
-        folder = scratch / _FOLDER
+        folder = scratch / _HEARTBEATS
         folder.mkdir(exist_ok=True)
         self._file = os.open(folder / str(local_rank), os.O_WRONLY | os.O_CREAT, 0o600)
 
-    def write(self, sign: Heartbeat) -> None:
-        os.pwrite(self._file, json.dumps(vars(sign)).encode().ljust(_LINE_BYTES), 0)
+    def write(self, heartbeat: Heartbeat) -> None:
+        os.pwrite(self._file, json.dumps(vars(heartbeat)).encode().ljust(_LINE_BYTES), 0)
 
 
 def read_heartbeats(scratch: Path) -> dict[int, Heartbeat]:
-    """Of this node's ranks that have given any, by their number among all ranks."""
-    signs = {}
-    for path in (scratch / _FOLDER).glob("*"):
+    """Return the newest heartbeat of each of this node's ranks, by the rank's number in the job."""
+    heartbeats = {}
+    for path in (scratch / _HEARTBEATS).glob("*"):
         try:
-            sign = Heartbeat(**json.loads(path.read_bytes()))
+            heartbeat = Heartbeat(**json.loads(path.read_bytes()))
         except (ValueError, TypeError, OSError):  # it is being written: the next look finds it
             continue
-        signs[sign.rank] = sign
-    return signs
+        heartbeats[heartbeat.rank] = heartbeat
+    return heartbeats
 
 
-def process_states(signs: Mapping[int, Heartbeat]) -> dict[int, str]:
-    """What the kernel says of their processes, where that explains a rank which gives no sign."""
-    return {rank: state for rank, sign in signs.items() if (state := _state(sign.pid))}
+def process_states(heartbeats: Mapping[int, Heartbeat]) -> dict[int, str]:
+    """Return the kernel's state of each rank's process, where that explains a rank which is silent."""
+    return {rank: state for rank, heartbeat in heartbeats.items() if (state := _state(heartbeat.pid))}
 
 
 def _state(pid: int) -> str:
@@ -81,10 +85,10 @@ Request = Literal["save", "stop"]
 
 
 class RequestFiles:
-    """What launcher and ranks of one node tell each other, in their scratch folder."""
+    """The launcher's requests to the ranks of its node, and which of those listen for them."""
 
     def __init__(self, scratch: Path) -> None:
-        self._folder = scratch / "endings"
+        self._folder = scratch / "requests"
         self._folder.mkdir(exist_ok=True)
 
     def listen(self, local_rank: int) -> None:
@@ -94,18 +98,18 @@ class RequestFiles:
         (self._folder / f"listens-{local_rank}").unlink(missing_ok=True)
 
     def is_heard(self) -> bool:
-        """Whether a request would be answered: the first rank of the node is the one that looks for it."""
+        """Return True if a request would be answered: the first rank of the node is the one that looks for it."""
         return (self._folder / "listens-0").exists()
 
     def listeners(self) -> list[int]:
-        """Their process ids."""
+        """Return the process ids of the ranks that listen."""
         return [int(path.read_text()) for path in self._folder.glob("listens-*")]
 
     def ask(self, request: Request, reason: str) -> None:
         self._write(request, reason)
 
     def reason(self, request: Request) -> str | None:
-        """Of a request; None where there is none."""
+        """Return the reason that the launcher gave with a request; None where it has made none."""
         try:
             return (self._folder / request).read_text()
         except FileNotFoundError:
@@ -115,3 +119,22 @@ class RequestFiles:
         part = self._folder / f".{name}"
         part.write_text(content)
         part.replace(self._folder / name)
+
+
+class RankStatus(BaseModel):
+    """How far the training is: rank 0 writes it, the launcher copies it into the attempt's record."""
+
+    resumed_from_step: int = 0
+    last_step: int = 0
+    changed: dict[str, tuple[Any, Any]] = {}
+    result: dict[str, Any] = {}
+
+    def write(self, scratch: Path) -> None:
+        part = scratch / "status.part"
+        part.write_text(self.model_dump_json())
+        part.replace(scratch / "status.json")
+
+    @classmethod
+    def read(cls, scratch: Path) -> "RankStatus":
+        path = scratch / "status.json"
+        return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()

@@ -68,7 +68,7 @@ class Rank:
     run: S3Location
     scratch: Path
     allows_changes: bool = False
-    """Whether a checkpoint that was made with other arguments may be resumed."""
+    """True where a checkpoint that was made with other arguments may be resumed."""
 
     @property
     def is_first(self) -> bool:
@@ -80,7 +80,7 @@ class Rank:
 
     @classmethod
     def from_environment(cls) -> "Rank":
-        """From what torchrun and the launcher set. Raises ConfigurationError where they did not."""
+        """Read what torchrun and the launcher have set. Raises ConfigurationError where they have not."""
         try:
             return cls(
                 rank=int(os.environ["RANK"]),
@@ -105,7 +105,7 @@ class Rank:
         return self.connect_store()
 
     def connect_store(self) -> "Store":
-        """A connection of one's own: a thread that waits on one would block the others that share it."""
+        """Return a connection of one's own: a thread that waits on one would block the others that share it."""
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
 
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -113,7 +113,7 @@ class Rank:
         return PrefixStore("trainyard", store)
 
     def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
-        """`work()` done by one rank of each node; all get its value (which must pass through JSON).
+        """Have one rank of each node do `work()`; all get its value (which must pass through JSON).
 
         A rank that fails in it ends its process; the launcher then stops those that wait.
         """
@@ -123,14 +123,14 @@ class Rank:
         return json.loads(self.store.get(key))
 
     def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """`work()` done by rank 0 of all; all get its value (which must pass through JSON)."""
+        """Have rank 0 of all do `work()`; all get its value (which must pass through JSON)."""
         if self.is_first:
             self.store.set(name, json.dumps(work()))
         return json.loads(self.store.get(name))
 
 
 def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
-    """What the module of an entrypoint does when it is run: parse the flags, become a rank, call `main`, exit."""
+    """Run an entrypoint's module as a rank: parse the flags, become a rank, call `main`, exit."""
     parsed = parse_flags(arguments, sys.argv[1:], program=f"python -m {main.__module__}")
     _die_with_the_launcher()
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # its last lines are those of one stream
@@ -140,11 +140,11 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     code = 0
     try:
         rank = Rank.from_environment()
-        _give_first_sign(rank)
+        _give_first_heartbeat(rank)
         main(rank, parsed)
-    except ResumeLaterError as ending:
+    except ResumeLaterError as interruption:
         code = INTERRUPTED_EXIT_CODE
-        _tell_the_launcher(str(ending))
+        _tell_the_launcher(str(interruption))
     except (TrainyardError, ValidationError) as error:
         code = 1
         # The launcher prints it, once for all ranks that met it.
@@ -162,7 +162,7 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
 
 
 def one_line(error: Exception) -> str:
-    """An error as the one line a log shows: what is wrong, where, and what next."""
+    """Write an error as the one line that a log shows: what is wrong, where, and what next."""
     if isinstance(error, ValidationError):
         return "; ".join(
             f"{'.'.join(str(part) for part in item['loc']) or error.title}: {item['msg'].removeprefix('Value error, ')}"
@@ -171,27 +171,26 @@ def one_line(error: Exception) -> str:
     return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")
 
 
-def _give_first_sign(rank: Rank) -> None:
-    """From now on the launcher sees it if this process is stopped; a training gives further ones
-    (jobs.train.trainer.heartbeat).
+def _give_first_heartbeat(rank: Rank) -> None:
+    """Let the launcher see from now on if this process is stopped; a training gives further heartbeats.
 
     No thread gives any: a process that forks should have none.
     """
-    sign = Heartbeat(
+    first = Heartbeat(
         rank=rank.rank, node=rank.node, pid=os.getpid(), number=0, place=0, step=0, doing="working", paced=False
     )
-    HeartbeatFile(rank.scratch, rank.local_rank).write(sign)
+    HeartbeatFile(rank.scratch, rank.local_rank).write(first)
 
 
 def _die_with_the_launcher() -> None:
-    """The kernel kills this process when the launcher ends, however that ends: kill -9 of it leaves no rank behind."""
+    """Have the kernel kill this process when the launcher ends, however that ends: kill -9 of it leaves no rank."""
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
     if launcher:
         die_with_parent(int(launcher))
 
 
 def die_with_parent(pid: int) -> None:
-    """The kernel kills this process when its parent, which is `pid`, ends."""
+    """Have the kernel kill this process when its parent, which is `pid`, ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != pid:  # it ended before the kernel was told
@@ -206,7 +205,7 @@ def fail_now(message: str) -> None:
 
 
 def _tell_the_launcher(message: str, *, explained: bool = False) -> None:
-    """Torchrun's error file: from it the launcher takes which rank failed first, and why."""
+    """Write torchrun's error file, from which the launcher takes which rank failed first, and why."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
         print(f"error: {message}", flush=True)

@@ -60,7 +60,13 @@ ANOTHER_MOMENT = 0.5
 """How likely a run that was interrupted is interrupted once more."""
 HANGS_SECONDS = 300
 
-LAUNCHER = "import sys; from jobs.train import endings, launch; endings.POLL_SECONDS = {}; sys.exit(launch.main())"
+LAUNCHER = """
+import sys
+from jobs.train import launch
+from jobs.train.launcher import shutdown
+shutdown.POLL_SECONDS = {}
+sys.exit(launch.main())
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.train.launcher.endings import NOTICE_SECONDS
+from jobs.train.launcher.shutdown import NOTICE_SECONDS
 
 DAY_SECONDS = 86_400.0
 

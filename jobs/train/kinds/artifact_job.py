@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.runs import METRICS, Progress
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 
 if TYPE_CHECKING:

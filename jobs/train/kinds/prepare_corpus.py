@@ -26,7 +26,7 @@ from jobs.train.data.artifacts import Builder
 from jobs.train.data.corpus_documents import Input, Read, split
 from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
 from jobs.train.data.tables import BEGINNING, At, Broken
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 

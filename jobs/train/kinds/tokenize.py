@@ -24,7 +24,7 @@ from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import load
 from jobs.train.data.packed_tokens import Index, PackedFile
 from jobs.train.data.vocabulary import SPECIAL
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds import train_tokenizer
 from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run

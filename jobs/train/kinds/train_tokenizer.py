@@ -20,7 +20,7 @@ from jobs.train.data import corpus_files
 from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.data.encoders import HuggingFace
 from jobs.train.data.vocabulary import SPECIAL, learn
-from jobs.train.hub_push import push_artifact
+from jobs.train.hub import push_artifact
 from jobs.train.kinds.artifact_job import JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 

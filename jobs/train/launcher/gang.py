@@ -8,38 +8,54 @@ all save, leave with 75, and meet again in their next attempts.
 
 import contextlib
 import logging
+import os
+import random
 import secrets
+import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
+from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
+from jobs.aws import s3 as object_store
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.queues import Capacity
-from jobs.train.launcher.gang_address import hold_port
+from jobs.train.batch_job import job_id
+from jobs.train.launcher import shutdown
 from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member, View
+from jobs.train.launcher.instance import InstanceMetadata
 from jobs.train.launcher.outcome import End, retried
-from jobs.train.launcher.request import Gang, Node
+from jobs.train.launcher.request import Gang, Launch, Node
 from jobs.train.rank import one_line
 
 log = logging.getLogger("trainyard")
 
 BEAT_SECONDS = 5.0
-"""Between two signs of life while it waits."""
+"""The time between two heartbeats of a node that waits."""
+
+LOOK_SECONDS = 15.0
+"""The time between two looks of the main node for latecomers, each a heartbeat of its own."""
+
+_LAST_LOOK_SECONDS = 5.0
 
 _SAY_SECONDS = 60.0
-"""Between two lines that say for whom it waits."""
+"""The time between two lines that say for whom a node waits."""
 
 _WORD_SECONDS = 1.0
-"""Between two looks for the main node's word."""
+"""The time between two looks for the main node's word."""
 
 _SILENT_SECONDS = 45.0
-"""Without a sign of life from the main node, after which its word is not waited for any more."""
+"""The time without a heartbeat from the main node after which its word is not waited for any more."""
+
+_PORTS = range(20_000, 30_000)
+"""Ports below those that Linux gives to outgoing connections, which come and go."""
 
 
 class GangMember:
-    """This attempt of one node, from before it meets the others to its end: a context manager."""
+    """One node of a gang in this attempt, from before it meets the others to its end: a context manager."""
 
     def __init__(
         self,
@@ -51,12 +67,12 @@ class GangMember:
         beat_seconds: float = BEAT_SECONDS,
     ) -> None:
         self.meeting: Meeting | None = None
-        """The one that it has come to."""
+        """The meeting that it has come to; None: it still waits."""
         self.gang = gang
         self._ended: Ended | None = None
         self._folder = folder
         self._beat_seconds = beat_seconds
-        self._port = hold_port()
+        self._port = _hold_port()
         self._member = Member(
             index=gang.index,
             nonce=secrets.token_hex(8),
@@ -66,11 +82,21 @@ class GangMember:
             is_last=gang.is_last,
         )
 
+    @classmethod
+    def of(cls, launch: Launch, gang: Gang) -> Self:
+        """Return this node as a member of its gang, reached by the others at an address that they share."""
+        with shutdown.signals_held_back():
+            import torch.distributed  # noqa: F401 - it takes long, and who has met the others is not to be waited for
+        s3 = object_store.connect()
+        metadata = InstanceMetadata.of(os.environ, on_instance=launch.on_instance)
+        folder = GangFolder(s3, launch.run, job_id())
+        return cls(gang, folder, own_address(metadata, s3.meta.endpoint_url), capacity=launch.capacity)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        """A failure of its own would be the same in each attempt: it ends the run for all."""
+        """Leave. A failure of its own would be the same in each attempt, so it ends the run for all."""
         if isinstance(error, Exception):
             self.failed(one_line(error))
         self._port.close()
@@ -78,11 +104,11 @@ class GangMember:
 
     @property
     def waited_seconds(self) -> float:
-        """Before the meeting, of all its nodes."""
+        """The time that all its nodes waited before the meeting, added up."""
         return self.meeting.waited_seconds if self.meeting is not None else 0.0
 
     def meet(self) -> Meeting | End:
-        """Waits for the others: with whom it trains, or how the attempt ends without."""
+        """Wait for the others. Returns those with whom it trains, or how the attempt ends without."""
         gang = self.gang
         log.info(
             "gang: this is node %s of %s, at %s; it waits for the others, %.0f s at most",
@@ -119,7 +145,7 @@ class GangMember:
             time.sleep(self._beat_seconds)
 
     def node(self, meeting: Meeting) -> Node:
-        """What this one is there."""
+        """Return what this node is among those of a meeting."""
         nnodes = len(meeting.members)
         if nnodes == 1:
             return Node(index=0, nnodes=1, main_address="localhost", port=0)
@@ -128,29 +154,33 @@ class GangMember:
         return Node(index=index, nnodes=nnodes, main_address=main.address, port=main.port)
 
     def look(self) -> View:
-        """A sign of life, and what the others have left."""
+        """Give a heartbeat, and return what the others have left."""
         return self._folder.look(self._member)
 
     def latecomers(self) -> list[int]:
-        """Of those that wait, the ones with which more could train than do now: of these, whom Batch starts again."""
+        """Return the nodes that wait, if more could train with them than do now.
+
+        Of those that train now only the ones count that Batch starts again.
+        """
         train = self.meeting.members if self.meeting is not None else []
         wait = sorted(self.look().waiting.keys() - {member.index for member in train})
         again = sum(not member.is_last for member in train)
         return wait if self.gang.most(again + len(wait)) > len(train) else []
 
     def is_over(self) -> bool:
-        """Whether somebody has ended the run since the meeting."""
+        """Return True if somebody has ended the run since the meeting."""
         with contextlib.suppress(TrainyardError):  # whoever cannot hear it is lost, which others find
             self._ended = self.look().ended
         return self._ended is not None
 
     def over(self) -> End | None:
-        """How the attempt ends where `is_over` has found that the run has."""
+        """Return how the attempt ends where `is_over` has found that the run has."""
         return _over(self._ended) if self._ended is not None else None
 
     def followed(self, end: End) -> End:
-        """How the attempt ends on a node that is not the main one: with that one's word, so that all are started again
-        or none is. `end` is how its own ranks ended.
+        """Return how the attempt ends on a node that is not the main one, whose own ranks ended with `end`.
+
+        It follows the main node's word, so that all are started again or none is.
         """
         if end.cause == "lost":  # the main node is, or this one, which then reaches nobody
             return self.over() or end
@@ -162,7 +192,7 @@ class GangMember:
         return retried(f"{word}: {end.reason}" if end.reason else word, end.cause)
 
     def end(self, code: int, reason: str | None) -> None:
-        """The main node's word. Raises TrainyardError where S3 does not take that the run is done."""
+        """Give the main node's word. Raises TrainyardError where S3 does not take that the run is done."""
         if code == INTERRUPTED_EXIT_CODE:
             return  # that it leaves says so
         try:
@@ -173,11 +203,11 @@ class GangMember:
             log.warning("warning: the other nodes do not hear of it: %s", error.args[0])
 
     def failed(self, reason: str) -> None:
-        """The word of a node which is not started again: the others need not come again either."""
+        """Give the word of a node that is not started again: the others need not come again either."""
         self.end(1, f"node {self.gang.index}: {reason}")
 
     def _word(self) -> Ended | str:
-        """The main node's on the run; else what became of that node."""
+        """Wait for the main node's word on the run. Returns it, or what became of that node."""
         while True:
             try:
                 view = self.look()
@@ -192,7 +222,7 @@ class GangMember:
             time.sleep(_WORD_SECONDS)
 
     def _proposal(self, view: View, *, is_late: bool) -> Meeting | None:
-        """Of all that may still come, or of as many as may train, once it is late."""
+        """Return a meeting of all that may still come or, once it is late, of as many as may train; None: not yet."""
         is_whole = len(view.waiting) == self.gang.size - len(view.without_return)
         count = self.gang.most(len(view.waiting)) if is_whole or is_late else 0
         if not count:
@@ -208,6 +238,83 @@ class GangMember:
         named = ", ".join(str(member.index) for member in meeting.members)
         log.info("gang: meeting %s, of the nodes %s of %s", meeting.number, named, self.gang.size)
         return meeting
+
+
+class Latecomers:
+    """The main node's watch over its gang while the ranks run: a context manager.
+
+    It gives the main node's heartbeats, and looks for nodes that come late. Without those heartbeats latecomers would
+    begin something of their own, and the other nodes would no longer wait for the main node's word on the run.
+    """
+
+    def __init__(
+        self, member: GangMember, ask_to_stop: Callable[[str], None], *, look_seconds: float = LOOK_SECONDS
+    ) -> None:
+        """`ask_to_stop` is called once, from a thread, with the reason."""
+        self._member = member
+        self._ask_to_stop = ask_to_stop
+        self._look_seconds = look_seconds
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="latecomers", daemon=True)
+
+    def __enter__(self) -> "Latecomers":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join(_LAST_LOOK_SECONDS)
+
+    def _watch(self) -> None:
+        is_asked = False
+        while not self._closed.wait(self._look_seconds):
+            reason = self._reason()
+            if reason is not None and not is_asked:
+                is_asked = True
+                self._ask_to_stop(reason)
+
+    def _reason(self) -> str | None:
+        try:
+            late = self._member.latecomers()
+        except TrainyardError as error:
+            # Those that have come late must take it for lost soon: it may not go on.
+            return f"the other nodes hear nothing of this one: {error.args[0]}"
+        if not late:
+            return None
+        named = ", ".join(f"node {index}" for index in late)
+        return f"{named} of {self._member.gang.size} came late, and the nodes meet again"
+
+
+def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:
+    """Return the address at which the other nodes reach this one.
+
+    It is what EC2 says of the instance; elsewhere the address from which this machine talks to S3.
+    """
+    said = metadata.local_ipv4() if metadata is not None else None
+    if said is not None:
+        return said
+    endpoint = urlsplit(s3_endpoint)
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    towards = socket.getaddrinfo(endpoint.hostname, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
+        talk.connect(towards)  # sends nothing: the kernel only picks the way
+        address: str = talk.getsockname()[0]
+        return address
+
+
+def _hold_port() -> socket.socket:
+    """Return a socket that holds a free port: nobody else gets it until the socket is closed."""
+    numbers = list(_PORTS)
+    random.shuffle(numbers)
+    for number in numbers:
+        held = socket.socket()
+        try:
+            held.bind(("", number))
+        except OSError:
+            held.close()
+        else:
+            return held
+    raise OSError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 def _named(indices: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the members of a gang leave for each other on S3, below `gang/JOB/` among the run's files.
+"""The folder on S3 through which the members of a gang meet: `gang/JOB/` among the run's files.
 
     member-I.json    one `Member`: rewritten while it waits, there for as long as its launcher lives, if that can end
                      it, and for longer where Batch does not start it again
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 FRESH_SECONDS = 30.0
-"""Without a sign of life, after which somebody no longer waits."""
+"""The time without a heartbeat after which somebody no longer waits."""
 
 LOST_SECONDS = 180.0
-"""Without a sign of life, after which one that waited is gone for good: one slow request to S3 takes less."""
+"""The time without a heartbeat after which one that waited is gone for good: one slow request to S3 takes less."""
 
 LEASE_SECONDS = object_store.PATIENCE_SECONDS + 300.0
-"""Without a sign of life from its main node, after which a meeting is over: until then that may only wait for S3."""
+"""The time without a heartbeat from its main node after which a meeting is over: until then that may only wait for
+S3."""
 
 _LEAVE_SECONDS = 5.0
 
@@ -45,18 +46,18 @@ class Member(BaseModel):
     """One attempt of one child of the array job."""
 
     index: int
-    """Of the child."""
+    """The number of the child."""
     nonce: str
-    """Unlike that of any other attempt."""
+    """Tells this attempt from any other."""
     address: str
     port: int
-    """Where the others reach it if it becomes the main node."""
+    """The port at which the others reach it if it becomes the main node."""
     capacity: Capacity | None = None
-    """What its instance is paid as, as far as anybody knows."""
+    """The capacity that its instance is paid as, as far as anybody knows."""
     since: datetime | None = None
     """When it came, by S3's clock; None: it has only just come."""
     is_last: bool = False
-    """Whether Batch does not start it again, unless the run goes on as another job."""
+    """True where Batch does not start it again, unless the run goes on as another job."""
     has_left: bool = False
 
 
@@ -67,11 +68,11 @@ class Meeting(BaseModel):
     """Counts from 1 within the job."""
     members: list[Member]
     waited_seconds: float = 0.0
-    """That its members had waited when it was made, added up."""
+    """The time that its members had waited when it was made, added up."""
 
     @property
     def capacity(self) -> Capacity | None:
-        """What all its instances are priced at: the dearer one where they differ, which keeps a budget."""
+        """The capacity that prices all its instances: the dearer one where they differ, which keeps a budget."""
         found = [member.capacity for member in self.members]
         return "on-demand" if "on-demand" in found else found[0]
 
@@ -80,7 +81,7 @@ class Meeting(BaseModel):
 
 
 class Ended(BaseModel):
-    """How the run ended: done, or by its own fault."""
+    """The end of the run: done, or failed by its own fault."""
 
     code: int
     reason: str | None
@@ -88,23 +89,23 @@ class Ended(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What one look found."""
+    """What a member found when it looked at the folder."""
 
     now: datetime
-    """By S3's clock."""
+    """The time by S3's clock."""
     waiting: dict[int, Member]
-    """By their index; those of the newest meeting wait no longer."""
+    """The members that wait, by their index; those of the newest meeting wait no longer."""
     meeting: Meeting | None
-    """The newest."""
+    """The newest meeting."""
     main_silent_seconds: float | None
-    """Since the last sign of life of its main node; None: that launcher has ended."""
+    """The time since the last heartbeat of the meeting's main node; None: that launcher has ended."""
     ended: Ended | None
     without_return: set[int]
     """Indices of those that have used up their attempts, as far as there is a sign of it."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether the meeting may still be training: nobody of it has come again, and its main node lives.
+        """True while the meeting may still be training: nobody of it has come again, and its main node lives.
 
         One of whose nodes has come again is over, for all are needed. So what the lease keeps apart is only a meeting
         and another one of quite other nodes.
@@ -115,7 +116,7 @@ class View:
 
 
 class GangFolder:
-    """As one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries."""
+    """The folder as one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class GangFolder:
         fresh_seconds: float = FRESH_SECONDS,
         lost_seconds: float = LOST_SECONDS,
     ) -> None:
-        """`job_id`: of the array job; a run that goes on as another job begins with an empty folder."""
+        """`job_id` is that of the array job; a run that goes on as another job begins with an empty folder."""
         self._fresh_seconds = fresh_seconds
         self._lost_seconds = lost_seconds
         self._s3 = s3
@@ -134,7 +135,7 @@ class GangFolder:
         self._seen: dict[str, tuple[str, bytes]] = {}
 
     def look(self, own: Member) -> View:
-        """Says that `own` lives, and finds who else does."""
+        """Give a heartbeat for `own`, and find who else lives."""
         self._write(_name(own), own)
         found = self._list()
         now = found[_name(own)].taken
@@ -171,7 +172,7 @@ class GangFolder:
         )
 
     def propose(self, meeting: Meeting) -> None:
-        """Whether it is this one or another of the same number, the next look finds."""
+        """Propose a meeting. The next look finds whether it is this one or another of the same number."""
         place = self._folder / f"meeting-{meeting.number}.json"
         object_store.create(self._s3, place, meeting.model_dump_json().encode())
 
@@ -179,7 +180,7 @@ class GangFolder:
         self._write(_ENDED, ended)
 
     def leave(self, member: Member) -> None:
-        """It lives no longer. Where S3 does not answer soon the others find out by themselves."""
+        """Say that the member lives no longer. Where S3 does not answer soon the others find out by themselves."""
 
         def leave() -> None:
             with contextlib.suppress(Exception):
@@ -196,7 +197,7 @@ class GangFolder:
         object_store.write(self._s3, self._folder / name, content.model_dump_json().encode())
 
     def _list(self) -> "dict[str, _Item]":
-        """One page, which holds a thousand: a job has fewer members and attempts."""
+        """List one page, which holds a thousand: a job has fewer members and attempts."""
         answer = object_store.patiently(
             f"list {self._folder}",
             lambda: self._s3.list_objects_v2(Bucket=self._folder.bucket, Prefix=f"{self._folder.key}/"),
@@ -207,7 +208,7 @@ class GangFolder:
         }
 
     def _content(self, name: str, etag: str) -> bytes | None:
-        """Read once: a sign of life rewrites what was there."""
+        """Return a file's content, read again only once a heartbeat has rewritten it."""
         if self._seen.get(name, ("", b""))[0] != etag:
             content = object_store.read(self._s3, self._folder / name)
             if content is None:
@@ -219,7 +220,7 @@ class GangFolder:
 class _Item(NamedTuple):
     etag: str
     taken: datetime
-    """When S3 took it."""
+    """The time at which S3 took it."""
 
 
 def _name(member: Member) -> str:

@@ -1,7 +1,7 @@
 """What the launchers of a job's nodes tell each other: that they live, how far their ranks are, and how they ended.
 
-Over a store that the main node's launcher keeps, the one in which the ranks meet too. AWS Batch itself watches only the
-main node: a child that is lost, or whose job has failed, it leaves to us.
+They talk over a store that the main node's launcher keeps, the one in which the ranks meet too. AWS Batch itself
+watches only the main node: a child that is lost, or whose job has failed, it leaves to us.
 """
 
 import contextlib
@@ -14,49 +14,54 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs.train.channel import Heartbeat, process_states
-from jobs.train.launcher.outcome import End
+from jobs.train.launcher import gang as gangs
+from jobs.train.launcher.gang import GangMember
+from jobs.train.launcher.outcome import End, retried
+from jobs.train.launcher.request import Node
+from jobs.train.launcher.shutdown import Interrupted
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
 
-    from jobs.train.launcher.request import Node
-
 BEAT_SECONDS = 1.0
+
+GANG_MEETING_SECONDS = 120.0
+"""The limit in place of start_timeout_seconds where the nodes have met already, on S3: they only begin."""
 
 _GOODBYE_SECONDS = 5.0
 
 _STORE_TIMEOUT = timedelta(hours=24)
-"""Of one request: whoever waits for too long is found by the missing beats, not by this."""
+"""The time limit of one request: whoever waits for too long is found by the missing heartbeats, not by this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The main node ends the attempt for all."""
+    """The main node's word that it ends the attempt for all."""
 
     reason: str
     ranks: tuple[int, ...] = ()
-    """Those that hang, which are asked where."""
+    """The ranks that hang, which are asked where."""
 
 
 class Nodes:
     """One launcher's view of the others. A thread beats and listens; what it heard lies in the attributes."""
 
-    def __init__(self, node: "Node", signs: Callable[[], Mapping[int, Heartbeat]]) -> None:
-        """`signs`: of this node's own ranks."""
+    def __init__(self, node: Node, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
+        """`heartbeats` returns those of this node's own ranks."""
         self.here: set[int] = {node.index}
-        """Nodes that have come."""
+        """The nodes that have come."""
         self.heard_at: dict[int, float] = {}
-        """When each other node beat last, by this node's clock; of a child only the main node's."""
-        self.signs: dict[int, Heartbeat] = {}
-        """Of the other nodes' ranks, as far as this node hears of them."""
+        """When each other node beat last, by this node's clock; a child hears the main node only."""
+        self.heartbeats: dict[int, Heartbeat] = {}
+        """The newest of the other nodes' ranks, as far as this node hears of them."""
         self.states: dict[int, str] = {}
-        """Of their processes, where there is something to say."""
+        """The states of those ranks' processes, where there is something to say."""
         self.ends: dict[int, End] = {}
-        """Of other nodes; on the main node."""
+        """How the attempt ended on the other nodes; known to the main node."""
         self.order: Order | None = None
-        """On a child: what the main node said."""
+        """The main node's word; known to a child."""
         self._node = node
-        self._own_signs = signs
+        self._own_heartbeats = heartbeats
         self._beats: dict[int, bytes] = {}
         self._outbox: dict[str, str] = {}
         self._wake = threading.Event()
@@ -66,7 +71,7 @@ class Nodes:
         self._thread = threading.Thread(target=self._exchange, name="nodes", daemon=True)
 
     def meet(self, timeout_seconds: float) -> list[int]:
-        """Waits for the others; gives the nodes that did not come in that time: of a child, it is the main one."""
+        """Wait for the others, a child for the main node only. Returns those that did not come in that time."""
         expected = set(range(self._node.nnodes)) if self._node.is_main else {0, self._node.index}
         deadline = time.monotonic() + timeout_seconds
         while expected - self.here and time.monotonic() < deadline:
@@ -76,14 +81,14 @@ class Nodes:
         return sorted(expected - self.here)
 
     def tell(self, end: End) -> None:
-        """How it ended on this node. A child's word is a report; the main node's is an order to end."""
+        """Tell how the attempt ended on this node. A child's word is a report; the main node's is an order to end."""
         if self._node.is_main:
             self.order_end(Order(reason=end.reason or ""))
         else:
             self._send(f"end/{self._node.index}", asdict(end))
 
     def order_end(self, order: Order) -> None:
-        """The main node's word to all children."""
+        """Give the main node's word to all children."""
         self._send("order", asdict(order))
 
     def __enter__(self) -> "Nodes":
@@ -91,7 +96,7 @@ class Nodes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Once what is to be told has been told, if anybody still takes it."""
+        """Leave once what is to be told has been told, if anybody still takes it."""
         self._closed.set()
         self._wake.set()
         self._thread.join(_GOODBYE_SECONDS)
@@ -138,11 +143,11 @@ class Nodes:
 
     def _beat(self, store: "Store") -> None:
         self._number += 1
-        signs = self._own_signs()
+        heartbeats = self._own_heartbeats()
         content = {
             "number": self._number,
-            "signs": [asdict(sign) for sign in signs.values()],
-            "states": list(process_states(signs).items()),
+            "heartbeats": [asdict(heartbeat) for heartbeat in heartbeats.values()],
+            "states": list(process_states(heartbeats).items()),
         }
         store.set(f"beat/{self._node.index}", json.dumps(content))
 
@@ -166,7 +171,35 @@ class Nodes:
         self.heard_at[index] = time.monotonic()
         if self._node.is_main:
             content = json.loads(beat)
-            signs = {sign["rank"]: Heartbeat(**sign) for sign in content["signs"]}
-            self.signs |= signs
+            heartbeats = {item["rank"]: Heartbeat(**item) for item in content["heartbeats"]}
+            self.heartbeats |= heartbeats
             states = dict(content["states"])
-            self.states |= {rank: states.get(rank, "") for rank in signs}
+            self.states |= {rank: states.get(rank, "") for rank in heartbeats}
+
+
+def wait_for_all(nodes: Nodes, gang: GangMember | None, *, start_timeout_seconds: float) -> End | None:
+    """Wait until all nodes have come. Returns how the attempt ends where they do not; the others are told."""
+    patience_seconds = start_timeout_seconds if gang is None else GANG_MEETING_SECONDS
+    try:
+        absent = _absent(nodes, gang, patience_seconds)
+    except Interrupted as interruption:
+        nodes.tell(retried(str(interruption), "ended"))
+        raise
+    if not absent:
+        return None
+    missing = ", ".join(f"node {index}" for index in absent)
+    over = gang.over() if gang is not None else None
+    end = over or retried(f"{missing} did not come within {patience_seconds:g} s", "lost")
+    nodes.tell(end)
+    return end
+
+
+def _absent(nodes: Nodes, gang: GangMember | None, patience_seconds: float) -> list[int]:
+    """Return the nodes that have not come in time. A gang's main node may end the run before it waits for them."""
+    if gang is None:
+        return nodes.meet(patience_seconds)
+    deadline = time.monotonic() + patience_seconds
+    while absent := nodes.meet(gangs.BEAT_SECONDS):
+        if time.monotonic() >= deadline or gang.is_over():
+            break
+    return absent

@@ -11,8 +11,8 @@ from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 RESUMES = "a next attempt resumes from the newest checkpoint"
 
 Cause = Literal["killed", "own", "peers", "hung", "lost", "ended", "done"]
-"""A signal killed a rank; one failed by a fault of its own; one lost the line to its peers; they hung; a node was lost;
-the launcher ended them; or they ended as they should, saved or finished."""
+"""What ended the ranks: a signal killed one; one failed by a fault of its own; one lost the line to its peers; they
+hung; a node was lost; the launcher ended them; or they ended as they should, saved or finished."""
 
 _PEERS_GONE = re.compile(
     r"connection (closed|reset) by peer|connection was likely closed|connection refused|broken pipe|socket closed"
@@ -27,26 +27,26 @@ class End:
     """How an attempt ended on one node, or for all."""
 
     code: int
-    """For Batch."""
+    """The exit code for Batch."""
     reason: str | None
     cause: Cause
     lines: tuple[str, ...] = ()
-    """What the ranks that are the cause wrote last, for the log; none where the reason says all."""
+    """The last lines of the ranks that are the cause, for the log; none where the reason says all."""
 
 
 class Failure(NamedTuple):
-    """Of a rank."""
+    """How a rank failed."""
 
     code: int
-    """Exit code; below 0: the signal that ended it."""
+    """The exit code; below 0: the signal that ended it."""
     time: int
     message: str
     is_explained: bool
-    """Whether the message says what is wrong and what next: it is the same from any rank that met it."""
+    """True where the message says what is wrong and what next: it is the same from any rank that met it."""
 
 
 def retried(reason: str, cause: Cause) -> End:
-    """Nobody's fault: Batch starts the job again."""
+    """Return the end of an attempt for which nobody is at fault: Batch starts the job again."""
     return End(code=INTERRUPTED_EXIT_CODE, reason=f"{reason}; {RESUMES}", cause=cause)
 
 
@@ -57,10 +57,10 @@ def outcome(
     last_lines: Callable[[list[int]], tuple[str, ...]],
     lacked_memory: bool | None,
 ) -> End:
-    """From the failed ranks of a node; `last_lines` of ranks, for the log.
+    """Return how the attempt ended on a node, from its failed ranks.
 
-    `lacked_memory`: whether the kernel killed something for want of it meanwhile; None: not known. A rank that was
-    killed though memory sufficed has done nothing wrong.
+    `last_lines` returns those of ranks, for the log. `lacked_memory` is True if the kernel killed something for want of
+    memory meanwhile, None if that is not known. A rank that was killed though memory sufficed has done nothing wrong.
 
     The rank that failed first decides; those that the launcher then stopped (SIGTERM) say nothing of the cause. One
     that a signal ended comes before all: its peers' errors, within the same second, are of a line that it cut.
@@ -88,5 +88,5 @@ def outcome(
 
 
 def of_node(index: int, end: End) -> End:
-    """The same as another node tells it: its reason names the node."""
+    """Return the end of another node as this one tells it: its reason names the node."""
     return end if f"of node {index}" in (end.reason or "") else replace(end, reason=f"node {index}: {end.reason}")

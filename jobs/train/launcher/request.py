@@ -25,10 +25,10 @@ from jobs.contract.runs import (
     START_TIMEOUT_SECONDS,
     S3Location,
 )
-from jobs.train import hub_push
+from jobs.train import hub
 from jobs.train.accelerator import AUTO
-from jobs.train.attempts import attempt_number, job_id
-from jobs.train.launcher.endings import DEFAULT_STOP_TIMEOUT_SECONDS
+from jobs.train.batch_job import attempt_number, job_id
+from jobs.train.launcher.shutdown import DEFAULT_STOP_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
                 next_step=f"set min_nnodes to {gang.size}, or deepspeed_zero_stage to 0",
             )
         launch = replace(launch, gang=gang)
-    hub_push.check(arguments, is_first_attempt=launch.attempt == 1)
+    hub.check(arguments, is_first_attempt=launch.attempt == 1)
     return launch
 
 

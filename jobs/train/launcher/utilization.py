@@ -2,7 +2,7 @@
 
     {"accelerator_utilization_percent": 87.5, "accelerator_memory_percent": 61.2, "accelerators": 8, "node": 0}
 
-Asked is the tool that comes with the accelerator's driver: nvidia-smi, or hl-smi, whose options are those of Habana's
+It asks the tool that comes with the accelerator's driver: nvidia-smi, or hl-smi, whose options are those of Habana's
 System Management Interface guide and were not tried on a Gaudi [?]. Where there is no tool, or it fails, nothing is
 logged and the job does not notice.
 """
@@ -27,13 +27,14 @@ _TOOLS = {
     "hpu": ["hl-smi", "-Q", "utilization.aip,memory.used,memory.total", "-f", "csv,noheader"],
     "cuda": ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader"],
 }
-"""Each prints a line for each accelerator: per cent, memory used, memory in all, with or without units."""
+"""The tool of each kind of accelerator: it prints a line for each, with per cent, memory used and memory in
+all, with or without units."""
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 class UtilizationLog:
-    """Logs from `with` to its end, in a thread of its own."""
+    """Logs how busy the accelerators are, in a thread of its own: a context manager."""
 
     def __init__(self, accelerator: str, *, node: int, interval_seconds: float = INTERVAL_SECONDS) -> None:
         command = _TOOLS.get(accelerator)
@@ -83,7 +84,7 @@ class UtilizationLog:
 
 
 def read(output: str, *, node: int) -> "dict[str, float | int]":
-    """The mean over the accelerators that a tool has listed. Raises ValueError on what is no such list."""
+    """Return the mean over the accelerators that a tool has listed. Raises ValueError on what is no such list."""
     cards = [[_number(part) for part in line.split(",")] for line in output.splitlines() if line.strip()]
     if not cards or any(len(card) != 3 or not card[2] for card in cards):
         raise ValueError("no accelerators are listed")

@@ -6,42 +6,51 @@ for the job's; a child only ends when it is told to, or when the main node itsel
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jobs.train.channel import process_states, read_heartbeats
-from jobs.train.launcher.hang import HangWatch
+from jobs.train.channel import STOPPED, Heartbeat, process_states, read_heartbeats
 from jobs.train.launcher.nodes import Nodes, Order
 from jobs.train.launcher.outcome import End, of_node, retried
 from jobs.train.launcher.request import Node
 
 log = logging.getLogger("trainyard")
 
+START_SECONDS = 900.0
+"""The limit for what is known to be slow (the start, a save, graphs that are compiled), unless the limit that was asked
+for is longer."""
+
 _LOOK_SECONDS = 1.0
 
 _TRACE_SECONDS = 1.0
-"""That ranks have to print where they are."""
+"""The time that ranks have to print where they are."""
 
 _KILL_AFTER_SECONDS = 4.0
-"""Between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for 30 s."""
+"""The time between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for
+30 s."""
 
 _REPORT_SECONDS = 40.0
-"""That the other nodes have to end their ranks and say how it went; torch gives a rank that ignores SIGTERM 30."""
+"""The time that the other nodes have to end their ranks and say how it went; torch gives a rank that ignores SIGTERM
+30 s."""
 
 _LEAVE_SECONDS = 10.0
 """The same where the cause is known: they only need to hear that it is over, and to kill a rank that hangs."""
 
 _SILENT_SECONDS = 10.0
-"""After which a node that says nothing is taken for lost, once ranks have failed or hang."""
+"""The time after which a node that says nothing is taken for lost, once ranks have failed or hang."""
+
+_NAMED = 8
+"""The number of ranks that a message names one by one."""
 
 
 class Watchdog:
-    """Of one launcher, while its ranks run: a context manager. `concluded` then says how the attempt ended."""
+    """One launcher's watch while its ranks run: a context manager. `concluded` then says how the attempt ended."""
 
     def __init__(
         self,
@@ -54,9 +63,9 @@ class Watchdog:
         last_lines: Callable[[Iterable[int]], tuple[str, ...]],
         end_ranks: Callable[[], None],
     ) -> None:
-        """`nodes`: None where there is one only. `last_lines` of ranks, if they are this node's, for the log.
+        """`nodes` is None where there is one only. `last_lines` returns those of ranks of this node, for the log.
 
-        `end_ranks` makes the main thread end them, saved or not.
+        `end_ranks` makes the main thread end the ranks, saved or not.
         """
         self._scratch = scratch
         self._node = node
@@ -79,7 +88,7 @@ class Watchdog:
             self._closed.set()
 
     def concluded(self, end: End) -> End:
-        """How the attempt ended: `end` is how this node's ranks did. Tells the other nodes."""
+        """Return how the attempt ended, where this node's ranks ended with `end`, and tell the other nodes."""
         if self._verdict is not None and end.cause == "ended":
             end = self._verdict
         if self._nodes is None:
@@ -107,15 +116,15 @@ class Watchdog:
                 return
             self._end_ranks()
         if not self._closed.wait(_KILL_AFTER_SECONDS):
-            for sign in read_heartbeats(self._scratch).values():
+            for heartbeat in read_heartbeats(self._scratch).values():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(sign.pid, signal.SIGKILL)
+                    os.kill(heartbeat.pid, signal.SIGKILL)
 
     def _judge(self) -> tuple[End | None, Order]:
-        """How the attempt is to end now, and what the other nodes are told; None: it goes on."""
+        """Return how the attempt is to end now, and what the other nodes are told; None: it goes on."""
         now = time.monotonic()
-        signs = read_heartbeats(self._scratch)
-        states = process_states(signs)
+        heartbeats = read_heartbeats(self._scratch)
+        states = process_states(heartbeats)
         if self._nodes is not None:
             order = self._nodes.order
             if order is not None:
@@ -129,17 +138,17 @@ class Watchdog:
                 return retried(silent, "lost"), Order(reason=silent)
             if not self._node.is_main:
                 return None, Order(reason="")
-            signs, states = signs | self._nodes.signs, states | self._nodes.states
-        hang = self._hangs.look(now, signs, states)
+            heartbeats, states = heartbeats | self._nodes.heartbeats, states | self._nodes.states
+        hang = self._hangs.look(now, heartbeats, states)
         if hang is None:
             return None, Order(reason="")
-        # Where steps are longer than beats, the ranks of a node that is gone gave their last sign before its last beat.
+        # Where steps take longer than a node's beat, the ranks of a node that is gone gave theirs before its last one.
         if self._nodes is not None and (silent := self._silent(self._nodes, now, _SILENT_SECONDS)):
             return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
 
     def _silent(self, nodes: Nodes, now: float, seconds: float) -> str:
-        """Of nodes that have come, and neither beat nor said how they ended; empty: there is none."""
+        """Name the nodes that have come, and since then neither beat nor said how they ended; empty: there is none."""
         lost = [
             f"node {index}"
             for index, heard_at in sorted(nodes.heard_at.items())
@@ -148,7 +157,7 @@ class Watchdog:
         return f"{', '.join(lost)} lost: no sign of life for {seconds:.0f} s" if lost else ""
 
     def _over_all_nodes(self, nodes: Nodes, own: End) -> End:
-        """The cause among the ends of all nodes: where one rank fails, others do, on its node and elsewhere."""
+        """Return the cause among the ends of all nodes: where one rank fails, others do, on its node and elsewhere."""
         nodes.order_end(Order(reason=own.reason or ""))
         is_known = own.cause in ("killed", "hung", "lost", "ended")
         deadline = time.monotonic() + (_LEAVE_SECONDS if is_known else _REPORT_SECONDS)
@@ -172,10 +181,86 @@ class Watchdog:
         return retried(f"what connects the nodes broke: {own.reason}", "peers")
 
     def _ask_where(self, ranks: Iterable[int]) -> None:
-        """Those of this node that are named print where they are, if they can."""
-        named = [sign for rank, sign in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
-        for sign in named:
+        """Have the named ranks that are on this node print where they are, if they can."""
+        named = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
+        for heartbeat in named:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(sign.pid, signal.SIGUSR1)  # jobs.train.rank
+                os.kill(heartbeat.pid, signal.SIGUSR1)  # jobs.train.rank
         if named:
             time.sleep(_TRACE_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A hang that was found, for which the attempt has to end."""
+
+    reason: str
+    ranks: tuple[int, ...]
+    """The ranks that it names."""
+
+
+class HangWatch:
+    """Judges by the heartbeats of a job's ranks and a clock, nothing else, whether they hang and which is named.
+
+    In a training all ranks wait for the slowest in every step, so that one which hangs stops the heartbeats of all.
+    They hang when none of them has given a heartbeat for the limit; those are named that are behind the others or,
+    where all are at the same place, those whose process the kernel holds. Before a training and after it, and in jobs
+    that do not train, a rank may work or wait for others as long as it takes: there one hangs whose process is stopped.
+    """
+
+    def __init__(self, *, world_size: int, hang_timeout_seconds: float) -> None:
+        """Where `hang_timeout_seconds` is 0, nothing counts as hung."""
+        self._world_size = world_size
+        self._timeout_seconds = hang_timeout_seconds or math.inf
+        self._heartbeats: dict[int, Heartbeat] = {}
+        self._newest = -math.inf
+        self._stopped_at: dict[int, float] = {}
+
+    def look(self, now: float, heartbeats: Mapping[int, Heartbeat], states: Mapping[int, str]) -> Hang | None:
+        """Return the hang that is found; None where all goes on, or nobody has given a heartbeat yet.
+
+        `states` are those of the ranks' processes (jobs.train.channel).
+        """
+        if any(self._heartbeats.get(rank) != heartbeat for rank, heartbeat in heartbeats.items()):
+            self._newest = now
+        self._heartbeats |= heartbeats
+        return self._pace(now, states) or self._stop(now, states)
+
+    def _stop(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Find ranks whose processes are stopped, whatever they do."""
+        stopped = [rank for rank in sorted(self._heartbeats) if states.get(rank) == STOPPED]
+        self._stopped_at = {rank: self._stopped_at.get(rank, now) for rank in stopped}
+        named = [rank for rank, at in self._stopped_at.items() if now - at >= self._timeout_seconds]
+        if not named:
+            return None
+        shown = [_text(self._heartbeats[rank], STOPPED) for rank in named]
+        return Hang(reason=f"{_list(shown)}: no sign of life for {self._timeout_seconds:.0f} s", ranks=tuple(named))
+
+    def _pace(self, now: float, states: Mapping[int, str]) -> Hang | None:
+        """Find ranks that train and have finished nothing for too long."""
+        watched = {rank: heartbeat for rank, heartbeat in sorted(self._heartbeats.items()) if heartbeat.paced}
+        if not watched or any(heartbeat.place == 0 for heartbeat in self._heartbeats.values()):
+            return None  # those of one node may still prepare what they train on
+        slow = any(heartbeat.slow for heartbeat in watched.values())
+        limit = max(self._timeout_seconds, START_SECONDS) if slow else self._timeout_seconds
+        if now - self._newest < limit:
+            return None
+        furthest = max(heartbeat.place for heartbeat in self._heartbeats.values())
+        behind = {rank: heartbeat for rank, heartbeat in watched.items() if heartbeat.place < furthest} or watched
+        named = {rank: heartbeat for rank, heartbeat in behind.items() if states.get(rank)} or behind
+        absent = [rank for rank in range(self._world_size) if rank not in self._heartbeats]
+        shown = [f"rank {rank} gave no sign at all" for rank in absent]
+        if not shown:
+            shown = [_text(heartbeat, states.get(rank, "")) for rank, heartbeat in named.items()]
+        return Hang(reason=f"{_list(shown)}: no step for {limit:.0f} s", ranks=tuple(named))
+
+
+def _list(shown: list[str]) -> str:
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return f"{'; '.join(shown[:_NAMED])}{more}"
+
+
+def _text(heartbeat: Heartbeat, state: str) -> str:
+    held = f"{state}, " if state else ""
+    step = f" after step {heartbeat.step}" if heartbeat.place else ""
+    return f"rank {heartbeat.rank} of node {heartbeat.node} ({held}last seen {heartbeat.doing}{step})"

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.runs import METRICS, TENSORBOARD, Progress
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -19,7 +19,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.recipe import Recipe
 from jobs.contract.runs import MODEL, S3Location
-from jobs.train import hub_push
+from jobs.train import hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.trainer.background_save import BackgroundSave
@@ -277,7 +277,7 @@ class _Attempt:
         if rank.is_first:
             log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
             if self.recipe.push_to_hub is not None:
-                hub_push.push(folder, run=rank.run, repository=self.recipe.push_to_hub)
+                hub.push(folder, run=rank.run, repository=self.recipe.push_to_hub)
         # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
         rank.once("finished", lambda: True)
 
@@ -285,7 +285,7 @@ class _Attempt:
         assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
         self.task.save_beside(folder)
         if self.recipe.push_to_hub is not None:
-            hub_push.write_card(
+            hub.write_card(
                 folder,
                 run=self.rank.run,
                 recipe=self.recipe,

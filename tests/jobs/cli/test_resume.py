@@ -13,7 +13,7 @@ from jobs.client import batch
 from jobs.contract.budget import Budget
 from jobs.contract.runs import Attempt
 from jobs.contract.stage import DeployedStage
-from jobs.train.attempts import receipt
+from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import Run, RunCommand, environment_of, wait_for

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.contract.runs import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train import hub_card
+from jobs.train.hub import model_card
 from tests.support.train.hub_server import TOKEN, Hub
 from tests.support.train.launching import Run
 
@@ -114,7 +114,7 @@ def test_the_card_names_what_the_hub_has(tmp_path: Path, monkeypatch: pytest.Mon
     (snapshot / "config.json").write_text("{}")
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(COMMIT)
-    card = hub_card.model_card(
+    card = model_card(
         S3Location.parse("s3://runs/research/films-1/"), recipe, {"eval_accuracy": 0.91234567}, {"ranks": 8}
     )
     _, metadata, text = card.split("---\n", 2)

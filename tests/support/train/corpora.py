@@ -16,7 +16,7 @@ from jobs.contract.runs import S3Location
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.kinds.tokenize import Tokenize
 from jobs.kinds.train_tokenizer import TrainTokenizer
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.data.artifacts import OpenArtifact, open_artifact
 from jobs.train.data.corpus_files import documents
 from jobs.train.data.packed_tokens import Split

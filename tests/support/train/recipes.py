@@ -37,7 +37,7 @@ def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
 
 
 def longer_finetuning(s3: "S3Client", flags: Flags, folder: Path, key: str) -> Flags:
-    """120 steps of several accumulated batches each, with no checkpoint but those of endings and the last one.
+    """120 steps of several accumulated batches each, with no checkpoint but those of a shutdown and the last one.
 
     Its held-out examples go to `key`.
     """

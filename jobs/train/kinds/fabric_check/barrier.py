@@ -1,6 +1,6 @@
-"""Roll call: each rank says where it is, so that those who wait for too long can say for whom.
+"""A barrier before each step, at which those that wait for too long can say for whom they wait.
 
-It goes over the launcher's store, which works where what is checked does not.
+It uses the launcher's store, which works where what is checked does not.
 """
 
 import threading
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
 
 _SHOWN = 8
-"""Ranks that a message names one by one."""
+"""The number of ranks that a message names one by one."""
 
 
-class RollCall:
+class Barrier:
     """All ranks go through the same steps; one that takes too long ends the process of each rank that waits."""
 
     def __init__(self, rank: Rank, *, timeout_seconds: float) -> None:
@@ -26,12 +26,12 @@ class RollCall:
         self._timeout_seconds = timeout_seconds
         self._number = 0
         self._waiting: tuple[float, str, Sequence[int]] | None = None
-        self._thread = threading.Thread(target=self._watch, name="roll-call", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="barrier", daemon=True)
         self._thread.start()
 
     @contextmanager
     def step(self, name: str, peers: Sequence[int]) -> Iterator[None]:
-        """A block that ends only when all `peers` have come to it: a collective, a look into the store."""
+        """Run a block that ends only when all `peers` have come to it: a collective, a look into the store."""
         self._number += 1
         self._rank.store.set(f"{_key(self._rank.rank)}/step", name)
         self._rank.store.add(_key(self._rank.rank), 1)
@@ -42,7 +42,7 @@ class RollCall:
             self._waiting = None
 
     def all_here(self) -> None:
-        """Returns when every rank has come."""
+        """Return when every rank has come."""
         peers = range(self._rank.world_size)
         with self.step("the start", peers):
             for peer in peers:
@@ -81,10 +81,10 @@ class RollCall:
 
 
 def _key(rank: int) -> str:
-    return f"roll-call/{rank}"
+    return f"barrier/{rank}"
 
 
 def _last_seen(store: "Store", rank: int) -> tuple[int, str]:
-    """Number and name of the step where a rank is; 0 where it never came."""
+    """Return the number and the name of the step where a rank is; 0 where it never came."""
     number = store.add(_key(rank), 0)
     return number, store.get(f"{_key(rank)}/step").decode() if number else ""

@@ -9,19 +9,17 @@ found goes to rank 0 over the launcher's store, never over what is being checked
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs.contract.runs import Progress
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.accelerator import Accelerator, of_rank
-from jobs.train.attempts import RankStatus
-from jobs.train.kinds.fabric_check import values
-from jobs.train.kinds.fabric_check.barrier import RollCall
-from jobs.train.kinds.fabric_check.links import measure_links, repeat
-from jobs.train.kinds.fabric_check.report import Collective, FabricReport, Measurement, Phase, size
-from jobs.train.kinds.fabric_check.results import Found, collect, conclude
+from jobs.train.channel import RankStatus
+from jobs.train.kinds.fabric_check import probe, topology
+from jobs.train.kinds.fabric_check.barrier import Barrier
+from jobs.train.kinds.fabric_check.report import Collective, FabricReport, Found, Measurement, collect, conclude, size
+from jobs.train.kinds.fabric_check.topology import Group
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -32,39 +30,31 @@ log = logging.getLogger("trainyard")
 _COLLECTIVES: tuple[Collective, ...] = ("all-reduce", "broadcast", "all-gather")
 
 _BEHIND_OURS = timedelta(seconds=60)
-"""The backend's own timeout comes later than the roll call's, which can say who is missing."""
+"""The backend's own timeout comes later than the barrier's, which can say who is missing."""
 
 
 def check(arguments: FabricCheck, world_size: int) -> None:
-    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    """Check the arguments before any rank starts. Raises UsageError on what cannot work."""
     arguments.check(world_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Ranks that do a collective together."""
-
-    phase: Phase
-    name: str
-    ranks: Sequence[int]
-    handle: Any
-    """Of torch.distributed; None: all ranks."""
-
-
 def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
-    """All ranks call it. Raises TrainyardError where a result is wrong, or slower than the arguments accept."""
+    """Check and measure what connects the ranks; all of them call it.
+
+    Raises TrainyardError where a result is wrong, or slower than the arguments accept.
+    """
     import torch.distributed as dist
 
     accelerator = of_rank(os.environ)
-    roll_call = RollCall(rank, timeout_seconds=arguments.peer_timeout_seconds)
-    roll_call.all_here()
+    barrier = Barrier(rank, timeout_seconds=arguments.peer_timeout_seconds)
+    barrier.all_here()
     device = accelerator.device(rank.local_rank)
     everyone = range(rank.world_size)
-    with roll_call.step(f"connecting all ranks over {accelerator.backend}", everyone):
+    with barrier.step(f"connecting all ranks over {accelerator.backend}", everyone):
         dist.init_process_group(
             accelerator.backend, timeout=timedelta(seconds=arguments.peer_timeout_seconds) + _BEHIND_OURS
         )
-        groups = list(_groups(rank))
+        groups = list(topology.groups(rank))
         dtypes = _dtypes(accelerator)
     report = FabricReport(
         accelerator=accelerator.name,
@@ -75,48 +65,26 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
     )
     if rank.is_first:
         _describe(report)
-    bench = _Bench(rank, arguments, accelerator, roll_call, device=device, dtypes=dtypes, phases=len(groups))
+    bench = _Bench(rank, arguments, accelerator, barrier, device=device, dtypes=dtypes, phases=len(groups))
     for group in groups:
-        collect(rank, roll_call, report, group.phase, bench.measure(group))
+        collect(rank, barrier, report, group.phase, bench.measure(group))
     if rank.world_size > 2:
-        links, wrong = measure_links(
+        links, wrong = probe.probe_pairs(
             rank,
             accelerator,
-            roll_call,
+            barrier,
             device=device,
             message_bytes=arguments.largest_message_bytes,
             seconds=arguments.seconds_per_measurement,
         )
-        collect(rank, roll_call, report, "pairs", Found(links=links, wrong=wrong))
+        collect(rank, barrier, report, "pairs", Found(links=links, wrong=wrong))
     if rank.is_first:
         conclude(rank, arguments, report)
     rank.once("finished", lambda: True)
 
 
-def _groups(rank: Rank) -> Iterator[Group]:
-    """Those that this rank belongs to. All ranks make all of them, in the same order."""
-    import torch.distributed as dist
-
-    size_of_node, nnodes = rank.local_world_size, rank.nnodes
-    everyone = range(rank.world_size)
-    if nnodes == 1:
-        yield Group(phase="within nodes", name="node 0", ranks=everyone, handle=None)
-        return
-    if size_of_node == 1:
-        yield Group(phase="across nodes", name="all nodes", ranks=everyone, handle=None)
-        return
-    nodes = [range(node * size_of_node, (node + 1) * size_of_node) for node in range(nnodes)]
-    cards = [everyone[card::size_of_node] for card in range(size_of_node)]
-    handles = {ranks: dist.new_group(list(ranks)) for ranks in (*nodes, *cards)}
-    own_node, own_cards = nodes[rank.node], cards[rank.local_rank]
-    yield Group(phase="within nodes", name=f"node {rank.node}", ranks=own_node, handle=handles[own_node])
-    name = f"card {rank.local_rank} of every node"
-    yield Group(phase="across nodes", name=name, ranks=own_cards, handle=handles[own_cards])
-    yield Group(phase="all ranks", name="all ranks", ranks=everyone, handle=None)
-
-
 def _dtypes(accelerator: Accelerator) -> "list[torch.dtype]":
-    """In which values are checked: those that trainings send, where the backend has them."""
+    """Return the types in which values are checked: those that trainings send, where the backend has them."""
     import torch
     import torch.distributed as dist
 
@@ -129,14 +97,14 @@ def _dtypes(accelerator: Accelerator) -> "list[torch.dtype]":
 
 
 class _Bench:
-    """Collectives of growing messages in one group after the other."""
+    """Measures collectives of growing messages in one group after the other."""
 
     def __init__(
         self,
         rank: Rank,
         arguments: FabricCheck,
         accelerator: Accelerator,
-        roll_call: RollCall,
+        barrier: Barrier,
         *,
         device: "torch.device",
         dtypes: "Sequence[torch.dtype]",
@@ -145,7 +113,7 @@ class _Bench:
         self._rank = rank
         self._arguments = arguments
         self._accelerator = accelerator
-        self._roll_call = roll_call
+        self._barrier = barrier
         self._device = device
         self._dtypes = dtypes
         self._sizes = list(_message_sizes(arguments))
@@ -157,7 +125,7 @@ class _Bench:
         for message_bytes in self._sizes:
             for collective in _COLLECTIVES:
                 what = f"{collective} of {size(message_bytes)}, {group.name}"
-                with self._roll_call.step(what, group.ranks):
+                with self._barrier.step(what, group.ranks):
                     for dtype in self._dtypes:
                         count = _count(message_bytes, dtype.itemsize, group)
                         for fault in self._faults(collective, group, count, dtype):
@@ -177,23 +145,23 @@ class _Bench:
 
         members, me = group.ranks, self._rank.rank
         if collective == "all-reduce":
-            tensor = values.contribution(me, members, count, dtype).to(self._device)
+            tensor = probe.contribution(me, members, count, dtype).to(self._device)
             dist.all_reduce(tensor, group=group.handle)
-            faults = [values.wrong_sum(self._on_host(tensor), members)]
+            faults = [probe.wrong_sum(self._on_host(tensor), members)]
         elif collective == "broadcast":
             # Every rank sends once, the first one every size.
             senders = members if count == _count(self._sizes[0], dtype.itemsize, group) else members[:1]
             faults = []
             for sender in senders:
-                tensor = values.own_values(sender, count, dtype) if me == sender else torch.zeros(count, dtype=dtype)
+                tensor = probe.own_values(sender, count, dtype) if me == sender else torch.zeros(count, dtype=dtype)
                 tensor = tensor.to(self._device)
                 dist.broadcast(tensor, sender, group=group.handle)
-                faults.append(values.wrong_values(self._on_host(tensor), sender, members))
+                faults.append(probe.wrong_values(self._on_host(tensor), sender, members))
         else:
             whole = torch.zeros(count, dtype=dtype, device=self._device)
-            part = values.own_values(me, count // len(members), dtype).to(self._device)
+            part = probe.own_values(me, count // len(members), dtype).to(self._device)
             _all_gather(whole, part, group)
-            faults = [values.wrong_gathering(self._on_host(whole), members)]
+            faults = [probe.wrong_gathering(self._on_host(whole), members)]
         yield from (fault for fault in faults if fault)
 
     def _time(self, collective: Collective, group: Group, count: int) -> Measurement:
@@ -207,7 +175,7 @@ class _Bench:
             "broadcast": lambda: dist.broadcast(whole, group.ranks[0], group=group.handle),
             "all-gather": lambda: _all_gather(whole, part, group),
         }
-        seconds = repeat(
+        seconds = probe.repeat(
             operations[collective],
             self._rank,
             self._accelerator,
@@ -238,7 +206,7 @@ def _message_sizes(arguments: FabricCheck) -> Iterator[int]:
 
 
 def _count(message_bytes: int, bytes_each: int, group: Group) -> int:
-    """Values of a message, of which each rank has the same share."""
+    """Return the number of values of a message, of which each rank has the same share."""
     return -(-message_bytes // bytes_each // len(group.ranks)) * len(group.ranks)
 
 

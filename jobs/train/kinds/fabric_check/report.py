@@ -1,29 +1,41 @@
-"""What a fabric-check found, as fabric.json holds it, and as its log shows it.
+"""What the ranks of a fabric-check found: brought together on rank 0, logged, judged, and written to fabric.json.
 
 Bandwidths are defined as NVIDIA's nccl-tests define them (doc/PERFORMANCE.md there): a message is what one rank has in
 the end, the algorithm bandwidth is its bytes by the time, and the bus bandwidth is what each rank's connection carries
 for it, which may be compared between collectives and numbers of ranks, and with what the hardware can do.
 """
 
+import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError
+from jobs.contract.runs import FABRIC
+from jobs.kinds.fabric_check import FabricCheck
+from jobs.train.channel import RankStatus
+from jobs.train.kinds.fabric_check.barrier import Barrier
+from jobs.train.rank import Rank
+
+log = logging.getLogger("trainyard")
+
 Phase = Literal["within nodes", "across nodes", "all ranks"]
 
 Collective = Literal["all-reduce", "broadcast", "all-gather"]
 
 SLOW = 0.5
-"""Below this share of what the others reach, a node or a rank is called slow."""
+"""A node or a rank is called slow below this share of what the others reach."""
 
 JUDGED_BYTES = 1_000_000
 """Nobody is called slow by a smaller message, whose time is mostly latency."""
 
 
 class Measurement(BaseModel):
-    """One collective, message size and group of ranks."""
+    """The time of one collective, for one message size and one group of ranks."""
 
     phase: Phase
     group: str
@@ -31,7 +43,7 @@ class Measurement(BaseModel):
     collective: Collective
     message_bytes: int
     microseconds: float
-    """Of the slowest rank."""
+    """The time of the slowest rank."""
 
     @property
     def algorithm_gigabytes_per_second(self) -> float:
@@ -45,7 +57,7 @@ class Measurement(BaseModel):
 
 
 class Link(BaseModel):
-    """What two ranks sent each other at the same time; the bandwidth is that of one direction."""
+    """The bandwidth between two ranks that sent to each other at the same time: that of one direction."""
 
     ranks: tuple[int, int]
     nodes: tuple[int, int]
@@ -54,14 +66,14 @@ class Link(BaseModel):
 
 
 class FabricReport(BaseModel):
-    """All of it."""
+    """All that was found, as fabric.json holds it."""
 
     accelerator: str
     backend: str
     world_size: int
     nnodes: int
     dtypes: list[str]
-    """In which values were checked; times are float32's."""
+    """The types in which values were checked; times are float32's."""
     measurements: list[Measurement] = []
     links: list[Link] = []
     wrong: list[str] = []
@@ -70,13 +82,13 @@ class FabricReport(BaseModel):
     """Nodes and ranks that fall behind the others, and bandwidths below the minimum."""
 
     def largest(self, phase: Phase) -> list[Measurement]:
-        """All-reduce of the largest message in each group of a phase."""
+        """Return the all-reduce of the largest message in each group of a phase."""
         found = [item for item in self.measurements if item.phase == phase and item.collective == "all-reduce"]
         size = max((item.message_bytes for item in found), default=0)
         return [item for item in found if item.message_bytes == size]
 
     def summary(self) -> dict[str, Any]:
-        """What the receipt holds: the slowest group's all-reduce of each phase."""
+        """Return what the receipt holds: the slowest group's all-reduce of each phase."""
         values: dict[str, Any] = {"wrong_results": len(self.wrong)}
         for phase in dict.fromkeys(item.phase for item in self.measurements):
             found = [item for item in self.measurements if item.phase == phase and item.collective == "all-reduce"]
@@ -89,8 +101,100 @@ class FabricReport(BaseModel):
         return values
 
 
+class Found(BaseModel):
+    """What one rank found in one phase, on its way to rank 0."""
+
+    measurements: list[Measurement] = []
+    links: list[Link] = []
+    wrong: list[str] = []
+
+
+def collect(rank: Rank, barrier: Barrier, report: FabricReport, phase: str, found: Found) -> None:
+    """Add to rank 0's report what all ranks found in a phase, and log it."""
+    rank.store.set(f"fabric/found/{phase}/{rank.rank}", found.model_dump_json())
+    with barrier.step(f"the results of {phase}", range(rank.world_size)):
+        if not rank.is_first:
+            return
+        everyones = [
+            Found.model_validate_json(rank.store.get(f"fabric/found/{phase}/{peer}")) for peer in range(rank.world_size)
+        ]
+    slowest: dict[tuple[str, str, int], Measurement] = {}
+    for item in (item for one in everyones for item in one.measurements):
+        key = item.group, item.collective, item.message_bytes
+        slowest[key] = max(slowest.get(key, item), item, key=lambda one: one.microseconds)
+    report.measurements.extend(slowest.values())
+    report.links.extend(link for one in everyones for link in one.links)
+    seen: dict[str, list[int]] = {}
+    for peer, one in enumerate(everyones):
+        for fault in one.wrong:
+            seen.setdefault(fault, []).append(peer)
+    report.wrong.extend(f"{fault}; seen by {_ranks(peers)}" for fault, peers in seen.items())
+    if slowest:
+        log.info("fabric: %s", phase)
+        for line in table(list(slowest.values())):
+            log.info("  %s", line)
+
+
+def _ranks(numbers: Sequence[int], *, shown: int = 8) -> str:
+    more = f" and {len(numbers) - shown} more" if len(numbers) > shown else ""
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:shown]))}{more}"
+
+
+def conclude(rank: Rank, arguments: FabricCheck, report: FabricReport) -> None:
+    """Write everything under the run, then judge it. Raises TrainyardError where it is wrong or too slow."""
+    too_slow = below_minimum(
+        report,
+        arguments.minimum_bus_gigabytes_per_second,
+        arguments.minimum_bus_gigabytes_per_second_across_nodes,
+    )
+    behind = laggards(report)
+    report.slow = [*too_slow, *behind]
+    _save(rank, report)
+    for line in behind:
+        log.warning("warning: fabric: %s", line)
+    for line in report.wrong:
+        log.error("fabric: wrong: %s", line)
+    if report.wrong:
+        more = f" (and {len(report.wrong) - 1} more, in {rank.run / FABRIC})" if len(report.wrong) > 1 else ""
+        raise TrainyardError(
+            f"a result was wrong: {report.wrong[0]}{more}",
+            next_step="run it again; if the same rank is named, take its card or its node out of use",
+        )
+    if too_slow:
+        suspects = f"; {'; '.join(behind)}" if behind else ""
+        raise TrainyardError(
+            f"{'; '.join(too_slow)}{suspects}", next_step=f"compare with other nodes' in {rank.run / FABRIC}"
+        )
+    log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in report.summary().items()))
+
+
+def _save(rank: Rank, report: FabricReport) -> None:
+    """Write the run's metrics, fabric.json, and the result that its receipt will have."""
+    from jobs.train.trainer.metrics import MetricsFiles
+
+    s3 = object_store.connect()
+    metrics = MetricsFiles(rank, s3, 0)
+    for phase in dict.fromkeys(item.phase for item in report.measurements):
+        for message in slowest_groups(item for item in report.measurements if item.phase == phase):
+            name = f"{message.collective.replace('-', '')}_{phase.replace(' ', '_')}"
+            measured = {
+                f"{name}_microseconds": message.microseconds,
+                f"{name}_bus_gigabytes_per_second": message.bus_gigabytes_per_second,
+                f"{name}_algorithm_gigabytes_per_second": message.algorithm_gigabytes_per_second,
+            }
+            metrics.write(message.message_bytes, measured)
+    metrics.close()
+    content = report.model_dump(mode="json")
+    for row, item in zip(content["measurements"], report.measurements, strict=True):
+        row["algorithm_gigabytes_per_second"] = item.algorithm_gigabytes_per_second
+        row["bus_gigabytes_per_second"] = item.bus_gigabytes_per_second
+    object_store.write(s3, rank.run / FABRIC, (json.dumps(content, indent=2) + "\n").encode())
+    last_step = RankStatus.read(rank.scratch).last_step
+    RankStatus(last_step=last_step, result=report.summary()).write(rank.scratch)
+
+
 def laggards(report: FabricReport) -> list[str]:
-    """Nodes and ranks that are slower than the others by far."""
+    """Name the nodes and ranks that are slower than the others by far."""
     largest = [item for item in report.largest("within nodes") if item.message_bytes >= JUDGED_BYTES]
     nodes = {item.group: item.bus_gigabytes_per_second for item in largest}
     return [
@@ -101,7 +205,7 @@ def laggards(report: FabricReport) -> list[str]:
 
 
 def below_minimum(report: FabricReport, minimum: float | None, minimum_across_nodes: float | None) -> list[str]:
-    """Bandwidths that the job's arguments do not accept."""
+    """Name the bandwidths that the job's arguments do not accept."""
     limits: list[tuple[Phase, float | None]] = [("within nodes", minimum), ("across nodes", minimum_across_nodes)]
     return [
         f"all-reduce of {size(item.message_bytes)}, {item.group}: {item.bus_gigabytes_per_second:.3g} GB/s of bus "
@@ -114,7 +218,7 @@ def below_minimum(report: FabricReport, minimum: float | None, minimum_across_no
 
 
 def table(measurements: Sequence[Measurement]) -> Iterable[str]:
-    """Lines for the log: of each collective and size the slowest group."""
+    """Return lines for the log, with the slowest group for each collective and size."""
     yield f"{'collective':<12}{'message':>10}{'time':>14}{'algorithm':>14}{'bus':>14}  slowest group"
     for slowest in slowest_groups(measurements):
         yield (
@@ -125,7 +229,7 @@ def table(measurements: Sequence[Measurement]) -> Iterable[str]:
 
 
 def slowest_groups(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """One for each collective and message size, in that order."""
+    """Return the slowest measurement of each collective and message size, in that order."""
     slowest: dict[tuple[str, int], Measurement] = {}
     for item in measurements:
         key = item.collective, item.message_bytes
@@ -135,7 +239,7 @@ def slowest_groups(measurements: Iterable[Measurement]) -> list[Measurement]:
 
 
 def size(count: int) -> str:
-    """64 B, 4 KiB, 1.5 MiB."""
+    """Write a number of bytes as 64 B, 4 KiB or 1.5 MiB."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.4g} {unit}"
@@ -143,7 +247,7 @@ def size(count: int) -> str:
 
 
 def _best_links(report: FabricReport, *, same_node: bool) -> dict[str, float]:
-    """The fastest connection of each rank: one slow connection is not a slow rank, a slow best one is.
+    """Return the fastest connection of each rank: one slow connection is not a slow rank, a slow best one is.
 
     A rank with one partner is left out, since nothing tells which of the two is slow.
     """

@@ -18,10 +18,10 @@ OBJECT_STORE_BYTES = 100_000_000
 """Workers exchange tensors over their backend, so Ray's store holds settings and results: near the least it takes."""
 
 _OTHER_ACTORS = 2
-"""CPUs, in Ray's accounts, for its own actors beside the workers; with none left they would wait for ever."""
+"""The CPUs that Ray's accounts keep for its own actors beside the workers; with none left they would wait for ever."""
 
 _SOCKET_PATH_BYTES = 40
-"""Of the folder: the path of a Unix socket has at most 107 bytes (unix(7)), of which Ray's part takes over 60."""
+"""The longest path of Ray's folder: that of a Unix socket has at most 107 bytes (unix(7)), and Ray adds over 60."""
 
 _START_SECONDS = 600
 """How long Ray waits for processes of its own to start, as on a machine that is busy."""
@@ -36,19 +36,19 @@ stays: it is the node's."""
 
 
 def worker_resources(accelerator: Accelerator) -> dict[str, float]:
-    """What a worker has, in Ray's words."""
+    """Return what a worker needs, in Ray's names for resources."""
     cards = {"hpu": {"HPU": 1.0}, "cuda": {"GPU": 1.0}, "cpu": {}}
     return {"CPU": 1.0, **cards[accelerator.name]}
 
 
 def error_file(scratch: Path, worker: int) -> Path:
-    """Why a worker failed, in one line, for the process that started Ray. One that was killed leaves none."""
+    """Return the file in which a worker says, in one line, why it failed. One that was killed leaves none."""
     return scratch / f"ray-error-{worker}"
 
 
 @contextlib.contextmanager
 def local_ray(accelerator: Accelerator, *, workers: int, scratch: Path) -> Iterator[None]:
-    """Ray for `workers` workers, each with a card of its own. Raises TrainyardError where it does not start."""
+    """Run a Ray for `workers` workers, each with a card of its own. Raises TrainyardError where it does not start."""
     with _environment(_settings(workers, scratch)):
         import ray
 
@@ -62,7 +62,7 @@ def local_ray(accelerator: Accelerator, *, workers: int, scratch: Path) -> Itera
 
 
 def _settings(workers: int, scratch: Path) -> dict[str, str | None]:
-    """Of the environment of Ray's processes; None: not to be there."""
+    """Return the settings that Ray's processes find in their environment; None: a variable that they must not find."""
     settings: dict[str, str | None] = {name: None for name in os.environ if name.startswith(_TORCHRUNS)}
     settings |= {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -97,7 +97,9 @@ def _settings(workers: int, scratch: Path) -> dict[str, str | None]:
 
 
 def _folder(scratch: Path) -> Path:
-    """Where Ray keeps its sockets and logs: in the scratch folder, with which it goes, if its path is short enough."""
+    """Make the folder for Ray's sockets and logs: in the scratch folder, with which it goes, if its path is short
+    enough.
+    """
     folder = scratch / "ray"
     if len(os.fsencode(folder)) <= _SOCKET_PATH_BYTES:
         folder.mkdir()
@@ -117,7 +119,7 @@ def _start(folder: Path, accelerator: Accelerator, workers: int) -> None:
 
 
 def _started(folder: Path, accelerator: Accelerator, workers: int) -> Exception | None:
-    """Why it is not, if so."""
+    """Start Ray once. Returns why it did not start; None: it did."""
     import ray
 
     try:
@@ -143,7 +145,7 @@ def _started(folder: Path, accelerator: Accelerator, workers: int) -> Exception 
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str | None]) -> Iterator[None]:
-    """What this process and all of Ray's find in their environment."""
+    """Set the environment of this process, which all of Ray's inherit, for the block."""
     before = {name: os.environ.get(name) for name in settings}
     _set(settings)
     try:

@@ -30,7 +30,7 @@ _UNUSED_CALLBACKS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 
 def check(arguments: FinetuneRay, world_size: int) -> None:
-    """Called by the launcher before anything starts. Raises TrainyardError on what cannot work."""
+    """Check the arguments before anything starts. Raises TrainyardError on what cannot work."""
     arguments.check(world_size)
     if world_size != 1:
         raise UsageError(f"Ray starts its workers itself; {world_size} ranks cannot", next_step="--nproc-per-node=1")
@@ -41,7 +41,10 @@ def check(arguments: FinetuneRay, world_size: int) -> None:
 
 
 def start_ray_and_train(rank: Rank, arguments: FinetuneRay) -> None:
-    """Until the workers have ended. Raises TrainyardError where they fail, ResumeLaterError where they were stopped."""
+    """Start Ray and train until the workers have ended.
+
+    Raises TrainyardError where they fail, ResumeLaterError where they were stopped.
+    """
     accelerator = of_rank(os.environ)
     workers = _workers(accelerator, arguments)
     arguments.batch_of_rank(workers)
@@ -55,14 +58,14 @@ def start_ray_and_train(rank: Rank, arguments: FinetuneRay) -> None:
 
 
 def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers: int) -> str | None:
-    """Why the workers have stopped before the end, if they did."""
+    """Train, and return why the workers have stopped before the end, if they did."""
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
     from jobs.train.kinds.finetune_ray.worker import CHECKPOINTS_FOLDER, train_loop
 
     class LeanTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
-        """Without processes of Ray's that have nothing to do here: each of them loads torch."""
+        """A TorchTrainer without processes of Ray's that have nothing to do here: each of them loads torch."""
 
         def _create_default_callbacks(self) -> list[Any]:
             callbacks: list[Any] = super()._create_default_callbacks()
@@ -96,13 +99,13 @@ def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers
 
 
 def reported(metrics: Mapping[str, Any], checkpoint: str) -> str:
-    """The last report of the workers, as Ray's own result has it."""
+    """Return the last report of the workers as a line, as Ray's own result has it."""
     values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     return f"last report with {checkpoint}: {values}"
 
 
 def failure(scratch: Path, error: Any) -> TrainyardError:
-    """Of Ray's error, the cause: a worker that was killed, for it broke its peers; else the one that failed first."""
+    """Return the cause of Ray's error: a worker that was killed, for it broke its peers; else the first that failed."""
     files = {worker: error_file(scratch, worker) for worker in sorted(getattr(error, "worker_failures", {}))}
     killed = [str(worker) for worker, file in files.items() if not file.exists()]
     if killed:
@@ -116,7 +119,10 @@ def failure(scratch: Path, error: Any) -> TrainyardError:
 
 
 def _workers(accelerator: Accelerator, arguments: FinetuneRay) -> int:
-    """As many as were asked for, else one a card; on a CPU one for each 24 cores, as the launcher starts ranks."""
+    """Return the number of workers: as asked for, else one a card; on a CPU one for each 24 cores.
+
+    The launcher starts ranks by the same rule.
+    """
     cards = accelerators.choose(accelerator.name, nproc_per_node=arguments.num_workers or 1).devices
     if arguments.num_workers is not None:
         return arguments.num_workers

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from jobs.contract.errors import TrainyardError
 from jobs.kinds.finetune_ray import FinetuneRay
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.kinds.finetune_classification import finetune
 from jobs.train.kinds.finetune_ray.cluster import error_file
 from jobs.train.rank import Rank, ResumeLaterError, one_line
@@ -26,18 +26,17 @@ from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.metrics import LOGGED
 
 CHECKPOINTS_FOLDER = "checkpoints"
-"""In the scratch folder: where the Trainer writes, which is Ray's storage, so that nothing is copied."""
+"""The folder in scratch where the Trainer writes, which is Ray's storage too, so that nothing is copied."""
 
 _CHECKPOINT = "checkpoint-"
-"""Before the step, in the names of the Trainer's folders."""
+"""The part before the step in the names of the Trainer's folders."""
 
 
 def train_loop(config: dict[str, Any]) -> str | None:
-    """Ray has made the process group and set what torchrun would set, so a worker is a rank like any other.
+    """Fine-tune as a rank does, and return why the training has stopped before its end, if it did.
 
-    The last report has the final metrics, those of the evaluation among them.
-
-    Says why the training has stopped before its end, if it did.
+    Ray has made the process group and set what torchrun would set, so a worker is a rank like any other. The last
+    report has the final metrics, those of the evaluation among them.
     """
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("trainyard").setLevel(logging.INFO)
@@ -48,14 +47,14 @@ def train_loop(config: dict[str, Any]) -> str | None:
     with _failure_told(rank):
         try:
             finetune(rank, arguments, observers=lambda uploads: [Reports(rank, uploads)])
-        except ResumeLaterError as ending:
-            return str(ending)
+        except ResumeLaterError as interruption:
+            return str(interruption)
         _report_result(rank)
     return None
 
 
 class Reports(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Reports each checkpoint, with the metrics of its step. Ray counts it once it is complete on S3."""
+    """Reports each checkpoint to Ray, with the metrics of its step. Ray counts it once it is complete on S3."""
 
     def __init__(self, rank: Rank, uploads: CheckpointUploads) -> None:
         self._rank = rank
@@ -87,7 +86,9 @@ class Reports(TrainerCallback):  # type: ignore[misc]  # transformers has no typ
 
 
 def _report_result(rank: Rank) -> None:
-    """What the run's receipt will have as its result, with the last checkpoint: Ray keeps no metrics without one."""
+    """Report to Ray what the run's receipt will have as its result, with the last checkpoint: Ray keeps no metrics
+    without one.
+    """
     status = RankStatus.read(rank.scratch)  # which the first rank has written, before any rank came here
     name = f"{_CHECKPOINT}{status.last_step}"
     folder = rank.scratch / CHECKPOINTS_FOLDER / name
@@ -101,7 +102,7 @@ def _report_result(rank: Rank) -> None:
 
 @contextlib.contextmanager
 def _failure_told(rank: Rank) -> Iterator[None]:
-    """What is raised in the block becomes one line for the driver, and an error that passes through pickle."""
+    """Turn what is raised in the block into one line for the driver, and into an error that passes through pickle."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - raised below, as something that can be pickled

@@ -18,7 +18,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.runs import NOTEBOOK, NOTEBOOK_SERVER, NotebookServer
 from jobs.kinds.notebook import Notebook
-from jobs.train.attempts import attempt_number, job_id
+from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
 from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
 from jobs.train.kinds.notebook.saved_folder import SavedFolder
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 ROUND_SECONDS = 10.0
-"""Between two looks at what has changed: so much work, at most, is lost with an instance that ends without a word."""
+"""The time between two looks at what has changed: the most work that is lost with an instance that ends unannounced."""
 
 
 class Interrupted(BaseException):
@@ -38,7 +38,7 @@ class Interrupted(BaseException):
 
 
 def check(arguments: Notebook, world_size: int) -> None:
-    """Called by the launcher before anything starts. Raises TrainyardError on what cannot work."""
+    """Check the arguments before anything starts. Raises TrainyardError on what cannot work."""
     arguments.check(world_size)
     if world_size != 1:
         raise UsageError(f"a notebook is one process, not {world_size}", next_step="--nproc-per-node=1")
@@ -46,7 +46,10 @@ def check(arguments: Notebook, world_size: int) -> None:
 
 
 def serve(rank: Rank, arguments: Notebook) -> None:
-    """Until it is shut down, nobody works in it any more, or SIGTERM. Raises TrainyardError where JupyterLab fails."""
+    """Run JupyterLab until it is shut down, nobody works in it any more, or SIGTERM arrives.
+
+    Raises TrainyardError where JupyterLab fails.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     s3 = object_store.connect()
     folder = rank.scratch / "notebook"
@@ -75,7 +78,7 @@ def serve(rank: Rank, arguments: Notebook) -> None:
 
 
 def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook) -> None:
-    """With what an earlier attempt has saved; without one, with what the arguments name."""
+    """Fill the folder with what an earlier attempt has saved; without one, with what the arguments name."""
     restored = saved.restore()
     if restored:
         log.info("notebook: restored %s files that an earlier attempt had saved", restored)
@@ -85,7 +88,7 @@ def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook)
 
 
 def _announce(s3: "S3Client", rank: Rank, lab: JupyterLab) -> None:
-    """Where `trainyard connect` looks; a team's runs are read by its own people only."""
+    """Write how it is reached to where `trainyard connect` looks; a team's runs are read by its own people only."""
     server = NotebookServer(job_id=job_id(), attempt=attempt_number(), port=lab.port, token=lab.token)
     object_store.write(s3, rank.run / NOTEBOOK_SERVER, server.model_dump_json(indent=2).encode())
     run_id = rank.run.key.strip("/").rpartition("/")[2]
@@ -93,7 +96,7 @@ def _announce(s3: "S3Client", rank: Rank, lab: JupyterLab) -> None:
 
 
 def _until_the_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedelta) -> int:
-    """JupyterLab's exit code; 0 where nobody works in it any more. Saves what changes meanwhile."""
+    """Save what changes until the end. Returns JupyterLab's exit code; 0 where nobody works in it any more."""
     worked_at = datetime.now(timezone.utc)
     while True:
         code = lab.wait(min(ROUND_SECONDS, idle_timeout.total_seconds() / 4))

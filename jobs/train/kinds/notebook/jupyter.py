@@ -35,7 +35,7 @@ AUTOSAVE_SECONDS = 30
 """How often the browser saves an open notebook; JupyterLab's own default is 120."""
 
 TENSORBOARD = "tensorboard"
-"""Path of TensorBoard below JupyterLab's address."""
+"""The path of TensorBoard below JupyterLab's address."""
 
 _RUN_MODULE = (
     sys.executable,
@@ -49,7 +49,7 @@ _TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTE
 
 
 def check_installed() -> None:
-    """Raises ConfigurationError where this image has no JupyterLab."""
+    """Check that this image has JupyterLab. Raises ConfigurationError where it has not."""
     missing = [name for name in ("jupyterlab", "jupyter_server_proxy") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -64,16 +64,16 @@ class JupyterLab:
     """One server process: there, and answering, inside the `with` block; its kernels end with it."""
 
     def __init__(self, root: Path, *, settings: Path, tensorboard_logdir: str) -> None:
-        """`root`: the folder it shows; `settings`: one that is not there yet, for its own files."""
+        """`root` is the folder that it shows; `settings` is one for its own files, which is not there yet."""
         self.token = secrets.token_urlsafe(32)
         self.port = 0
-        """On loopback, once it answers."""
+        """The port on loopback, once it answers."""
         self._root = root
         self._settings = settings
         _write_settings(settings, root=root, token=self.token, tensorboard_logdir=tensorboard_logdir)
 
     def __enter__(self) -> Self:
-        """Raises TrainyardError where it ends, or does not answer in time."""
+        """Start JupyterLab. Raises TrainyardError where it ends, or does not answer in time."""
         runtime, parent = self._settings / "runtime", os.getpid()
         self._process = subprocess.Popen(
             [*_RUN_MODULE, "jupyterlab"],
@@ -100,7 +100,7 @@ class JupyterLab:
         self._stop()
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code once it has ended; None where it still runs after so many seconds."""
+        """Return its exit code once it has ended; None where it still runs after so many seconds."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -114,7 +114,7 @@ class JupyterLab:
                 self._process.wait()
 
     def last_activity(self) -> datetime | None:
-        """When somebody last worked in it: ran a cell or a command. Now, while one runs; None where nobody has yet.
+        """Return when somebody last ran a cell or a command in it: now, while one runs; None where nobody has yet.
 
         An open browser tab is no work, though it asks for news all the time. Raises TrainyardError where JupyterLab
         does not answer.
@@ -126,7 +126,7 @@ class JupyterLab:
         return max(times, default=None)
 
     def _runs_commands(self) -> bool:
-        """Whether a terminal's shell has a child: a training may run for hours without a word and without a viewer."""
+        """Return True if a terminal's shell has a child: a training may run for hours unheard and without a viewer."""
         import psutil
 
         try:
@@ -145,7 +145,7 @@ class JupyterLab:
             time.sleep(_POLL_SECONDS)
 
     def _answers(self, runtime: Path) -> bool:
-        """Reads the port that it took from the file that it writes once it has it."""
+        """Return True if it answers at the port that it took, which it writes to a file once it has it."""
         found = list(runtime.glob("jpserver-*.json"))
         try:
             self.port = json.loads(found[0].read_text())["port"]
@@ -201,7 +201,7 @@ def _write_settings(settings: Path, *, root: Path, token: str, tensorboard_logdi
 
 
 def _is_on_a_terminal(pid: int) -> bool:
-    """Read from the kernel: psutil knows no terminal that is newer than its first look at them."""
+    """Return True if a process has a terminal, as the kernel says: psutil knows none newer than its first look."""
     # "pid (name) state parent group session terminal …", and a name may hold spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[4] != "0"
 
@@ -212,12 +212,12 @@ def _write_private(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _literally(text: str) -> str:
-    """For the proxy, which formats each word of a command."""
+    """Escape a text for the proxy, which formats each word of a command."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """That of kernels and terminals: the rank's own, without its place among its peers."""
+    """Return the environment of kernels and terminals: the rank's own, without its place among its peers."""
     return {name: value for name, value in environment.items() if not name.startswith(_TORCHRUN_VARIABLES)}
 
 

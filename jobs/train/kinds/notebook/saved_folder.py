@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
-"""Folders that are made anew: JupyterLab's own copies of notebooks, compiled modules."""
+"""Folders that are not saved, since they are made anew: JupyterLab's own copies of notebooks, compiled modules."""
 
 _State = tuple[int, int]
-"""Of a file: when it was changed, in nanoseconds, and its bytes."""
+"""The state of a file: when it was changed, in nanoseconds, and its size in bytes."""
 
 
 class SavedFolder:
-    """`folder` here, `place` on S3. Symbolic links are not followed: what they lead to stays where it is."""
+    """Keeps the files of `folder` at `place` on S3. Symbolic links are not followed: what they lead to is not saved."""
 
     def __init__(self, s3: "S3Client", folder: Path, place: S3Location) -> None:
         self._s3 = s3
@@ -31,14 +31,14 @@ class SavedFolder:
         self._saved: dict[str, _State] = {}
 
     def restore(self) -> int:
-        """Brings back what is saved; how many files that is. Raises TrainyardError where it cannot be read."""
+        """Bring back what is saved. Returns the number of files. Raises TrainyardError where one cannot be read."""
         names = list(object_store.sizes(self._s3, self._place))
         object_store.download_all(self._s3, self._place, names, self._folder)
         self._saved = dict(self._states())
         return len(names)
 
     def save(self) -> bool:
-        """Saves what has changed since the last time, and deletes what is gone; whether there was anything to do.
+        """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
 
         A file that changes meanwhile is saved again the next time. Raises TrainyardError where S3 does not take one;
         what it took counts as saved.

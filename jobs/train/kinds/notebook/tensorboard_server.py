@@ -22,7 +22,7 @@ log = logging.getLogger("trainyard")
 
 
 class SocketServer(ThreadedWSGIServer, TensorBoardServer):  # type: ignore[misc]  # tensorboard has no types
-    """What TensorBoard serves itself with in place of a TCP port."""
+    """The server that TensorBoard runs on, with a Unix socket in place of a TCP port."""
 
     daemon_threads = True
 
@@ -34,8 +34,9 @@ class SocketServer(ThreadedWSGIServer, TensorBoardServer):  # type: ignore[misc]
 
 
 def plugins() -> list[Any]:
-    """TensorBoard's own, and those of other packages that can be loaded: what a base image happens to hold, maybe for
-    another version, must not keep it from starting.
+    """Return TensorBoard's own plugins, and those of other packages that can be loaded.
+
+    What a base image happens to hold, maybe for another version, must not keep it from starting.
     """
     found = list(get_static_plugins())
     for entry_point in entry_points(group="tensorboard_plugins"):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs.train.kinds.fabric_check import values as fabric_values
-from jobs.train.kinds.fabric_check.links import rounds
+from jobs.train.kinds.fabric_check import probe
 from jobs.train.kinds.fabric_check.report import FabricReport, Link, Measurement, below_minimum, laggards
+from jobs.train.kinds.fabric_check.topology import rounds
 from tests.support.train.launching import Run
 
 QUICK = ("--smallest-message-bytes=64", "--largest-message-bytes=65536", "--growth=1024")
@@ -148,31 +148,31 @@ def test_a_sum_tells_whose_part_is_wrong(dtype: str, parts: tuple[int, ...], fau
     count = 3 * 133
     total = torch.zeros(count, dtype=getattr(torch, dtype))
     for rank in parts:
-        total += fabric_values.contribution(rank, MEMBERS, count, total.dtype)
-    assert fabric_values.wrong_sum(total, MEMBERS) == fault
+        total += probe.contribution(rank, MEMBERS, count, total.dtype)
+    assert probe.wrong_sum(total, MEMBERS) == fault
 
 
 def test_one_damaged_value_is_found_and_laid_to_a_rank() -> None:
     import torch
 
-    total = sum(fabric_values.contribution(rank, MEMBERS, 3 * 133, torch.float32) for rank in MEMBERS)
+    total = sum(probe.contribution(rank, MEMBERS, 3 * 133, torch.float32) for rank in MEMBERS)
     assert isinstance(total, torch.Tensor)
     total[6 * 3 + 1] += 1
-    assert fabric_values.wrong_sum(total, MEMBERS) == "rank 5's part is damaged (1 of 67 values)"
+    assert probe.wrong_sum(total, MEMBERS) == "rank 5's part is damaged (1 of 67 values)"
     total[6 * 3 + 1] -= 1
     total[3 * 3] += 1
-    assert fabric_values.wrong_sum(total, MEMBERS) == "what all ranks add up to is wrong (1 values)"
+    assert probe.wrong_sum(total, MEMBERS) == "what all ranks add up to is wrong (1 values)"
 
 
 def test_gathered_values_tell_whose_place_they_are_in() -> None:
     import torch
 
-    parts = [fabric_values.own_values(rank, 500, torch.bfloat16) for rank in MEMBERS]
-    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) is None
+    parts = [probe.own_values(rank, 500, torch.bfloat16) for rank in MEMBERS]
+    assert probe.wrong_gathering(torch.cat(parts), MEMBERS) is None
     parts[1] = parts[0]
-    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) == "in place of rank 5's values there are rank 4's"
+    assert probe.wrong_gathering(torch.cat(parts), MEMBERS) == "in place of rank 5's values there are rank 4's"
     parts[1] = torch.zeros_like(parts[0])
-    assert fabric_values.wrong_gathering(torch.cat(parts), MEMBERS) == "rank 5's values are damaged (500 of 500)"
+    assert probe.wrong_gathering(torch.cat(parts), MEMBERS) == "rank 5's values are damaged (500 of 500)"
 
 
 @pytest.mark.parametrize("players", [2, 5, 8])

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.contract.budget import SAVE_SECONDS
 from jobs.contract.instance_types import instance_type
-from tests.jobs.train.launcher.test_gang import JOB, child
+from tests.support.train.gangs import JOB, child
 from tests.support.train.launching import Launched, Run
 from tests.support.train.metadata_service import LIFE_CYCLE, MetadataService
 

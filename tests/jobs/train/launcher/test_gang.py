@@ -1,7 +1,5 @@
 """Nodes that are jobs of their own meet through S3, and train as one job."""
 
-import re
-import signal
 import threading
 import time
 import uuid
@@ -15,17 +13,14 @@ import pytest
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.runs import S3Location
-from jobs.train.attempts import job_id
-from jobs.train.channel import RequestFiles
-from jobs.train.launcher.endings import Endings
-from jobs.train.launcher.gang import GangMember
-from jobs.train.launcher.gang_address import own_address
+from jobs.train.batch_job import job_id
+from jobs.train.launcher.gang import GangMember, Latecomers, own_address
 from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member
-from jobs.train.launcher.instance_metadata import InstanceMetadata
-from jobs.train.launcher.latecomers import Latecomers
+from jobs.train.launcher.instance import InstanceMetadata
 from jobs.train.launcher.outcome import End, retried
 from jobs.train.launcher.request import Gang, Node, parse
-from tests.support.train.launching import PATIENCE_SECONDS, Launched, Run
+from tests.support.train.gangs import JOB
+from tests.support.train.launching import PATIENCE_SECONDS
 from tests.support.train.metadata_service import MetadataService
 
 if TYPE_CHECKING:
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.1
 FRESH_SECONDS = 5.0
-JOB = "8d2f"
 
 
 class Nodes:
@@ -321,23 +315,6 @@ def test_one_that_fails_before_it_meets_the_others_ends_the_run(new_nodes: NewNo
     assert other.end == End(code=1, reason="the run has ended: node 1: no HPU found. Next: none", cause="done")
 
 
-def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
-    def give_up(number: int) -> None:
-        pytest.fail("the ranks were ended")
-
-    endings = Endings(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=give_up)
-    files = RequestFiles(tmp_path)
-    files.listen(0)
-    with endings:
-        endings.ask_to_stop("node 3 of 4 came late")
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while files.reason("stop") != "node 3 of 4 came late":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        time.sleep(2)
-        assert endings.overdue_seconds is None
-
-
 def test_a_node_is_reached_where_ec2_says_or_where_it_reaches_s3(s3: "S3Client") -> None:
     with MetadataService() as service:
         metadata = InstanceMetadata.of(service.environment, on_instance=True)
@@ -381,69 +358,3 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
 
 def test_the_job_of_a_child_is_the_array_job() -> None:
     assert job_id({"AWS_BATCH_JOB_ID": "8d2f:3"}) == job_id({"AWS_BATCH_JOB_ID": "8d2f#3"}) == "8d2f"
-
-
-def child(
-    run: Run, index: int, *flags: str, attempt: int, options: tuple[str, ...] = (), job: str = JOB, **env: Any
-) -> Launched:
-    """The launcher of one child of an array job of two, as AWS Batch starts it."""
-    return run.start(
-        *flags,
-        attempt=attempt,
-        options=["--gang-min-nnodes=1", *options],
-        AWS_BATCH_JOB_ID=f"{job}:{index}",
-        AWS_BATCH_JOB_ARRAY_INDEX=str(index),
-        AWS_BATCH_JOB_ARRAY_SIZE="2",
-        **env,
-    )
-
-
-@pytest.mark.timeout(600)
-def test_one_begins_alone_then_two_train_and_meet_again_where_one_is_reclaimed(
-    run: Run, recipe: tuple[str, ...]
-) -> None:
-    # WHEN one of two nodes has waited for the other in vain, THEN it begins alone
-    alone = child(run, 1, *recipe, attempt=1, options=("--gang-wait-seconds=1",))
-    alone.wait_for_line("[progress] 4/")
-    [rank] = alone.ranks()
-    rank.suspend()  # a training of many minutes: who comes late is looked for every 15 s only
-    # WHEN the other one comes, THEN the one that trains saves, and ends to be resumed
-    late = child(run, 0, *recipe, attempt=1)
-    reason = "node 0 of 2 came late, and the nodes meet again"
-    alone.wait_for_line(reason)
-    rank.resume()
-    assert alone.wait() == 75
-    first = re.fullmatch(rf"interrupted: ({reason}; saved step (\d+))\n", alone.lines[-1])
-    assert first, alone.output
-
-    # WHEN it is started again, THEN both go on from there, of which the late one is the main node
-    nodes = [late, child(run, 1, *recipe, attempt=2)]
-    late.wait_for_line(f"start: resumed from checkpoint step-{first[2]}")
-    late.wait_for_line("[progress] 24/")
-    # WHEN the one that is not the main node is to end, THEN both save, and end to be resumed
-    nodes[1].process.send_signal(signal.SIGTERM)
-    assert [node.wait() for node in nodes] == [75, 75]
-    assert nodes[0].lines[-1] == nodes[1].lines[-1]
-    second = re.fullmatch(r"interrupted: (SIGTERM; saved step (\d+))\n", nodes[0].lines[-1])
-    assert second, nodes[0].output
-    run.wait_until_gone()
-
-    # WHEN both are started again, THEN they go on together
-    nodes = [child(run, index, *recipe, attempt=attempt) for index, attempt in enumerate((2, 3))]
-    assert [node.wait() for node in nodes] == [0, 0]
-    assert f"start: resumed from checkpoint step-{second[2]}\n" in nodes[0].lines
-    receipt = run.receipt()
-    assert receipt.state == "succeeded"
-    assert [(attempt.number, attempt.job_id, attempt.nnodes) for attempt in receipt.attempts] == [
-        (1, JOB, 1),
-        (2, JOB, 2),
-        (3, JOB, 2),
-    ]
-    assert [attempt.reason for attempt in receipt.attempts] == [first[1], second[1], None]
-    assert not [name for name in run.keys("gang/") if "member" in name]
-    assert "[W" not in nodes[1].output
-    # AND it was one training: of its 48 steps, on one node or on two, each was done once
-    losses = [line for line in run.metrics() if "loss" in line]
-    assert [line["step"] for line in losses] == list(range(4, 49, 4))
-    assert [line["epoch"] for line in losses] == pytest.approx([step / 12 for step in range(4, 49, 4)])
-    assert [line["step"] for line in run.metrics() if "eval_accuracy" in line] == [48]

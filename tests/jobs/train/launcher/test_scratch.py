@@ -8,14 +8,13 @@ import pytest
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
-from jobs.train import launch
+from jobs.train.launcher.instance import scratch_folder
 from jobs.train.launcher.request import parse
 from tests.support.train.launching import Run
 
 LAUNCHER = """
 import pathlib, sys
 from jobs.train import launch
-from jobs.train.launcher.request import parse
 sys.exit(launch.main(disks=pathlib.Path(sys.argv.pop(1))))
 """
 """The launcher of a container that has its instance's disks at the path of its first argument."""
@@ -60,7 +59,7 @@ def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
     arguments = ("--instance-type=dl1.24xlarge", "--nproc-per-node=1", "fabric-check")
     environment = {RUN_URI_VARIABLE: "s3://runs/research/scratch-0a1b/", ACCELERATOR_VARIABLE: accelerator}
 
-    folder = launch._scratch(parse(arguments, environment), tmp_path / disks)
-
-    assert folder.is_dir()
-    assert folder.parent == tmp_path / used
+    on_instance = parse(arguments, environment).on_instance
+    with scratch_folder(tmp_path / disks, on_instance=on_instance) as folder:
+        assert folder.is_dir()
+        assert folder.parent == tmp_path / used

@@ -11,7 +11,7 @@ from transformers import TrainerState
 
 from jobs.aws import s3 as object_store
 from jobs.contract.runs import METRICS, TENSORBOARD, Progress, S3Location
-from jobs.train.attempts import RankStatus
+from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.trainer import metrics
 from jobs.train.trainer.metrics import RunMetrics, Throughput

@@ -1,8 +1,9 @@
-"""The launcher's part in an ending that was announced: it asks the ranks to save and stop, and gives them the time.
+"""How the launcher takes a signal, and how it shuts the ranks down: they save, and stop in the time that is left.
 
-Ranks that train say so with a file in the scratch folder (jobs.train.trainer.shutdown). While there is one, SIGTERM and
-the Spot notice become a request, a file beside it, and the launcher waits until the ranks have ended or the time is
-nearly over. Without it, before the first step or in a job that has nothing to save, SIGTERM ends them at once.
+Before the ranks run and after, SIGTERM and Ctrl-C raise Interrupted: the job is to be resumed. While they run, ranks
+that train say with a file in the scratch folder that they listen (jobs.train.channel). Then SIGTERM and the Spot notice
+become a request, a file beside it, and the launcher waits until the ranks have ended or the time is nearly over.
+Without it, before the first step or in a job that has nothing to save, SIGTERM ends them at once.
 """
 
 import contextlib
@@ -12,34 +13,97 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from jobs.train.channel import RequestFiles
-from jobs.train.launcher import interrupts
-from jobs.train.launcher.instance_metadata import InstanceMetadata
+from jobs.train.launcher.instance import InstanceMetadata
 
 log = logging.getLogger("trainyard")
 
 POLL_SECONDS = 5.0
-"""Between two looks for a Spot notice, as EC2's guide says."""
+"""The time between two looks for a Spot notice, as EC2's guide says."""
 
 DEFAULT_STOP_TIMEOUT_SECONDS = 30.0
-"""Between SIGTERM and SIGKILL where the agent's configuration says nothing else: the ECS agent's own default."""
+"""The time between SIGTERM and SIGKILL where the ECS agent's configuration says nothing else: its own default."""
 
 NOTICE_SECONDS = 120.0
-"""Between the Spot notice and the instance's end."""
+"""The time between the Spot notice and the instance's end."""
 
 MARGIN_SECONDS = 10.0
-"""Of the grace time, for what comes after the ranks: SIGTERM, SIGKILL for those that ignore it, and the record."""
+"""The part of the grace time that is kept for what comes after the ranks: SIGTERM, SIGKILL for those that ignore it,
+and the record."""
 
 _KILL_AFTER_SECONDS = 4.0
-"""Between the ranks' SIGTERM and their SIGKILL once the time is over; torch itself would wait for 30 s."""
+"""The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would take 30 s."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Endings:
-    """Watches for an ending from `with` to its end. `on_signal` handles signals in the main thread."""
+class Interrupted(BaseException):
+    """SIGTERM (or Ctrl-C) arrived: the job is to be resumed.
+
+    No Exception: botocore takes one that is raised while it waits for an answer for a broken line, and tries again.
+    """
+
+
+_arrived: list[str] = []
+"""Names of the signals that came, or why this process sent one to itself."""
+
+_own_reason: list[str] = []
+"""Why this process sent SIGTERM to itself, if it did."""
+
+
+def end_self(reason: str) -> None:
+    """Send SIGTERM to this process, which ends as before a reclaim and gives `reason` for it. From any thread."""
+    _own_reason.append(reason)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal that came, or why this process sent it to itself."""
+    return _own_reason[0] if number == signal.SIGTERM and _own_reason else signal.Signals(number).name
+
+
+def raise_on_signals() -> None:
+    """From now on signals raise Interrupted in the main thread."""
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Make a signal wait for the end of the block: modules, while imported, may swallow what is raised in them.
+
+    One that was swallowed before the block is raised again at its end, so none is lost before the ranks start.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, _: _arrived.append(signal_name(number)))
+    try:
+        yield
+    finally:
+        raise_on_signals()
+    if _arrived:
+        raise Interrupted(_arrived[0])
+
+
+def _interrupt(number: int, _: Any) -> None:
+    _arrived.append(signal_name(number))
+    raise Interrupted(_arrived[0])
+
+
+class Shutdown:
+    """Watches for the end of the instance, or of the job, while the ranks run: a context manager.
+
+    `on_signal` handles signals in the main thread.
+    """
 
     def __init__(
         self,
@@ -66,9 +130,9 @@ class Endings:
         self._noticed = self._recommended = False
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="endings", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="shutdown", daemon=True)
 
-    def __enter__(self) -> "Endings":
+    def __enter__(self) -> "Shutdown":
         self._thread.start()
         return self
 
@@ -82,12 +146,12 @@ class Endings:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def ask_to_stop(self, reason: str) -> None:
-        """Let the ranks save and stop; nothing presses. From any thread."""
+        """Let the ranks save and stop, without a limit of time. From any thread."""
         self._wish = reason
         self._wake.set()
 
     def on_signal(self, number: int) -> None:
-        """Ctrl-C ends the ranks at once, for it has reached them too."""
+        """Ask the ranks to save and stop, if they listen. Ctrl-C ends them at once, for it has reached them too."""
         if self._closed.is_set():
             return
         is_over = self._at_once or self.overdue_seconds is not None
@@ -106,7 +170,7 @@ class Endings:
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
                 self._by_signal = True
-                self._ask_to_stop(interrupts.name(signal.SIGTERM), at + self._grace_seconds)
+                self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
             if self._wish is not None:
                 reason, self._wish = self._wish, None
                 self._ask_to_stop(reason, math.inf)
@@ -127,7 +191,7 @@ class Endings:
             self._files.ask("save", "rebalance recommendation")
 
     def _ask_to_stop(self, reason: str, deadline: float) -> None:
-        """The first reason stays, and the earliest end."""
+        """Ask the ranks to stop by `deadline`. Of several reasons the first stays, and of deadlines the earliest."""
         if self.reason is None:
             self.reason = reason
             self._asked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Endings that are announced: the ranks save at once, and the next attempt goes on as if nothing had happened."""
+"""A shutdown that is announced: the ranks save at once, and the next attempt goes on as if nothing had happened."""
 
 import re
 import signal
@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import psutil
 import pytest
 
-from jobs.train.channel import Heartbeat, read_heartbeats
-from jobs.train.launcher.instance_metadata import InstanceMetadata
+from jobs.train.channel import Heartbeat, RequestFiles, read_heartbeats
+from jobs.train.launcher.instance import InstanceMetadata
+from jobs.train.launcher.shutdown import Shutdown
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, Launched, NewRun, Run
 from tests.support.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, MetadataService
@@ -220,3 +222,20 @@ def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataSer
         metadata.news[LIFE_CYCLE] = life_cycle
         assert service.capacity() is None
     assert str(service.spot_notice()) == "Spot notice: stop at 03:04:05Z"
+
+
+def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
+    def give_up(number: int) -> None:
+        pytest.fail("the ranks were ended")
+
+    shutdown = Shutdown(tmp_path, metadata=None, stop_timeout_seconds=0, give_up=give_up)
+    files = RequestFiles(tmp_path)
+    files.listen(0)
+    with shutdown:
+        shutdown.ask_to_stop("node 3 of 4 came late")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while files.reason("stop") != "node 3 of 4 came late":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(2)
+        assert shutdown.overdue_seconds is None

@@ -7,7 +7,7 @@ import pytest
 from jobs.contract.instance_types import instance_type
 from jobs.contract.queues import Capacity
 from jobs.contract.runs import Attempt, S3Location
-from jobs.train.attempts import receipt
+from jobs.train.launcher.accounting import receipt
 
 STARTED = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

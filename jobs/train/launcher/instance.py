@@ -1,16 +1,20 @@
-"""What EC2 says of the instance: address, how it is paid for, Spot notice, rebalance recommendation (IMDSv2).
+"""The EC2 instance that the launcher runs on: what its metadata service (IMDSv2) says, and its own disks.
 
 Where nobody answers (a laptop, a job of several nodes, whose containers are kept from the metadata service, a hop limit
 that is too low) there is no news, and no word about it: SIGTERM comes all the same.
 """
 
+import contextlib
 import json
+import shutil
+import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from http.client import HTTPException
+from pathlib import Path
 
 from jobs.contract.queues import MARKET, Capacity
 
@@ -26,7 +30,7 @@ _TOKEN_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class SpotNotice:
-    """EC2 takes the instance away."""
+    """EC2's notice that it takes the instance away."""
 
     action: str
     """terminate, stop or hibernate."""
@@ -46,14 +50,17 @@ class InstanceMetadata:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, on_instance: bool) -> "InstanceMetadata | None":
-        """None where there is none to ask."""
+        """Return the service at the address that the environment names; None where there is none to ask."""
         if environment.get(DISABLED_VARIABLE, "").lower() == "true":
             return None
         endpoint = environment.get(ENDPOINT_VARIABLE) or (_ENDPOINT if on_instance else None)
         return cls(endpoint) if endpoint else None
 
     def capacity(self) -> Capacity | None:
-        """A Spot queue may start On-Demand instances where Spot has none. None: nobody says, or something else."""
+        """Return what the instance is paid as, since a Spot queue may start On-Demand ones where Spot has none.
+
+        None where nobody says, or where it is something else.
+        """
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in MARKET if capacity == found), None)
 
@@ -78,7 +85,7 @@ class InstanceMetadata:
         return found if isinstance(found, dict) else None
 
     def _text(self, path: str) -> str | None:
-        """A token for each question: none can expire. None is also the answer of 404, which means no news."""
+        """Ask with a token of its own, so that none can expire. None is also the answer of 404, which means no news."""
         try:
             token = self._ask("/latest/api/token", "PUT", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)})
             return self._ask(f"/latest/meta-data/{path}", "GET", {"X-aws-ec2-metadata-token": token.decode()}).decode()
@@ -92,6 +99,32 @@ class InstanceMetadata:
         with self._opener.open(request, timeout=_ANSWER_SECONDS) as answer:
             content: bytes = answer.read()
         return content
+
+
+def capacity_paid(asked: Capacity | None, environment: Mapping[str, str], *, on_instance: bool) -> Capacity | None:
+    """Return what the instance is paid as; what was asked for where it does not say."""
+    if asked == "on-demand":
+        return asked
+    metadata = InstanceMetadata.of(environment, on_instance=on_instance)
+    return (metadata.capacity() if metadata is not None else None) or asked
+
+
+@contextlib.contextmanager
+def scratch_folder(disks: Path, *, on_instance: bool) -> Iterator[Path]:
+    """Make a folder for what the attempt downloads and writes, and remove it at the end.
+
+    It lies on the instance's own disks where the container has them at `disks`: they are larger and faster than its
+    root volume.
+    """
+    folder = None
+    if on_instance:
+        with contextlib.suppress(OSError):  # no such folder, or none of ours
+            folder = Path(tempfile.mkdtemp(prefix="trainyard-", dir=disks))
+    folder = folder or Path(tempfile.mkdtemp(prefix="trainyard-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _time(text: str) -> datetime:

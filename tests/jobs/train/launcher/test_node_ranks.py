@@ -1,4 +1,4 @@
-"""What the ranks write, where it can be written nowhere."""
+"""What the ranks write, where it can be written nowhere, and what the kernel counts."""
 
 import errno
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.train.launcher.rank_lines import RankLines
+from jobs.train.launcher.node_ranks import RankLines, memory_kills
 from jobs.train.launcher.request import Node
 
 
@@ -36,3 +36,10 @@ def test_why_a_rank_fails_is_in_the_log_where_its_error_file_cannot_be_written(t
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, "error: no space left for a checkpoint\n"), ended.stderr
+
+
+def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path) -> None:
+    vmstat = tmp_path / "vmstat"
+    assert memory_kills(vmstat) is None
+    vmstat.write_text("nr_free_pages 4021\noom_kill 7\ndrop_pagecache 0\n")
+    assert memory_kills(vmstat) == 7

@@ -1,0 +1,299 @@
+"""The optional push of what a run made to the Hugging Face Hub: a model with its tokenizer, or an artifact.
+
+A corpus or packed tokens go as a data set, a tokenizer as a model repository. Each has a card (README.md), Markdown
+with the metadata that the hub reads: what it is, what it amounts to, what it came from. No card names a licence: that
+is for whoever publishes the repository.
+
+The token is HF_TOKEN of the environment, which huggingface_hub reads there itself: it is in no argument, so in no list
+of processes, and in no log. A push comes last, when all is safe on S3, and a failing one costs a warning that
+says how to repeat it, not the run: the exit code stays 0.
+"""
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.contract.arguments import Arguments
+from jobs.contract.artifact import Manifest
+from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.locations import HUB, hub_parts
+from jobs.contract.recipe import Recipe
+from jobs.contract.runs import MANIFEST, MODEL, S3Location
+from jobs.train.data.artifacts import OpenArtifact, open_artifact
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from mypy_boto3_s3.client import S3Client
+
+log = logging.getLogger("trainyard")
+
+TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
+
+CARD = "README.md"
+
+IMAGE_VARIABLE = "TRAINYARD_IMAGE"
+"""Set in every image: name, release and revision of the code (jobs.images.revision); on a laptop there is none."""
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "optimum-habana")
+
+
+def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
+    """Check that a push could succeed, and make the repository if there is none.
+
+    The launcher of each node calls it before any rank starts. Raises ConfigurationError or UsageError where the push
+    could not succeed. Where the hub does not answer now, it only warns, since it may answer later. It also only warns
+    in a later attempt: a token that has expired meanwhile must not end what has been trained.
+    """
+    repository = arguments.hub_repository
+    if repository is None:
+        return
+    if not os.environ.get(TOKEN_VARIABLE):
+        raise ConfigurationError(
+            f"push_to_hub: there is no {TOKEN_VARIABLE} here to push to {repository} with",
+            next_step="put the team's token into its secret (huggingface_token in infra/settings.py makes one), or "
+            "leave push_to_hub out",
+        )
+    from huggingface_hub import HfApi
+
+    # Not from `errors`: the release of the oldest rows has none.
+    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+
+    try:
+        _create(HfApi(), repository, arguments.HUB_REPOSITORY_TYPE)
+    except OfflineModeIsEnabled:
+        raise ConfigurationError(
+            f"push_to_hub: HF_HUB_OFFLINE is set, so nothing can be pushed to {repository}",
+            next_step="unset it, or leave push_to_hub out",
+        ) from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        if is_first_attempt and status in (400, 401, 403, 404):
+            raise UsageError(
+                f"push_to_hub: the token may not write to {repository}: {_first_line(error)}",
+                next_step="check the name, and that the token is valid and has the right to write there",
+            ) from None
+        log.warning("warning: push_to_hub: the hub does not answer as it should: %s", _first_line(error))
+    except OSError as error:
+        log.warning("warning: push_to_hub: the hub cannot be reached now: %s", _first_line(error))
+
+
+def write_card(
+    folder: Path, *, run: S3Location, recipe: Recipe, result: Mapping[str, Any], world_size: int, accelerator: str
+) -> None:
+    """Write the model's card into its folder, from which it goes to S3 and to the hub."""
+    environment = {"ranks": world_size, "accelerator": accelerator}
+    (folder / CARD).write_text(model_card(run, recipe, result, environment), encoding="utf-8")
+
+
+def push(folder: Path, *, run: S3Location, repository: str) -> None:
+    """Push the model in `folder`, all of it in one commit. A failure is a warning: the model is on S3."""
+    import transformers
+    from huggingface_hub import HfApi
+
+    try:
+        transformers.logging.disable_progress_bar()  # huggingface_hub's too: the log is read by lines
+        api = HfApi()
+        _create(api, repository, "model")
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"Run {run_id(run)}")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the run
+        log.warning(
+            "warning: the model was not pushed to %s: %s. To repeat it: aws s3 cp --recursive %s model && hf upload %s "
+            "model . --private",
+            repository,
+            _first_line(error),
+            run / MODEL,
+            repository,
+        )
+    else:
+        log.info("hub: pushed to %s/%s", api.endpoint, repository)
+
+
+def push_artifact(
+    location: S3Location, *, kind: str, arguments: Arguments, run: S3Location, s3: "S3Client", scratch: Path
+) -> None:
+    """Push a complete artifact, if `arguments` ask for it: all its files and a card in one commit.
+
+    A file is fetched, uploaded and removed before the next one, so that neither memory nor disk grows with the
+    artifact; only files that the hub keeps in git itself, which are small, stay until the commit. A failure is a
+    warning: the artifact is on S3, and a run that finds it there pushes it too.
+    """
+    repository = arguments.hub_repository
+    if repository is None:
+        return
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    try:
+        disable_progress_bars()  # the log is read by lines
+        api = HfApi()
+        repository_type = arguments.HUB_REPOSITORY_TYPE
+        _create(api, repository, repository_type)
+        artifact = open_artifact(str(location), kind=kind, s3=lambda: s3, scratch=scratch / "push")
+        api.create_commit(
+            repository,
+            [*_additions(api, artifact, repository, repository_type), *_records(repository, location, artifact)],
+            commit_message=f"Run {run_id(run)}",
+            repo_type=repository_type,
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the artifact
+        log.warning(
+            "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job once more, which finds %s and "
+            "pushes it",
+            kind,
+            repository,
+            _first_line(error),
+            location,
+        )
+    else:
+        log.info("hub: pushed to %s/%s", api.endpoint, _path(repository, repository_type))
+
+
+def _additions(
+    api: "HfApi", artifact: OpenArtifact, repository: str, repository_type: str
+) -> Iterator["CommitOperationAdd"]:
+    """Return the artifact's files for the commit; it uploads the large ones at once."""
+    from huggingface_hub import CommitOperationAdd
+
+    for name in artifact.manifest.files:
+        path = artifact.path(name)
+        addition = CommitOperationAdd(name, path)
+        api.preupload_lfs_files(repository, [addition], repo_type=repository_type)
+        if addition.path_or_fileobj == b"":  # how huggingface_hub leaves what it has uploaded
+            path.unlink()
+        yield addition
+
+
+def _records(repository: str, location: S3Location, artifact: OpenArtifact) -> Iterator["CommitOperationAdd"]:
+    """Return the manifest, with which a downloaded copy is an artifact too, and the card."""
+    from huggingface_hub import CommitOperationAdd
+
+    yield CommitOperationAdd(MANIFEST, artifact.manifest.model_dump_json(indent=2).encode() + b"\n")
+    yield CommitOperationAdd(CARD, artifact_card(repository, location, artifact.manifest).encode())
+
+
+def _create(api: "HfApi", repository: str, repository_type: str) -> None:
+    api.create_repo(repository, repo_type=repository_type, private=True, exist_ok=True)
+
+
+def _path(repository: str, repository_type: str) -> str:
+    return repository if repository_type == "model" else f"{repository_type}s/{repository}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]) or type(error).__name__
+
+
+def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """Return the card of a trained model."""
+    inputs = {name: location for name, location, _ in recipe.sources()}
+    on_hub = {name: hub_parts(location)[0] for name, location in inputs.items() if location.startswith(HUB)}
+    metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["trainyard"]}
+    if "model" in on_hub:
+        metadata["base_model"] = on_hub["model"]
+    data_sets = sorted({name for field, name in on_hub.items() if field != "model"})
+    if data_sets:
+        metadata["datasets"] = data_sets
+    commit = cached_commit(inputs["model"]) if "model" in on_hub else None
+    arguments = recipe.model_dump(mode="json", exclude_none=True)
+    return _card(
+        metadata,
+        title=recipe.push_to_hub or run_id(run),
+        summary=f"{_summary(recipe)} Made by trainyard's run `{run_id(run)}`.",
+        tables=[
+            ("Result", "metric", result),
+            ("Inputs", "argument", {**inputs, **({"model's commit": commit} if commit else {})}),
+            ("Arguments", "argument", {key: arguments[key] for key in arguments if key not in inputs}),
+            ("Provenance", "part", {"run": run, **environment, **_origin()}),
+        ],
+    )
+
+
+def artifact_card(repository: str, location: S3Location, manifest: Manifest) -> str:
+    """Return the card of an artifact, from its manifest alone: whoever pushes it, the card is of what made it."""
+    metadata: dict[str, Any] = {"tags": ["trainyard", manifest.kind]}
+    if manifest.kind == "tokenizer":
+        metadata["library_name"] = "transformers"
+    else:
+        metadata["viewer"] = False  # the hub would show the shards' bytes as rows
+    data_sets = sorted(set(_data_sets(manifest.inputs)))
+    if data_sets:
+        metadata["datasets" if manifest.kind == "tokenizer" else "source_datasets"] = data_sets
+    return _card(
+        metadata,
+        title=repository,
+        summary=f"Trainyard's artifact `{manifest.kind}`, version {manifest.version} of its format. `manifest.json` "
+        "names each file with its size and sha256.",
+        tables=[
+            ("Provenance", "part", {"fingerprint": manifest.fingerprint, "artifact": location, **manifest.provenance}),
+            ("Inputs", "input", manifest.inputs),
+            ("Options", "option", manifest.options),
+            ("Content", "count", {"files": len(manifest.files), "bytes": manifest.total_bytes, **_counts(manifest)}),
+        ],
+    )
+
+
+def run_id(run: S3Location) -> str:
+    return run.key.rstrip("/").rpartition("/")[2]
+
+
+def cached_commit(location: str) -> str | None:
+    """Return the commit of the model at `hf://…` that lies in this machine's cache; None where it does not say."""
+    from huggingface_hub import try_to_load_from_cache
+
+    name, options = hub_parts(location)
+    found = try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def _card(metadata: Mapping[str, Any], *, title: str, summary: str, tables: list[tuple[str, str, Any]]) -> str:
+    # JSON is YAML too, and quotes whatever needs it.
+    header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in metadata.items())
+    sections = "\n".join(f"## {name}\n\n{_table(heading, rows)}" for name, heading, rows in tables)
+    return f"---\n{header}---\n\n# {title}\n\n{summary}\n\n{sections}"
+
+
+def _table(heading: str, rows: Mapping[str, Any]) -> str:
+    shown = "".join(f"| {name} | {_cell(value)} |\n" for name, value in rows.items())
+    return f"| {heading} | value |\n|---|---|\n{shown}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _summary(recipe: Recipe) -> str:
+    return (type(recipe).__doc__ or "").strip().partition("\n")[0]
+
+
+def _origin() -> dict[str, str]:
+    """Return the image that the code ran in, and the versions of what it ran with."""
+    image = os.environ.get(IMAGE_VARIABLE)
+    installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
+    packages = {package: installed[package] for package in _PACKAGES if package in installed}
+    return {**({"image": image} if image else {}), "python": platform.python_version(), **packages}
+
+
+def _counts(manifest: Manifest) -> dict[str, int]:
+    """Sum the counts over the files, without those that are places (jobs.train.kinds.prepare_corpus)."""
+    names = {name: None for file in manifest.files.values() for name in file.counts if not name.startswith("next_")}
+    return {name: manifest.count(name) for name in names}
+
+
+def _data_sets(inputs: Any) -> Iterator[str]:
+    """Return the names on the hub, wherever they stand among the identities of the inputs."""
+    if isinstance(inputs, dict):
+        if "data_set" in inputs and "commit" in inputs:
+            yield str(inputs["data_set"])
+        inputs = list(inputs.values())
+    if isinstance(inputs, list):
+        for item in inputs:
+            yield from _data_sets(item)
