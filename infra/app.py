@@ -10,27 +10,22 @@ from collections.abc import Iterable
 import aws_cdk as cdk
 from cdk_nag import AwsSolutionsChecks, NIST80053R5Checks, WriteNagSuppressionsToCloudFormationAspect
 
-from infra import settings_file
-
-if __name__ == "__main__":
-    settings_file.load_or_exit()  # before the imports below, which all need the settings
-
-from infra.access_stack import AccessStack
-from infra.compute_stack import ComputeStack
-from infra.image_stack import ImageStack
-from infra.job_stack import JobStack
-from infra.machine_image_stack import MachineImageStack, built_pools
-from infra.network_stack import NetworkStack
-from infra.observability_stack import ObservabilityStack
+from infra.access.stack import AccessStack
+from infra.compute.stack import ComputeStack
+from infra.image.stack import ImageStack
+from infra.job.stack import JobStack
+from infra.machine_image.stack import MachineImageStack, built_pools
+from infra.network.stack import NetworkStack
+from infra.observability.stack import ObservabilityStack
 from infra.rules.plugin import TrainyardRules
-from infra.settings import Stage
-from infra.settings_checks import selected_stages
-from infra.storage_stack import StorageStack
+from infra.stages import Stage
+from infra.stages.checks import selected_stages
+from infra.storage.stack import StorageStack
 from jobs.contract.errors import TrainyardError
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:
-    """All stacks of each stage, in the order in which they build on each other, and the rules that they must meet."""
+    """Make the stacks of each stage, in the order in which they build on each other, and add the rules for them."""
     for row in rows:
         stage = cdk.Stage(app, row.name, env=cdk.Environment(account=row.account, region=row.region))
         access = AccessStack(stage, stage=row)

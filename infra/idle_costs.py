@@ -1,242 +1,64 @@
-"""What a stage costs while no job runs, counted from its templates.
+"""What a stage costs while no job runs, counted from its templates at the prices of idle_costs.toml.
 
 python -m infra.idle_costs     a table for the README: each stage of infra/settings.py, each price with its source
-
-Prices are of us-east-1, in US dollars. Storage depends on what is in it, so it is told by its price a GB.
 """
 
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
-
-from infra import settings_file
-
-if __name__ == "__main__":
-    settings_file.load_or_exit()  # before the imports below, which all need the settings
+import tomllib
 
 from infra.app import build
 from infra.rules.stage_templates import Template
-from infra.settings_checks import selected_stages
+from infra.stages.checks import selected_stages
 from infra.stdout import end_with_reader
 from jobs.contract.errors import TrainyardError
 
-HOURS_A_MONTH = 730
-"""AWS's own convention for a month."""
+_FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
-Properties = Mapping[str, Any]
+_UNITS_A_MONTH = {"an hour": 730, "a month": 1, "a GiB-month": 1}
+"""AWS's own convention for a month's hours. Units that are not here depend on how much is stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What one type of resource costs for being there."""
+    """What one type of resource costs for being there: a row of idle_costs.toml, which describes the fields."""
 
     type: str
     what: str
-    unit: str
-    """With its article: `an hour`."""
     usd: float
-    """For one unit."""
-    usd_a_month: Callable[[Properties], float] | None
-    """Of one resource, by its properties; None where it depends on how much is stored."""
+    per: str
     turned_off_by: str
-    """The setting."""
     source: str
-    """Where the price was read, and when the page said it."""
+    date: str
+    times: str | None = None
+    where: Mapping[str, Any] | None = None
+
+    def is_of(self, resource: Mapping[str, Any]) -> bool:
+        """Return whether a template's resource has this price."""
+        properties = resource.get("Properties", {})
+        return resource["Type"] == self.type and all(
+            properties.get(name) == value for name, value in (self.where or {}).items()
+        )
+
+    def usd_a_month(self, properties: Mapping[str, Any]) -> float | None:
+        """Return what one resource costs a month; None where that depends on how much is stored."""
+        if self.per not in _UNITS_A_MONTH:
+            return None
+        amount = properties[self.times] if self.times else 1
+        return self.usd * _UNITS_A_MONTH[self.per] * (len(amount) if isinstance(amount, list) else float(amount))
 
 
-def _hourly(usd: float) -> Callable[[Properties], float]:
-    return lambda _: usd * HOURS_A_MONTH
+PRICES = tuple(Price(**row) for row in _FILE["price"])
 
-
-def _monthly(usd: float) -> Callable[[Properties], float]:
-    return lambda _: usd
-
-
-def _interface_endpoint(properties: Properties) -> float:
-    # A gateway endpoint costs nothing; an interface endpoint its hours in each subnet.
-    interface = properties.get("VpcEndpointType") == "Interface"
-    return 0.01 * HOURS_A_MONTH * len(properties["SubnetIds"]) if interface else 0.0
-
-
-def _file_system(properties: Properties) -> float:
-    return 0.145 * float(properties["StorageCapacity"])
-
-
-PRICES = (
-    Price(
-        type="AWS::EC2::NatGateway",
-        what="NAT gateway",
-        unit="an hour",
-        usd=0.045,
-        usd_a_month=_hourly(0.045),
-        turned_off_by="nat_gateways=0",
-        source="zeonedge.com on NAT gateways, 2026-04-10",
-    ),
-    Price(
-        type="AWS::EC2::EIP",
-        what="public address of a NAT gateway",
-        unit="an hour",
-        usd=0.005,
-        usd_a_month=_hourly(0.005),
-        turned_off_by="nat_gateways=0",
-        source="AWS's announcement for 2024-02-01, as told by doit.com",
-    ),
-    Price(
-        type="AWS::EC2::VPCEndpoint",
-        what="interface endpoint, in each subnet (S3's gateway endpoint: nothing)",
-        unit="an hour",
-        usd=0.01,
-        usd_a_month=_interface_endpoint,
-        turned_off_by="interface_endpoints=False, with NAT",
-        source="awsnegotiations.com on PrivateLink, 2026-05",
-    ),
-    Price(
-        type="AWS::KMS::Key",
-        what="own KMS key; the first two yearly rotations add as much each",
-        unit="a month",
-        usd=1.0,
-        usd_a_month=_monthly(1.0),
-        turned_off_by="own_kms_key=False",
-        source="aws.amazon.com/kms/pricing; rotations: memory of AWS's page, unconfirmed",
-    ),
-    Price(
-        type="AWS::FSx::FileSystem",
-        what="FSx for Lustre, for each GiB of its size, full or empty",
-        unit="a GiB-month",
-        usd=0.145,
-        usd_a_month=_file_system,
-        turned_off_by="fsx_gib=0",
-        source="c3x.dev on aws_fsx_lustre_file_system (SSD, 125 MB/s/TiB), undated",
-    ),
-    Price(
-        type="AWS::SecretsManager::Secret",
-        what="secret with a team's Hugging Face token",
-        unit="a month",
-        usd=0.40,
-        usd_a_month=_monthly(0.40),
-        turned_off_by="huggingface_token=False",
-        source="hivebook.wiki on Secrets Manager, undated",
-    ),
-    Price(
-        type="AWS::CloudWatch::Dashboard",
-        what="dashboard; an account's first three cost nothing",
-        unit="a month",
-        usd=3.0,
-        usd_a_month=_monthly(3.0),
-        turned_off_by="nothing: it is within the three",
-        source="factualminds.com on CloudWatch, 2026-06-13; free tier: aws.amazon.com/cloudwatch/pricing",
-    ),
-    Price(
-        type="AWS::CloudWatch::Alarm",
-        what="alarm; an account's first ten cost nothing",
-        unit="a month",
-        usd=0.10,
-        usd_a_month=_monthly(0.10),
-        turned_off_by="nothing: they are within the ten",
-        source="memory of AWS's price list, unconfirmed; free tier: aws.amazon.com/cloudwatch/pricing",
-    ),
-    Price(
-        type="AWS::S3::Bucket",
-        what="data, runs and access logs in S3, old versions included",
-        unit="a GB-month",
-        usd=0.023,
-        usd_a_month=None,
-        turned_off_by="less data; checkpoint_retention_days, noncurrent_retention_days",
-        source="learning-aws.readthedocs.io on S3 Standard, undated",
-    ),
-    Price(
-        type="AWS::ECR::Repository",
-        what="job images in ECR",
-        unit="a GB-month",
-        usd=0.10,
-        usd_a_month=None,
-        turned_off_by="fewer images",
-        source="cloudburn.io on ECR, 2026-03",
-    ),
-    Price(
-        type="AWS::ImageBuilder::Image",
-        what="snapshots of the AMIs that the stage builds",
-        unit="a GB-month",
-        usd=0.05,
-        usd_a_month=None,
-        turned_off_by="machine_image: an AMI of your own",
-        source="memory of AWS's price list, unconfirmed",
-    ),
-    Price(
-        type="AWS::Logs::LogGroup",
-        what="kept logs",
-        unit="a GB-month",
-        usd=0.03,
-        usd_a_month=None,
-        turned_off_by="log_retention_days",
-        source="memory of AWS's price list, unconfirmed",
-    ),
-    Price(
-        type="AWS::EC2::FlowLog",
-        what="flow logs taken in; next to none while no instance runs",
-        unit="a GB",
-        usd=0.50,
-        usd_a_month=None,
-        turned_off_by="a VPC of your own",
-        source="factualminds.com on CloudWatch, 2026-06-13",
-    ),
-)
-
-FREE = frozenset(
-    {
-        # Paid for by use only, or not at all.
-        "AWS::Batch::ComputeEnvironment",  # with minvCpus 0, which a rule holds
-        "AWS::Batch::JobDefinition",
-        "AWS::Batch::JobQueue",
-        "AWS::Batch::SchedulingPolicy",
-        "AWS::Budgets::Budget",  # only budgets with actions of AWS's own cost something
-        "AWS::CodeBuild::Project",
-        "AWS::EC2::InternetGateway",
-        "AWS::EC2::LaunchTemplate",
-        "AWS::EC2::PlacementGroup",
-        "AWS::EC2::Route",
-        "AWS::EC2::RouteTable",
-        "AWS::EC2::SecurityGroup",
-        "AWS::EC2::SecurityGroupEgress",
-        "AWS::EC2::SecurityGroupIngress",
-        "AWS::EC2::Subnet",
-        "AWS::EC2::SubnetRouteTableAssociation",
-        "AWS::EC2::VPC",
-        "AWS::EC2::VPCGatewayAttachment",
-        "AWS::Events::Rule",
-        "AWS::FSx::DataRepositoryAssociation",
-        "AWS::IAM::InstanceProfile",
-        "AWS::IAM::ManagedPolicy",
-        "AWS::IAM::OIDCProvider",
-        "AWS::IAM::Policy",
-        "AWS::IAM::Role",
-        "AWS::ImageBuilder::Component",
-        "AWS::ImageBuilder::DistributionConfiguration",
-        "AWS::ImageBuilder::ImagePipeline",
-        "AWS::ImageBuilder::ImageRecipe",
-        "AWS::ImageBuilder::InfrastructureConfiguration",
-        "AWS::ImageBuilder::LifecyclePolicy",
-        "AWS::Lambda::EventInvokeConfig",
-        "AWS::Lambda::Function",
-        "AWS::Lambda::Permission",
-        "AWS::Logs::MetricFilter",  # its metric costs in months in which a job fails
-        "AWS::S3::BucketPolicy",
-        "AWS::SNS::Subscription",
-        "AWS::SNS::Topic",
-        "AWS::SNS::TopicPolicy",
-        "AWS::SQS::Queue",
-        "AWS::SQS::QueuePolicy",
-        "AWS::SSM::Parameter",
-        "Custom::VpcRestrictDefaultSG",
-    }
-)
-"""Types that cost nothing for being there. A type that is neither here nor above fails a test."""
+FREE = frozenset(_FILE["free"])
+"""Types that cost nothing for being there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,32 +72,34 @@ class Line:
 
 
 def idle_costs(templates: Sequence[Template]) -> list[Line]:
-    """What the templates of one stage cost while no job runs. Raises KeyError for a type of which nothing is known."""
-    lines = []
+    """Return what the templates of one stage cost while no job runs.
+
+    Raises KeyError for a type of which nothing is known.
+    """
     resources = [resource for template in templates for resource in template["Resources"].values()]
-    priced = {price.type: price for price in PRICES}
+    known = FREE | {price.type for price in PRICES}
     for resource in resources:
-        if resource["Type"] not in priced and resource["Type"] not in FREE:
+        if resource["Type"] not in known:
             raise KeyError(resource["Type"])
+    lines = []
     for price in PRICES:
-        mine = [resource.get("Properties", {}) for resource in resources if resource["Type"] == price.type]
-        of_each = price.usd_a_month
-        total = None if of_each is None else sum(of_each(properties) for properties in mine)
-        if mine and total != 0:
-            lines.append(Line(price=price, count=len(mine), usd_a_month=total))
+        of_each = [price.usd_a_month(found.get("Properties", {})) for found in resources if price.is_of(found)]
+        if of_each:
+            total = None if None in of_each else sum(filter(None, of_each))
+            lines.append(Line(price=price, count=len(of_each), usd_a_month=total))
     return lines
 
 
 def table(stages: Mapping[str, Sequence[Line]]) -> Iterator[str]:
-    """Markdown: a row for each price that any stage has, a column for each stage."""
+    """Yield the lines of a Markdown table: a row for each price that any stage has, a column for each stage."""
     yield f"| what | price | {' | '.join(f'`{stage}`, a month' for stage in stages)} | turned off by | source |"
     yield f"|---|---|{'---:|' * len(stages)}---|---|"
     for price in PRICES:
         found = [next((line for line in lines if line.price is price), None) for lines in stages.values()]
         if any(found):
-            unit = f"${price.usd:g} {price.unit}"
+            unit = f"${price.usd:g} {price.per}"
             cells = " | ".join(map(_cell, found))
-            yield f"| {price.what} | {unit} | {cells} | {price.turned_off_by} | {price.source} |"
+            yield f"| {price.what} | {unit} | {cells} | {price.turned_off_by} | {price.source}, {price.date} |"
     totals = (sum(line.usd_a_month or 0 for line in lines) for lines in stages.values())
     yield f"| **together, without storage** | | {' | '.join(f'**${total:.2f}**' for total in totals)} | | |"
 

@@ -1,1 +1,1 @@
-"""The pieces that stacks are made of."""
+"""What several stacks share. Nothing here imports a stack."""

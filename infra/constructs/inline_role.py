@@ -10,7 +10,7 @@ from infra.constructs.stage_stack import acknowledge, finding
 
 
 class InlineRole(iam.Role):
-    """Its policy comes and goes with it, and can be attached to no other."""
+    """A role whose policy comes and goes with it, and can be attached to no other."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class InlineRole(iam.Role):
         *resources: str,
         conditions: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
     ) -> None:
-        """Adds a statement."""
+        """Add a statement to the role's policy."""
         self.add_to_policy(
             iam.PolicyStatement(
                 sid=sid, actions=list(actions), resources=list(resources), conditions=dict(conditions or {})
@@ -48,11 +48,11 @@ class InlineRole(iam.Role):
         )
 
     def explain(self, reason: str, *wildcards: str) -> None:
-        """Says why `wildcards` among the resources of its statements have to be there."""
+        """Record why `wildcards` among the resources of its statements have to be there."""
         acknowledge(self, reason, *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in wildcards))
 
     def log_streams(self, log_group_name: str, streams: str) -> str:
-        """The ARN of `streams` of a group of this stack's account and region."""
+        """Return the ARN of `streams` of a log group in this stack's account and region."""
         return cdk.Stack.of(self).format_arn(
             service="logs",
             resource="log-group",

@@ -8,7 +8,7 @@ from infra.constructs.stage_stack import acknowledge
 
 
 class RetainedLogGroup(logs.LogGroup):
-    """Deleting the stack keeps it; its events expire after `retention_days`, of the values that CloudWatch accepts."""
+    """A log group that is kept when its stack is deleted; its events expire after `retention_days`."""
 
     def __init__(self, scope: Construct, name: str, *, retention_days: int) -> None:
         super().__init__(scope, name, removal_policy=RemovalPolicy.RETAIN)

@@ -6,7 +6,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from infra.settings import Stage
+from infra.stages import Stage
 from jobs.contract.stage import parameter_path
 
 
@@ -29,7 +29,7 @@ class StageStack(cdk.Stack):
             cdk.Tags.of(self).add(key, value)
 
     def publish(self, name: str, value: str) -> None:
-        """Writes `value` where `jobs.contract.stage.DeployedStage` looks for `name`."""
+        """Write `value` to the parameter where `jobs.contract.stage.DeployedStage` looks for `name`."""
         ssm.StringParameter(
             self,
             f"Parameter-{name.replace('/', '-')}",
@@ -38,7 +38,7 @@ class StageStack(cdk.Stack):
         )
 
     def published(self, name: str, *, reader: Construct) -> str:
-        """What it publishes under `name`, as CloudFormation reads it at each deployment of the reader's stack.
+        """Return what this stack publishes under `name`, as CloudFormation reads it when it deploys the reader's stack.
 
         For all that a change of the settings may replace or take away: an export that is imported forbids both.
         """
@@ -48,12 +48,12 @@ class StageStack(cdk.Stack):
 
 
 def acknowledge(construct: Construct, reason: str, *rules: str) -> None:
-    """Records why cdk-nag's `rules` do not apply to `construct`; the reason goes into the template's metadata."""
+    """Record why cdk-nag's `rules` do not apply to `construct`; the reason goes into the template's metadata."""
     cdk.Validations.of(construct).acknowledge(*(cdk.Acknowledgment(id=rule, reason=reason) for rule in rules))
 
 
 def finding(construct: Construct, value: str) -> str:
-    """`value` as cdk-nag writes it in a finding: what only CloudFormation knows stands in angle brackets."""
+    """Return `value` as cdk-nag writes it in a finding: what only CloudFormation knows stands in angle brackets."""
     return _flat(cdk.Stack.of(construct).resolve(value))
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from infra import settings_file
+from infra.stages import loading
 from jobs.contract.errors import TrainyardError
 from jobs.contract.stage import DEFAULT_STAGE
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
                 registry=options.registry,
             )
             return 0
-        settings_file.load()  # which the next import needs
+        loading.load()  # which the next import needs
         from infra.emulator.deploy import deploy
 
         # As Ctrl-C: an exception, on which deploy() stops the CLI and all it started.

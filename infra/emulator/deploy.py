@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.emulator.client import client
 from infra.settings import STAGES
-from infra.settings_checks import check
+from infra.stages.checks import check
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 
 BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"

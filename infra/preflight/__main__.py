@@ -14,16 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from infra import settings_file
-
-if __name__ == "__main__":
-    settings_file.load_or_exit()  # before the imports below, which all need the settings
-
 from infra.preflight import capacity, network, prerequisites
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
-from infra.settings import Stage
-from infra.settings_checks import selected_stages
+from infra.stages import Stage
+from infra.stages.checks import selected_stages
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.stage import DEFAULT_STAGE
 

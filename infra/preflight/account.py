@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.finding import Finding, unknown
-from infra.settings import Stage
+from infra.stages import Stage
 from jobs.contract.errors import ConfigurationError
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")
@@ -28,7 +28,7 @@ class Account:
 
     @classmethod
     def of(cls, stage: Stage, *, profile: str | None = None, region: str | None = None) -> "Account":
-        """Whoever the credentials belong to.
+        """Return the account that the credentials belong to.
 
         Raises ConfigurationError where there are none, no region, no answer, or another account or region than the
         stage's.
@@ -64,26 +64,26 @@ class Account:
         return account
 
     def client(self, service: str) -> Any:
-        """A boto3 client; typed as anything, since checks ask services of which few are in use elsewhere."""
+        """Return a boto3 client; typed as anything, since checks ask services of which few are in use elsewhere."""
         if service not in self._clients:
             make: Any = self.session.client
             self._clients[service] = make(service, config=_config())
         return self._clients[service]
 
     def action(self, error: ClientError) -> str:
-        """What was refused, as IAM calls it."""
+        """Return what was refused, as IAM calls it."""
         models = (client.meta.service_model for client in self._clients.values())
         service = next((m.signing_name for m in models if error.operation_name in m.operation_names), "")
         return f"{service}:{error.operation_name}"
 
     def pages(self, service: str, operation: str, result: str, **arguments: Any) -> Iterator[Any]:
-        """All items that an operation lists under `result`."""
+        """Yield all items that an operation lists under `result`."""
         for page in self.client(service).get_paginator(operation).paginate(**arguments):
             yield from page[result]
 
 
 def ask(account: Account, check: str, question: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What `question` finds; what a service refuses to say is a finding as well."""
+    """Return what `question` finds; what a service refuses to say is a finding as well."""
     found = []
     try:
         for finding in question():

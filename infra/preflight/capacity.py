@@ -1,14 +1,14 @@
-"""Whether EC2 offers what the stage trains on, where, and how much of it the account may have."""
+"""Checks of capacity: whether EC2 offers what the stage trains on, where, and how much the account may have."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem, unknown
-from infra.settings import Stage
+from infra.stages import Stage
+from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 
 OFFER = "instance types"
@@ -16,7 +16,7 @@ QUOTA = "vCPU quotas"
 
 
 def offers(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Each instance type of new jobs: offered in the region, and in a zone of the stage's subnets."""
+    """Check that each instance type of new jobs is offered in the region, and in a zone of the stage's subnets."""
     offered = _offered(account, INSTANCE_TYPES)
     zones = _zones(account, stage)
     for row in (stage.row, stage.cpu_row):
@@ -24,13 +24,13 @@ def offers(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def quotas(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Each quota of the stage's instance families: as much as its limits would use at once."""
+    """Check that each quota of the stage's instance families holds what its limits would use at once."""
     for (code, market), (vcpus, uses) in _needs(stage).items():
         yield _quota(account, code, market, vcpus, " + ".join(uses))
 
 
 def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
-    """Instance type to the ids of the region's zones that offer it."""
+    """Return, by instance type, the ids of the region's zones that offer it."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for item in account.pages(
         "ec2",
@@ -44,7 +44,7 @@ def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _zones(account: Account, stage: Stage) -> list[str]:
-    """Ids of the zones in which the stage's subnets are, or will be."""
+    """Return the ids of the zones in which the stage's subnets are, or will be."""
     if stage.vpc is not None:
         subnets = account.client("ec2").describe_subnets(
             Filters=[{"Name": "subnet-id", "Values": list(stage.vpc.private_subnet_ids)}]
@@ -91,7 +91,7 @@ def _offer(
 
 
 def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
-    """Quota code and market to the vCPUs that the stage may use of it, and what for.
+    """Return, by quota code and market, the vCPUs that the stage may use of it, and what for.
 
     A retiring pool counts like the one of new jobs: while both stand, each may have as many instances.
     """
@@ -131,7 +131,7 @@ def _quota(account: Account, code: str, market: str, vcpus: int, uses: str) -> F
 
 
 def _value(account: Account, code: str) -> Mapping[str, Any] | None:
-    """The account's own; AWS's default where that was never changed; None where Service Quotas has neither."""
+    """Return the account's own quota, or AWS's default if never changed; None where Service Quotas has neither."""
     quota: Mapping[str, Any]
     try:
         quota = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]

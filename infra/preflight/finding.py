@@ -1,4 +1,4 @@
-"""What a check found out."""
+"""The answer of a check: ok, a problem, or unknown."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,14 +1,14 @@
-"""Whether an existing VPC is as the settings say: its subnets, their way to AWS, nothing that endpoints clash with."""
+"""Checks of an existing VPC: its subnets, their way to AWS, and nothing that the stage's endpoints clash with."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.network_plan import ENDPOINT_SERVICES, has_interface_endpoints, uses_default_security_group
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem
-from infra.settings import ExistingVpc, Stage
+from infra.stages import ExistingVpc, Stage
+from infra.stages.network_plan import ENDPOINT_SERVICES, has_interface_endpoints, uses_default_security_group
 
 VPC = "VPC"
 
@@ -42,7 +42,7 @@ def existing_vpc(account: Account, stage: Stage) -> Iterator[Finding]:
 def _subnets(
     account: Account, stage: Stage, vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Each subnet: in this VPC, and with a way to AWS."""
+    """Check that each subnet is in this VPC and has a way to AWS."""
     found = {
         subnet["SubnetId"]: subnet
         for subnet in account.pages(
@@ -89,7 +89,7 @@ def _subnets(
 
 
 def _default_route(subnet_id: str, tables: Sequence[Mapping[str, Any]]) -> str | None:
-    """By what the subnet's default route leaves; None where it has none."""
+    """Return what the subnet's default route leads to; None where it has none."""
 
     def is_of(table: Mapping[str, Any], key: str, value: object) -> bool:
         return any(association.get(key) == value for association in table["Associations"])
@@ -105,7 +105,7 @@ def _default_route(subnet_id: str, tables: Sequence[Mapping[str, Any]]) -> str |
 
 
 def _endpoints_of_others(account: Account, stage: Stage, vpc: ExistingVpc) -> list[Mapping[str, Any]]:
-    """The VPC's endpoints but for the stage's own, which a deployment leaves as they are."""
+    """Return the VPC's endpoints but for the stage's own, which a deployment leaves as they are."""
     found = account.pages(
         "ec2", "describe_vpc_endpoints", "VpcEndpoints", Filters=[{"Name": "vpc-id", "Values": [vpc.vpc_id]}]
     )
@@ -117,7 +117,7 @@ def _endpoints_of_others(account: Account, stage: Stage, vpc: ExistingVpc) -> li
 
 
 def _service(endpoint: Mapping[str, Any]) -> str:
-    """`ecr.api` of `com.amazonaws.us-east-1.ecr.api`."""
+    """Return a service's short name: `ecr.api` of `com.amazonaws.us-east-1.ecr.api`."""
     return str(endpoint["ServiceName"]).split(".", 3)[-1]
 
 
@@ -127,7 +127,7 @@ def _missing_services(endpoints: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _names(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
-    """Endpoints are found by the services' usual names only where the VPC resolves them."""
+    """Check that the VPC resolves the services' usual names, by which alone endpoints are found."""
     for attribute, option in (
         ("EnableDnsSupport", "enable-dns-support"),
         ("EnableDnsHostnames", "enable-dns-hostnames"),
@@ -154,7 +154,7 @@ def _clashes(vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Those that get a route to S3: there, and without one."""
+    """Check that the route tables which get a route to S3 are there, and have none."""
     wanted = list(vpc.private_route_table_ids)
     found = {
         table["RouteTableId"]: table
@@ -184,7 +184,7 @@ def _route_tables(account: Account, vpc: ExistingVpc, endpoints: Sequence[Mappin
 
 
 def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
-    """The VPC's default group, in which the nodes of a job are: they have to reach each other and AWS."""
+    """Check that the VPC's default group, in which the nodes of a job are, lets them reach each other and AWS."""
     filters = [{"Name": "vpc-id", "Values": [vpc.vpc_id]}, {"Name": "group-name", "Values": ["default"]}]
     (group,) = account.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters)
     group_id = group["GroupId"]
@@ -232,7 +232,7 @@ def _default_group(account: Account, vpc: ExistingVpc) -> Iterator[Finding]:
 
 
 def _covers(rule: Mapping[str, Any], ports: tuple[int, int]) -> bool:
-    """Whether it is for all these ports of TCP."""
+    """Return whether a rule is for all these ports of TCP."""
     low, high = ports
     if rule["IpProtocol"] == "-1":
         return True

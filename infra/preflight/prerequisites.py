@@ -1,4 +1,4 @@
-"""What has to be there before a stage is deployed, and what must not be there twice."""
+"""Checks of what has to be there before a stage is deployed, and of what must not be there twice."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from botocore.exceptions import ClientError
 
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem
-from infra.settings import Stage
+from infra.stages import Stage
 
 BOOTSTRAP_VERSION = 8
 """What the templates' assets ask for (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""
@@ -35,7 +35,7 @@ def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
-    """Only Spot's is needed beforehand: a request for Spot capacity on someone else's behalf does not make it."""
+    """Check Spot's role, the only one needed beforehand: a request on someone else's behalf does not make it."""
     services = ["spot", "batch", "ecs", *(["fsx"] if stage.fsx_gib else [])]
     for service in (f"{name}.amazonaws.com" for name in services):
         roles = account.pages("iam", "list_roles", "Roles", PathPrefix=f"/aws-service-role/{service}/")
@@ -50,7 +50,7 @@ def service_linked_roles(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
-    """The AMI that the settings give: there, usable from this account, with the root device they name."""
+    """Check that the AMI which the settings give is there, usable from this account, with the root device they name."""
     given = stage.machine_image
     if given is None:
         yield ok(IMAGE, "none is given: the stage's own, or AWS's for Batch")
@@ -134,7 +134,7 @@ def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def oidc_provider(account: Account, stage: Stage) -> Iterator[Finding]:
-    """GitHub's: an account can have one, which the stage makes or is told of."""
+    """Check GitHub's OIDC provider: an account can have one, which the stage makes or is told of."""
     if stage.deploy_from is None:
         yield ok(OIDC, "none is needed: `deploy_from` is not set")
         return
@@ -169,7 +169,7 @@ def oidc_provider(account: Account, stage: Stage) -> Iterator[Finding]:
 
 
 def _parameter(account: Account, name: str) -> str | None:
-    """None where there is none."""
+    """Return a parameter's value; None where there is none."""
     try:
         value: str = account.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
     except ClientError as error:

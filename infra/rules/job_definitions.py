@@ -22,14 +22,14 @@ _SECRET_VALUE = re.compile(
 
 
 def _tasks(definition: Resource) -> Iterator[Mapping[str, Any]]:
-    """Every ECS task of a definition: of a single node, or of each range of nodes."""
+    """Yield every ECS task of a definition: of a single node, or of each range of nodes."""
     yield from definition.get("EcsProperties.TaskProperties", [])
     for nodes in definition.get("NodeProperties.NodeRangeProperties", []):
         yield from nodes.get("EcsProperties", {}).get("TaskProperties", [])
 
 
 def _containers(definition: Resource) -> Iterator[Mapping[str, Any]]:
-    """Every container of a definition, also of those that are written without ecsProperties."""
+    """Yield every container of a definition, also of those that are written without ecsProperties."""
     for task in _tasks(definition):
         yield from task.get("Containers", [])
     ranges = definition.get("NodeProperties.NodeRangeProperties", [])
@@ -56,12 +56,12 @@ def _memlock_is_free(container: Mapping[str, Any]) -> bool:
 
 
 def _one_process(kind: str) -> bool:
-    """Whether jobs of the kind are on one node always."""
+    """Return whether jobs of the kind are on one node always."""
     return kind in CATALOG and CATALOG[kind].one_process
 
 
 def _accelerated(stage: StageTemplates, definition: Resource) -> bool:
-    """By the catalog, where it is the published definition of a kind; else by what its containers ask for."""
+    """Return whether a definition is for accelerators: by the catalog if it is published, else by what it asks for."""
     kinds = [name.split("/")[-1] for name in stage.published_names(definition) if name.startswith("job-definition")]
     if any(kind in CATALOG for kind in kinds):
         return any(CATALOG[kind].accelerated for kind in kinds if kind in CATALOG)
@@ -244,7 +244,7 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
 
 
 def _efa_interfaces_of_multinode(stage: StageTemplates) -> int | None:
-    """Of the instances behind the queue that takes new jobs of several nodes; None where the stage has none."""
+    """Return the EFA interfaces of instances behind the queue for new multi-node jobs; None where there is none."""
     queues = [
         resource
         for resource in stage.of_type("AWS::Batch::JobQueue")

@@ -17,7 +17,7 @@ _REMEDIED_REASONS = {
 
 
 def _multinode_queues(stage: StageTemplates) -> Iterator[Resource]:
-    """Queues for jobs of several nodes: those whose row says so, and those with a placement group or EFA."""
+    """Yield the queues for jobs of several nodes: those whose row says so, and those with a placement group or EFA."""
     for queue in stage.of_type(JOB_QUEUE):
         names = [name.removeprefix("queue/") for name in stage.published_names(queue)]
         by_row = any(QUEUES[name].several_nodes for name in names if name in QUEUES)

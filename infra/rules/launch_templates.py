@@ -27,7 +27,7 @@ _AT_A_SPOT_NOTICE = (
 
 
 def _with_template(stage: StageTemplates) -> Iterator[tuple[Resource, Resource]]:
-    """Each compute environment whose launch template is of this stage, with it."""
+    """Yield each compute environment whose launch template is of this stage, with it."""
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         template = stage.launch_template(environment)
         if template is not None:
@@ -190,7 +190,7 @@ def efa_cards(stage: StageTemplates) -> Iterable[Finding]:
 
 @rule(
     "TY-LaunchTemplate-SpotDraining",
-    next_step="render the user data with infra/constructs/user_data.py, which writes both settings and a service that "
+    next_step="render the user data with infra/compute/user_data.py, which writes both settings and a service that "
     "waits for the Spot notice",
     source="Amazon ECS Developer Guide, Container agent configuration: off, and 30 s, by default; Draining container "
     "instances: tasks that belong to no service are not stopped",

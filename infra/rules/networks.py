@@ -12,7 +12,7 @@ _ANYWHERE = {"0.0.0.0/0", "::/0"}
 def _rules_of_group(
     stage: StageTemplates, group: Resource, direction: str, peer: str
 ) -> Iterable[tuple[Mapping[str, Any], Resource | None]]:
-    """Every rule of a security group in a direction, written in it or apart, with the group of the stage it names."""
+    """Yield a group's rules in a direction, written in it or apart, each with the group of the stage that it names."""
     for inline in group.get(f"SecurityGroup{direction}", []):
         yield inline, stage.referred(group.stack, inline.get(peer))
     for apart in stage.of_type(f"AWS::EC2::SecurityGroup{direction}"):
@@ -82,7 +82,7 @@ def private_subnets(stage: StageTemplates) -> Iterable[Finding]:
 
 
 def _has_internet_gateway(stage: StageTemplates, subnet: Resource) -> bool:
-    """True: its route table leads to an internet gateway, which serves only those with a public address."""
+    """Return whether its route table leads to an internet gateway, which serves only those with a public address."""
     tables = {
         stage.referred(link.stack, link.get("RouteTableId"))
         for link in stage.of_type("AWS::EC2::SubnetRouteTableAssociation")

@@ -16,7 +16,7 @@ from infra.rules.stage_templates import StageTemplates, Template
 
 @jsii.implements(cdk.IPolicyValidationPlugin)
 class TrainyardRules:
-    """Add it with `cdk.Validations.of(app).add_plugins(TrainyardRules())`.
+    """The rules, to be added with `cdk.Validations.of(app).add_plugins(TrainyardRules())`.
 
     Where a rule does not apply, `acknowledge` it at the construct by `trainyard::<id>` with a reason.
     """
@@ -25,7 +25,7 @@ class TrainyardRules:
 
     @property
     def name(self) -> str:
-        """Stands in front of the rules' ids."""
+        """Return what stands in front of the rules' ids."""
         return "trainyard"
 
     @property
@@ -37,7 +37,7 @@ class TrainyardRules:
         return [rule.id for rule in RULES]
 
     def validate(self, context: cdk.IPolicyValidationContext) -> cdk.PolicyValidationPluginReport:
-        """Called by CDK once the templates are written."""
+        """Look at the templates; CDK calls it once they are written."""
         stages: dict[str, dict[str, Template]] = defaultdict(dict)
         files: dict[str, str] = {}
         for stack in context.stack_templates:

@@ -1,4 +1,4 @@
-"""What a rule is, and how a function becomes one."""
+"""The rule as a value, and the decorator that makes one of a function."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule."""
+    """A rule: its id, its reason, and the function that finds what breaks it."""
 
     id: str
     """`TY-<what it is about>-<what it asks for>`."""
@@ -33,7 +33,7 @@ Find = Callable[[StageTemplates], Iterable[Finding]]
 
 
 def rule(id_: str, *, next_step: str, source: str) -> Callable[[Find], Rule]:
-    """Makes a rule of a function; its docstring becomes the reason."""
+    """Make a rule of a function, whose docstring becomes the reason."""
 
     def make(find: Find) -> Rule:
         assert find.__doc__ is not None, f"{id_} gives no reason"  # noqa: S101 - a slip of ours, seen at import
@@ -43,10 +43,10 @@ def rule(id_: str, *, next_step: str, source: str) -> Callable[[Find], Rule]:
 
 
 def rules_of(module: ModuleType) -> Iterable[Rule]:
-    """All rules that a module defines, in their order."""
+    """Return all rules that a module defines, in their order."""
     return (value for value in vars(module).values() if isinstance(value, Rule))
 
 
 def found(resource: Resource, location: str) -> Finding:
-    """A finding at a property of `resource`, by its path below `Properties`."""
+    """Return a finding at a property of `resource`, by its path below `Properties`."""
     return Finding(resource=resource, location=f"Properties.{location}")

@@ -26,7 +26,7 @@ class Resource:
     properties: Mapping[str, Any] = field(repr=False)
 
     def get(self, path: str, default: Any = None) -> Any:
-        """The property at a dotted path, or `default` where it, or something above it, is missing."""
+        """Return the property at a dotted path, or `default` where it, or something above it, is missing."""
         value: Any = self.properties
         for key in path.split("."):
             if not isinstance(value, Mapping) or key not in value:
@@ -69,12 +69,13 @@ class StageTemplates:
         return self._resources[stack, logical_id]
 
     def parameter(self, name: Any) -> Resource | None:
-        """The parameter of that name, where a stack of the stage publishes it."""
+        """Return the parameter of that name, where a stack of the stage publishes it."""
         return self._published.get(name)
 
     def referred(self, stack: str, value: Any) -> Resource | None:
-        """The resource that a property's value refers to: in its own stack, through an export, or through a parameter
-        that another stack of the stage publishes. None where it is none of the stage's.
+        """Return the resource that a property's value refers to; None where it is none of the stage's.
+
+        It may be in the same stack, or found through an export or a parameter of another stack of the stage.
         """
         match value:
             case {"Ref": str(name)} if (stack, name) in self._resources:
@@ -92,43 +93,43 @@ class StageTemplates:
         return None
 
     def published(self, name: Any) -> Resource | None:
-        """What the parameter called `name` holds the name of."""
+        """Return the resource whose name the parameter called `name` holds."""
         parameter = self._published.get(name)
         return self.referred(parameter.stack, parameter.get("Value")) if parameter else None
 
     def published_names(self, resource: Resource) -> list[str]:
-        """The parameters that hold the name of `resource`, without `/trainyard/<stage>/`."""
+        """Return the parameters that hold the name of `resource`, without `/trainyard/<stage>/`."""
         return [name.split("/", 3)[-1] for name in self._published if self.published(name) is resource]
 
     def launch_template(self, environment: Resource) -> Resource | None:
-        """What a compute environment's instances start from."""
+        """Return the launch template of a compute environment's instances."""
         return self.referred(environment.stack, environment.get("ComputeResources.LaunchTemplate.LaunchTemplateId"))
 
     def compute_environments(self, queue: Resource) -> list[Resource]:
-        """A queue's compute environments that are of this stage, in its order."""
+        """Return a queue's compute environments that are of this stage, in its order."""
         entries = sorted(queue.get("ComputeEnvironmentOrder", []), key=lambda entry: int(entry["Order"]))
         environments = (self.referred(queue.stack, entry["ComputeEnvironment"]) for entry in entries)
         return [environment for environment in environments if environment is not None]
 
     def security_groups(self, environment: Resource) -> list[Any]:
-        """What names the groups of a compute environment's instances: itself, or its launch template."""
+        """Return the security groups of a compute environment's instances, which it or its launch template names."""
         own = environment.get("ComputeResources.SecurityGroupIds", [])
         return [*own, *(group for interface in self.interfaces(environment) for group in interface.get("Groups", []))]
 
     def interfaces(self, environment: Resource) -> list[Mapping[str, Any]]:
-        """Network interfaces that the launch template gives a compute environment's instances."""
+        """Return the network interfaces that the launch template gives a compute environment's instances."""
         template = self.launch_template(environment)
         return list(template.get("LaunchTemplateData.NetworkInterfaces", [])) if template else []
 
     def efa_interfaces(self, environment: Resource) -> int:
-        """How many of them are EFA interfaces, and so how many devices a job finds."""
+        """Return how many of them are EFA interfaces, and so how many devices a job finds."""
         return sum(
             str(interface.get("InterfaceType", "")).startswith("efa") for interface in self.interfaces(environment)
         )
 
 
 def text(value: Any) -> str:
-    """A value as one string; what only CloudFormation knows stands in angle brackets, and base64 is left out."""
+    """Return a value as one string; what only CloudFormation knows stands in angle brackets, and base64 is left out."""
     match value:
         case {"Fn::Join": [str(separator), list(parts)]}:
             return separator.join(text(part) for part in parts)

@@ -28,12 +28,12 @@ _HEALTH_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Aws:
-    """Whose credentials and which region; the clients it hands out share one session."""
+    """A connection with somebody's credentials in some region; the clients that it hands out share one session."""
 
     profile: str | None = None
-    """None: AWS_PROFILE, else boto3's default chain."""
+    """A profile of the AWS configuration. None: AWS_PROFILE, else boto3's default chain."""
     region: str | None = None
-    """None: AWS_REGION or the profile's."""
+    """The region of every client. None: AWS_REGION or the profile's."""
 
     @cached_property
     def batch(self) -> "BatchClient":
@@ -41,7 +41,7 @@ class Aws:
 
     @cached_property
     def batch_without_retries(self) -> "BatchClient":
-        """For SubmitJob, which has no idempotency token: sent again by botocore, it would start a second job."""
+        """A client for SubmitJob, which has no idempotency token: sent again, it would start a second job."""
         return self._session.client("batch", config=self._config(attempts=1), region_name=self._region)
 
     @cached_property
@@ -74,17 +74,17 @@ class Aws:
 
     @property
     def endpoint(self) -> str:
-        """URL that Batch is reached at."""
+        """Return the URL at which Batch is reached."""
         return self.batch.meta.endpoint_url
 
     @cached_property
     def embedded(self) -> bool:
-        """Whether the endpoint is the embedded AWS: it lies on loopback."""
+        """Return whether the endpoint is the embedded AWS, which is the one on loopback."""
         return is_loopback(self.endpoint)
 
     @cached_property
     def runs_containers(self) -> bool:
-        """Whether jobs run in containers of their image: on AWS, and on an embedded AWS with a Docker engine."""
+        """Return whether jobs run in containers of their image: on AWS, and on an embedded AWS with a Docker engine."""
         if not self.embedded:
             return True
         import json

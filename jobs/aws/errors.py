@@ -1,4 +1,4 @@
-"""What boto3's errors mean, and what a user should read in their place.
+"""boto3's errors are classified here, and turned into what a user should read in their place.
 
 botocore is imported when the first error is asked about.
 """
@@ -44,7 +44,7 @@ def is_loopback(url: str) -> bool:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
+    """Return whether `error` is throttling, a fault of the service or of the line: it may pass when tried again."""
     from botocore.exceptions import (
         ClientError,
         ConnectionError,  # noqa: A004 - botocore's own
@@ -59,31 +59,31 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_throttling(error: Exception) -> bool:
-    """Whether the service refused the request for now: it did nothing with it."""
+    """Return whether the service refused the request for now, and so did nothing with it."""
     return _status(error) == 429 or error_code(error) in _THROTTLED
 
 
 def is_refused_connection(error: Exception) -> bool:
-    """Whether nothing listens at the endpoint."""
+    """Return whether the error says that nothing listens at the endpoint."""
     from botocore.exceptions import EndpointConnectionError
 
     return isinstance(error, EndpointConnectionError)
 
 
 def error_code(error: Exception) -> str:
-    """The service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
+    """Return the service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
-    """HTTP status of a ClientError; 0 for every other error."""
+    """Return the HTTP status of a ClientError; 0 for every other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def explain(error: Exception) -> TrainyardError | None:
-    """What a user should read in place of boto3's error; None where `error` is not one of boto3's."""
+    """Return the error that a user should see in place of boto3's; None where `error` is not one of boto3's."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as boto
 
@@ -124,7 +124,7 @@ def explain(error: Exception) -> TrainyardError | None:
 
 
 def _explain_answer(error: Exception) -> TrainyardError:
-    """What the service answered."""
+    """Explain an error that the service answered with."""
     code = error_code(error)
     operation = getattr(error, "operation_name", "the call")
     message = str(getattr(error, "response", {}).get("Error", {}).get("Message", "")) or code
@@ -151,7 +151,7 @@ def _explain_answer(error: Exception) -> TrainyardError:
 
 
 def _explain_line(error: Exception) -> TrainyardError:
-    """No answer came."""
+    """Explain an error of the connection: no answer came."""
     endpoint = str(getattr(error, "kwargs", {}).get("endpoint_url", ""))
     if is_loopback(endpoint):
         base = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint))

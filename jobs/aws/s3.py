@@ -1,4 +1,4 @@
-"""The run's files on S3: one client with retries, and whole folders moved by several threads.
+"""Files on S3: one client with retries, and whole folders moved by several threads.
 
 AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same code talks to the embedded AWS.
 """
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
-from jobs.contract.errors import NotFoundError, TrainyardError
-from jobs.contract.runs import S3Location
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.locations import S3Location, stays_below
 
 if TYPE_CHECKING:
     from boto3.s3.transfer import TransferConfig
-    from botocore.exceptions import ClientError
     from mypy_boto3_s3.client import S3Client
     from mypy_boto3_s3.type_defs import ObjectTypeDef
 
@@ -38,16 +37,18 @@ requests of a client share some dozens of further tries, which the parts of larg
 when S3 fails altogether."""
 
 PATIENCE_SECONDS = 600.0
-"""How long what has failed all its tries is begun anew: a job of hours must not die of some minutes without S3."""
+"""For so long an operation that has failed all its tries is begun anew: a job of hours must not die of some minutes
+without S3."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
 DENIED_TRIES = 3
-"""Of what is denied, within some seconds: while credentials or policies change, S3 denies what it allows before and
-after. What is denied each time is not to be had."""
+"""Tries of a request that is denied, within some seconds: while credentials or policies change, S3 denies what it
+allows before and after. What is denied each time is not to be had."""
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
-_DENIED = frozenset({"403", "AccessDenied"})
+DENIED = frozenset({"403", "AccessDenied"})
+"""Codes by which S3 says that a request is forbidden: a HEAD has no body, so its answer is the bare status."""
 
 Tag = tuple[str, str]
 """Key and value of an S3 object tag."""
@@ -57,7 +58,7 @@ Result = TypeVar("Result")
 
 
 def connect() -> "S3Client":
-    """A client; it is thread-safe, and cheap enough (0.1 s) to be made once a process."""
+    """Return a client; it is thread-safe, and cheap enough (0.1 s) to be made once a process."""
     import boto3
     from botocore.config import Config
 
@@ -73,7 +74,7 @@ def connect() -> "S3Client":
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turns boto3's exceptions into TrainyardErrors that say `what` could not be done, and why."""
+    """Turn boto3's exceptions into TrainyardErrors that say `what` could not be done, and why."""
     try:
         yield
     except TrainyardError:
@@ -89,10 +90,10 @@ def explained(what: str) -> Iterator[None]:
 
 
 def patiently(what: str, work: Callable[[], Result]) -> Result:
-    """`work`, which may be begun again: where S3 or the line to it fails, it is, for PATIENCE_SECONDS; where S3 denies
-    it, DENIED_TRIES times in all.
+    """Return the result of `work`, which is begun again where S3 or the line to it fails, for PATIENCE_SECONDS, and
+    where S3 denies it, DENIED_TRIES times in all.
 
-    What fails in the end is `explained`.
+    An error that stays is `explained`.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     pause = 1.0
@@ -115,17 +116,36 @@ def patiently(what: str, work: Callable[[], Result]) -> Result:
 
 
 def read(s3: "S3Client", location: S3Location) -> bytes | None:
-    """The object, or None where there is none."""
+    """Return the object, or None where there is none."""
+    return patiently(f"read {location}", lambda: read_once(s3, location))
 
-    def work() -> bytes | None:
-        try:
-            return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
-        except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
-                return None
-            raise
 
-    return patiently(f"read {location}", work)
+def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
+    """Do the same as `read`, but raise what boto3 raises as soon as botocore has used up its own tries."""
+    try:
+        return s3.get_object(Bucket=location.bucket, Key=location.key)["Body"].read()
+    except s3.exceptions.ClientError as error:
+        if is_missing(s3, location, error):
+            return None
+        raise
+
+
+def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
+    """Return whether S3's answer to a request for an object means that there is no such object.
+
+    S3 says 404 only to those who may list the whole bucket. Whoever may list one team's prefix only is told that a
+    missing key is forbidden, and so is another team's; a listing of that very key tells the two apart.
+    """
+    code = error_code(error)
+    if code not in DENIED:
+        return code in _MISSING
+    try:
+        listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
+    except s3.exceptions.ClientError as refusal:
+        if error_code(refusal) in DENIED:
+            return False
+        raise
+    return all(item["Key"] != location.key for item in listed)
 
 
 def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> None:
@@ -136,7 +156,7 @@ def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | No
 
 
 def create(s3: "S3Client", location: S3Location, content: bytes) -> None:
-    """Writes the object where there is none: of several that do, one succeeds, and all read what it wrote."""
+    """Write the object where there is none: of several that do, one succeeds, and all read what it wrote."""
 
     def work() -> None:
         try:
@@ -150,13 +170,13 @@ def create(s3: "S3Client", location: S3Location, content: bytes) -> None:
 
 
 def size(s3: "S3Client", location: S3Location) -> int:
-    """Bytes of one object. Raises NotFoundError where there is none."""
+    """Return the bytes of one object. Raises NotFoundError where there is none."""
 
     def work() -> int:
         try:
             return s3.head_object(Bucket=location.bucket, Key=location.key)["ContentLength"]
         except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
+            if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
@@ -164,14 +184,14 @@ def size(s3: "S3Client", location: S3Location) -> int:
 
 
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
-    """Bytes of every object below the folder, by its name relative to it."""
+    """Return the bytes of every object below the folder, by its name relative to it."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""
     objects = listing(s3, folder, prefix=prefix)
     return {item["Key"][len(prefix) :]: item["Size"] for item in objects if not item["Key"].endswith("/")}
 
 
 def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTypeDef"]:
-    """What S3 says of every object whose key begins with `prefix`."""
+    """Return S3's entry for every object whose key begins with `prefix`."""
     pages = s3.get_paginator("list_objects_v2")
 
     def work() -> list["ObjectTypeDef"]:
@@ -183,27 +203,51 @@ def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTy
 
 
 def download(s3: "S3Client", location: S3Location, target: Path) -> None:
-    """One object into a file. Raises NotFoundError where there is none."""
+    """Download one object into a file. Raises NotFoundError where there is none."""
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def work() -> None:
         try:
             s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
         except s3.exceptions.ClientError as error:
-            if _is_missing(s3, location, error):
+            if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
             raise
 
     patiently(f"read {location}", work)
 
 
+def download_below(s3: "S3Client", folder: S3Location, name: str, target: Path) -> Path:
+    """Download one object below the S3 folder to the same name below a local one, and return where it lies.
+
+    Raises NotFoundError where there is none, UsageError where its name leads out of the local folder.
+    """
+    path = path_below(target, folder, name)
+    download(s3, folder / name, path)
+    return path
+
+
 def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
-    """The named objects below the folder into a local one."""
-    in_threads(lambda name: download(s3, folder / name, target / name), names)
+    """Download the named objects below the S3 folder into a local one.
+
+    Raises UsageError, before anything is written, where a name leads out of the local folder.
+    """
+    paths = {name: path_below(target, folder, name) for name in names}
+    in_threads(lambda name: download(s3, folder / name, paths[name]), paths)
+
+
+def path_below(target: Path, folder: S3Location, name: str) -> Path:
+    """Return where an object below the S3 folder is written below `target`: whoever may write keys may not write files.
+
+    Raises UsageError where its name leads out of `target`.
+    """
+    if not stays_below(name):
+        raise UsageError(f"{folder / name} would be written outside {target}")
+    return target / name
 
 
 def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
-    """One file, whole or not at all. Raises FileNotFoundError where it is gone."""
+    """Upload one file, whole or not at all. Raises FileNotFoundError where it is gone."""
 
     def work() -> None:
         s3.upload_file(str(source), location.bucket, location.key, ExtraArgs=_tagging(tag), Config=_transfer())
@@ -214,12 +258,12 @@ def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | Non
 def upload_all(
     s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location, *, tag: Tag | None = None
 ) -> None:
-    """The named files of a local folder below the S3 one, all with the tag. Returns when all of them are there."""
+    """Upload the named files of a local folder below the S3 one, all with the tag, and wait until all are there."""
     in_threads(lambda name: upload(s3, source / name, folder / name, tag=tag), names)
 
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
-    """The named objects below the folder; one that is not there is no error."""
+    """Delete the named objects below the folder; one that is not there is no error."""
 
     def delete(name: str) -> None:
         patiently(
@@ -231,7 +275,7 @@ def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None
 
 
 def files_below(folder: Path) -> list[str]:
-    """Relative names of all files in a local folder, in a fixed order."""
+    """Return the relative names of all files in a local folder, in a fixed order."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
@@ -244,13 +288,13 @@ def sha256(path: Path) -> str:
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`work` on each item, several at once; the first exception is raised when all have ended."""
+    """Do `work` on each item, several at once; the first exception is raised when all have ended."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
         return list(pool.map(work, items))
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Whether what failed may well succeed when it is begun anew."""
+    """Return whether an operation that failed with `error` may well succeed when it is begun anew."""
     from boto3.exceptions import RetriesExceededError, S3UploadFailedError
 
     if isinstance(error, S3UploadFailedError):
@@ -270,25 +314,12 @@ def _is_denied(error: BaseException | None) -> bool:
 
     if isinstance(error, S3UploadFailedError):
         error = error.__context__
-    return isinstance(error, Exception) and error_code(error) in _DENIED
+    return isinstance(error, Exception) and error_code(error) in DENIED
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:
-    """What a request that writes an object says to give it the tag."""
+    """Return the arguments with which a request that writes an object gives it the tag."""
     return {"Tagging": urlencode([tag])} if tag else {}
-
-
-def _is_missing(s3: "S3Client", location: S3Location, error: "ClientError") -> bool:
-    """Whether `error` means that there is no such object.
-
-    S3 says 404 only to those who may list the whole bucket. A job's role may list its team's prefix only, and is told
-    that a missing key is forbidden; what is forbidden and not listed is missing.
-    """
-    code = error_code(error)
-    if code not in _DENIED:
-        return code in _MISSING
-    listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
-    return location.key not in [item["Key"] for item in listed]
 
 
 def _transfer() -> "TransferConfig":

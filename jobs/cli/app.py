@@ -1,6 +1,6 @@
 """The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
 
-Those of `trainyard images` are in images_app.py.
+Those of `trainyard images` are in images/app.py.
 """
 
 from dataclasses import dataclass
@@ -189,7 +189,7 @@ def resume(
 
 
 def _how(**given: bool) -> "How":
-    """What to do once the plan stands; the names are those of the options."""
+    """Return what is done once the plan stands, from the options of the same names."""
     from jobs.cli.submit import How
 
     chosen = [name.replace("_", "-") for name, is_given in given.items() if is_given] or ["follow"]

@@ -1,4 +1,4 @@
-"""What the shell offers after Tab where that needs more than the command's own words."""
+"""Completions by the shell that need more than the command's own words: it offers them after Tab."""
 
 from collections.abc import Iterator
 

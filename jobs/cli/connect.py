@@ -15,7 +15,8 @@ from jobs.client.storage import StoredRun
 from jobs.client.why import findings, is_waiting
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import Detached, TrainyardError, UsageError
-from jobs.contract.runs import NOTEBOOK, NotebookServer
+from jobs.contract.notebook_server import NotebookServer
+from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 2.0
@@ -94,7 +95,7 @@ def _say_why(aws: Aws, stage: DeployedStage, job: Job, *, wait: bool, said: set[
 
 
 def _say(text: str, said: set[str]) -> None:
-    """Each text once, however often it is found again."""
+    """Says each text once, however often it is found again."""
     if text not in said:
         tables.stderr().print(text)
         said.add(text)

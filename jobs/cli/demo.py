@@ -21,8 +21,8 @@ from jobs.cli.submit import plan_run, raise_failure, send, watch
 from jobs.client import storage
 from jobs.client.batch import read_stage
 from jobs.contract.errors import Detached, JobFailedError
-from jobs.contract.locations import DATA
-from jobs.contract.runs import METRICS, MODEL, RECEIPT, TENSORBOARD, S3Location
+from jobs.contract.locations import DATA, S3Location
+from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 
@@ -32,7 +32,7 @@ RUNS_FOLDER = Path("runs")
 
 
 def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | None = None) -> None:
-    """The command. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
+    """Run `trainyard demo`. Raises Detached (exit code 130) on Ctrl-C, after all that it started has ended.
 
     `executor`: `docker` has the job run in a container of the cpu image, which is built with the other two first.
     """
@@ -120,7 +120,7 @@ def _embedded_aws(steps: "Steps", executor: str) -> Iterator[embedded.Server]:
 
 
 def _inputs(spec: JobSpec, stage: DeployedStage) -> dict[str, S3Location]:
-    """Where the spec expects its inputs: argument to place in the data bucket."""
+    """Return where the spec expects its inputs: argument to place in the data bucket."""
     return {
         argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
         for argument, location, _ in spec.entrypoint_arguments().sources()
@@ -132,7 +132,7 @@ def _interrupt(_signal_number: int, _frame: object) -> None:
 
 
 class Steps:
-    """Numbered steps on stderr, each with how long it took."""
+    """Prints numbered steps on stderr, each with the time it took."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.contract.errors import ConfigurationError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 
 HELD_OUT_SENTENCES = 1_000
 TRAINING_SENTENCES = 1_600

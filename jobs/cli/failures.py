@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one `error:` and one `next:` line in place of a traceback.
+"""Errors become the end of a command: its exit code, and one `error:` and one `next:` line in place of a traceback.
 
 With `-o json` the error is one JSON object on stderr: {"error": …, "next": …, "exit_code": …}.
 """
@@ -81,7 +81,7 @@ def _explain(error: Exception) -> TrainyardError | None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether `-o json` is among the arguments: known even where they are too wrong to be parsed."""
+    """Return whether `-o json` is among the arguments, even where they are too wrong to be parsed."""
     pairs = itertools.pairwise(arguments)
     return any(pair in (("-o", "json"), ("--output", "json")) for pair in pairs) or any(
         argument in ("-ojson", "--output=json") for argument in arguments

@@ -1,4 +1,4 @@
-"""What a user sees of a job that runs: a progress bar, the log above it, and the changes of its state."""
+"""The live view of a job that runs: a progress bar, the log above it, and the changes of its state."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from jobs.cli.tables import duration, stderr
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
 from jobs.contract.errors import Detached
-from jobs.contract.runs import Progress as ProgressLine
+from jobs.contract.log_lines import Progress as ProgressLine
 
 _TAIL_LINES = 15
 
@@ -109,7 +109,7 @@ def detaching(run_id: str) -> Iterator[None]:
 
 
 def prefix(line: LogLine) -> str:
-    """Which node logged a line, where there are several."""
+    """Return the words that say which node logged a line, where there are several."""
     return "" if line.node is None else f"[node {line.node}] "
 
 

@@ -18,13 +18,15 @@ from jobs.cli.submit import How, confirm, finish, send
 from jobs.client import batch, storage
 from jobs.client.claims import Claim
 from jobs.client.follow import may_go_on
+from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
 from jobs.client.storage import StoredRun
 from jobs.contract.arguments import changed
 from jobs.contract.budget import NOTHING_SPENT, spent
 from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
 from jobs.contract.plan import Continued, Plan, plan
-from jobs.contract.runs import SPEC, Receipt
+from jobs.contract.records import Receipt
+from jobs.contract.run import SPEC
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 
@@ -32,7 +34,7 @@ _FIXED = ("name", "job", "team")
 """Keys of a spec that say which run it is."""
 
 _FORGOTTEN = "forgotten"
-"""In place of the id of a job that nobody knows any more."""
+"""Stands in place of the id of a job that nobody knows any more."""
 
 
 def resume(
@@ -46,7 +48,7 @@ def resume(
     yes: bool,
     output: str,
 ) -> None:
-    """The command. Raises the error whose exit code tells how the job ended, or why there is none."""
+    """Run `trainyard resume`. Raises the error whose exit code tells how the job ended, or why there is none."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     spec_before = storage.read_spec_text(aws, run.location)
@@ -72,7 +74,7 @@ def resume(
     changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
     if changes and not allow_changes:
         raise _changed_error(run, changes)
-    storage.check_inputs(aws, planned, embedded=stage.embedded)
+    check_inputs(aws, planned, embedded=stage.embedded)
     planned = replace(planned, notes=(_where_from(aws, run), *_change_notes(changes), *planned.notes))
     tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
     if how is How.DRY_RUN:
@@ -141,7 +143,7 @@ def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _send(aws: Aws, stage: DeployedStage, planned: Plan, spec_before: str) -> str:
-    """Id of the job: there is one more than before, however many resume the run at the same time."""
+    """Submit the job and return its id: one more than before, however many resume the run at the same time."""
     assert planned.continued is not None  # noqa: S101 - `resume` made it so
     earlier = planned.continued.job_ids
     claim = Claim.of(aws, planned.run_id, planned.run_location, earlier[-1])

@@ -1,17 +1,19 @@
-"""`trainyard list | status | why | logs | cancel | fetch | receipt`: what there is to know and do about runs."""
+"""`trainyard list | status | why | logs | cancel | fetch | receipt`: the commands about runs that were submitted."""
 
 import dataclasses
 import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.runs import Receipt
+from jobs.contract.records import Receipt
 from jobs.contract.stage import DeployedStage
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
@@ -19,7 +21,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def list_runs(aws: Aws, stage_name: str, *, team: str | None, since: str, limit: int, output: str) -> None:
-    """`trainyard list`."""
+    """Run `trainyard list`."""
     stage = batch.read_stage(aws, stage_name)
     jobs = batch.list_jobs(aws, stage, since=parse_since(since), team=team)
     if output == "json":
@@ -35,7 +37,7 @@ def list_runs(aws: Aws, stage_name: str, *, team: str | None, since: str, limit:
 
 
 def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
-    """`trainyard status`."""
+    """Run `trainyard status`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     jobs = batch.find_jobs(aws, stage, run.run_id)
@@ -55,37 +57,32 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         )
         return
     console = tables.stdout()
-    figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
-    last = ", ".join(f"{key} {value:.6g}" for key, value in figures)
     if job is None:
         state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
         rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]
-        tables.show(tables.pairs([*rows, ("metrics", last), ("files", str(run.location))]), on=console)
+        tables.show(tables.pairs([*rows, ("metrics", _last(metrics)), ("files", str(run.location))]), on=console)
         return
     dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
-    tables.show(
-        tables.pairs(
-            [
-                ("run", job.run_id),
-                ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"),
-                ("nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
-                ("reason", job.reason),
-                ("waited for" if job.ended else "waits for", waits_for),
-                ("goes on", f"{job.origin} after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else job.origin),
-                ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
-                ("submitted", tables.moment(job.created_at)),
-                ("started", tables.moment(job.started_at)),
-                ("stopped", tables.moment(job.stopped_at)),
-                ("ended by", _ended_by(job, receipt)),
-                ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
-                ("metrics", last),
-                ("files", str(run.location)),
-                ("Batch job", job.id),
-            ]
-        ),
-        on=console,
-    )
+    before = f" after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else ""
+    rows = [
+        ("run", job.run_id),
+        ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"),
+        ("nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
+        ("reason", job.reason),
+        ("waited for" if job.ended else "waits for", waits_for),
+        ("goes on", f"{job.origin}{before}"),
+        ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
+        ("submitted", tables.moment(job.created_at)),
+        ("started", tables.moment(job.started_at)),
+        ("stopped", tables.moment(job.stopped_at)),
+        ("ended by", _ended_by(job, receipt)),
+        ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
+        ("metrics", _last(metrics)),
+        ("files", str(run.location)),
+        ("Batch job", job.id),
+    ]
+    tables.show(tables.pairs(rows), on=console)
     attempts = list(chain.from_iterable(each.attempts for each in jobs))
     if attempts:
         console.print()
@@ -93,8 +90,14 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         tables.show(tables.attempts_table(numbered), on=console)
 
 
+def _last(metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return the figures of the newest line of metrics as text."""
+    figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
+    return ", ".join(f"{key} {value:.6g}" for key, value in figures)
+
+
 def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
-    """`trainyard why`."""
+    """Run `trainyard why`."""
     from jobs.client.why import findings, is_waiting
 
     stage = batch.read_stage(aws, stage_name)
@@ -122,7 +125,7 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
 
 def _ended_by(job: Job, receipt: Receipt | None) -> str:
-    """What the job's last attempt itself said of its end, of which Batch knows only the exit code.
+    """Return what the job's last attempt itself said of its end, of which Batch knows only the exit code.
 
     Of a timeout it is Batch that knows: the attempt got no more than a SIGTERM.
     """
@@ -133,7 +136,7 @@ def _ended_by(job: Job, receipt: Receipt | None) -> str:
 
 
 def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | None, output: str) -> None:
-    """`trainyard logs`."""
+    """Run `trainyard logs`."""
     from jobs.cli.live import LiveView, detaching, print_heading, print_line
     from jobs.client.follow import follow as follow_job
     from jobs.client.follow import may_go_on
@@ -163,7 +166,7 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
 
 
 def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
-    """`trainyard cancel`."""
+    """Run `trainyard cancel`."""
     from jobs.client.follow import may_go_on
 
     stage = batch.read_stage(aws, stage_name)
@@ -182,7 +185,7 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
 
 
 def fetch(aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, output: str) -> None:
-    """`trainyard fetch`."""
+    """Run `trainyard fetch`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     fetched = []
@@ -195,7 +198,7 @@ def fetch(aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, 
 
 
 def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
-    """`trainyard receipt`."""
+    """Run `trainyard receipt`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     found = storage.read_receipt(aws, run.location)
@@ -214,7 +217,10 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
 
 def parse_since(text: str) -> datetime:
-    """`30m`, `12h`, `7d`, or an ISO 8601 time (UTC where it names no offset). Raises UsageError for all else."""
+    """Return the moment that `30m`, `12h`, `7d` or an ISO 8601 time names; it is in UTC where it names no offset.
+
+    Raises UsageError for all else.
+    """
     match = _AGO.fullmatch(text.strip())
     try:
         if match:
@@ -228,7 +234,7 @@ def parse_since(text: str) -> datetime:
 
 
 def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> Job:
-    """The job that a run is by now. Raises NotFoundError where Batch has forgotten it."""
+    """Return the job that a run is by now. Raises NotFoundError where Batch has forgotten it."""
     return _jobs_of(aws, stage, run_id)[-1]
 
 

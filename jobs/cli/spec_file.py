@@ -18,7 +18,7 @@ from jobs.contract.spec import JobSpec, parse_spec
 READY_SPECS = Path(__file__).parent.parent / "specs"
 
 _SHOWN_CHARACTERS = 40
-"""Of a value that cannot be read, in its error."""
+"""An error shows so many characters of a value that cannot be read."""
 
 
 def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -133,7 +133,7 @@ def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple
 
 
 def _override(documents: Sequence[Any], override: str) -> None:
-    """`NAME.KEY=VALUE` replaces a value of the document called NAME, `KEY=VALUE` one of each document."""
+    """Replace a value of the document called NAME by `NAME.KEY=VALUE`, one of each document by `KEY=VALUE`."""
     path, equals, text = override.partition("=")
     keys = path.split(".")
     if not equals or not all(keys):
@@ -163,7 +163,7 @@ def _override(documents: Sequence[Any], override: str) -> None:
 
 
 def _with_absolute_paths(spec: JobSpec) -> JobSpec:
-    """Local inputs count from the working directory; a job does not run there."""
+    """Make local inputs absolute: they count from the working directory, and a job does not run there."""
     arguments = spec.entrypoint_arguments()
     absolute = {
         name: os.path.abspath(location)  # noqa: PTH100 - keeps symbolic links, as Path.absolute() keeps ".."

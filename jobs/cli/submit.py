@@ -18,10 +18,11 @@ from jobs.cli.spec_file import read_specs
 from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
 from jobs.client.batch import submit as submit_job
 from jobs.client.follow import follow
+from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
 from jobs.client.logs import LogReader
 from jobs.client.references import resolve
-from jobs.client.storage import check_inputs, delete_spec, put_spec, read_receipt
+from jobs.client.storage import delete_spec, put_spec, read_receipt
 from jobs.contract.errors import (
     Detached,
     JobFailedError,
@@ -30,15 +31,17 @@ from jobs.contract.errors import (
     TrainyardError,
     UsageError,
 )
+from jobs.contract.locations import S3Location
 from jobs.contract.moves import is_reclaim
 from jobs.contract.plan import Plan, plan
-from jobs.contract.runs import Receipt, S3Location, new_run_id
+from jobs.contract.records import Receipt
+from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 
 
 class How(Enum):
-    """What `submit` does once the plan stands."""
+    """The choice of what `submit` does once the plan stands."""
 
     DRY_RUN = "dry-run"
     FOLLOW = "follow"
@@ -49,7 +52,7 @@ class How(Enum):
 def submit(
     aws: Aws, stage_name: str, spec_path: Path, overrides: Sequence[str], *, how: How, yes: bool, output: str
 ) -> None:
-    """The command. Raises the error whose exit code tells how it ended: the first run's that failed."""
+    """Run `trainyard submit`. Raises the error whose exit code tells how it ended: the first run's that failed."""
     specs = read_specs(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs)
@@ -200,7 +203,7 @@ def send(
 def watch(
     aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool, log_to: TextIO
 ) -> tuple[Job, Receipt | None]:
-    """Follow a job to its end; returns it and the receipt it wrote. Raises Detached on Ctrl-C."""
+    """Follow a job to its end, and return it and the receipt it wrote. Raises Detached on Ctrl-C."""
     with detaching(run_id), LiveView(show_log=show_log, log_to=log_to) as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state == "FAILED" and not show_log:

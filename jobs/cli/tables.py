@@ -1,4 +1,4 @@
-"""How runs, jobs, receipts and plans look as tables, and what they are as JSON."""
+"""Runs, jobs, receipts and plans as tables and as JSON."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from rich.text import Text
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.budget import NOTHING_SPENT
 from jobs.contract.plan import Plan
-from jobs.contract.runs import Receipt
+from jobs.contract.records import Receipt
 
 if TYPE_CHECKING:
     from jobs.client.why import Finding
@@ -35,17 +35,20 @@ _STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "STAR
 
 
 def stdout() -> Console:
-    """For data."""
+    """Return the console for data."""
     return _console(width=None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def stderr() -> Console:
-    """For what is said about it."""
+    """Return the console for whatever is said about the data."""
     return _console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH_WITHOUT_TERMINAL)
 
 
 def _console(*, width: int | None, stderr: bool = False) -> Console:
-    """Prints what it is given as it is: `:secret:` in an ARN is no emoji, and brackets in a path are no style."""
+    """Return a console that prints texts as they are.
+
+    `:secret:` in an ARN is no emoji, and brackets in a path are no style.
+    """
     return Console(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
 
 
@@ -65,7 +68,7 @@ def print_json(value: Any) -> None:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Labels on the left, values on the right; a row without a value is left out."""
+    """Return a table with labels on the left and values on the right; a row without a value is left out."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -75,8 +78,16 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
+def columns(*headings: str) -> Table:
+    """Return an empty table with a heading over each column, whose cells are not wrapped."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
 def duration(seconds: float) -> str:
-    """`48 s`, `12 min 05 s`, `3 h 20 min`."""
+    """Return a duration as text: `48 s`, `12 min 05 s`, `3 h 20 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -88,8 +99,12 @@ def duration(seconds: float) -> str:
 
 
 def moment(time: datetime | None) -> str:
-    """In local time, to the second."""
+    """Return a time as text, in local time and to the second."""
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"
 
 
 def usd(amount: float) -> str:
@@ -134,10 +149,8 @@ def _budget(plan: Plan) -> str:
 
 
 def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
-    """Runs that are submitted together, one a row."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST"):
-        table.add_column(heading, no_wrap=True)
+    """Return a table of runs that are submitted together, one a row."""
+    table = columns("RUN", "QUEUE", "INSTANCES", "USD/H" if not embedded else "USD/H IN AWS", "AT MOST")
     table.add_column("WAITS FOR", overflow="fold")
     names = {plan.run_id: plan.spec.name for plan in plans}
     for plan in plans:
@@ -173,9 +186,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def jobs_table(jobs: Iterable[Job]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK"):
-        table.add_column(heading, no_wrap=True)
+    table = columns("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK")
     for job in jobs:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else ""
         table.add_row(
@@ -191,7 +202,7 @@ def jobs_table(jobs: Iterable[Job]) -> Table:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """Times in ISO 8601, UTC."""
+    """Return a job as JSON, with times in ISO 8601, UTC."""
     fields = dataclasses.asdict(job)
     del fields["log_streams"]
     return {key: _with_iso_times(value) for key, value in fields.items()}
@@ -208,9 +219,7 @@ def _with_iso_times(value: Any) -> Any:
 
 
 def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE"):
-        table.add_column(heading, no_wrap=True)
+    table = columns("ATTEMPT", "STARTED", "STOPPED", "EXIT CODE")
     table.add_column("REASON", overflow="fold")
     for attempt in attempts:
         table.add_row(
@@ -224,10 +233,8 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
 
 
 def findings_table(findings: "Iterable[Finding]") -> Table:
-    """What keeps a job from starting, and below it what was looked at besides."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("LOOKED AT", no_wrap=True)
+    """Return a table of what keeps a job from starting, and below it of what was looked at besides."""
+    table = columns("", "LOOKED AT")
     table.add_column("FOUND", overflow="fold")
     for finding in findings:
         text = Text(finding.text)
@@ -238,7 +245,7 @@ def findings_table(findings: "Iterable[Finding]") -> Table:
 
 
 def receipt_table(receipt: Receipt, *, location: str, ended_by: str = "") -> Table:
-    """What a run took and brought; its cost is an estimate and says so."""
+    """Return a table of what a run took and brought; its cost is an estimate and says so."""
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
         cost = f"{usd(receipt.estimated_usd)}; all of it {cost}"
@@ -261,7 +268,7 @@ def receipt_table(receipt: Receipt, *, location: str, ended_by: str = "") -> Tab
 
 
 def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The final metrics, the well-known ones first."""
+    """Return the final metrics as rows of a table, the well-known ones first."""
     keys = [*(key for key in _RESULT_LABELS if key in result), *(key for key in result if key not in _RESULT_LABELS)]
     return [(_RESULT_LABELS.get(key, key), _figure(result[key])) for key in keys]
 

@@ -1,1 +1,1 @@
-"""What the command line asks of AWS: a stage, its jobs, their logs, and the files of their runs."""
+"""The client of a stage: it asks AWS for the stage, its jobs, their logs, and the files of their runs."""

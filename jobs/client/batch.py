@@ -20,7 +20,7 @@ from jobs.contract.dependencies import DEPENDENCY_FAILED
 from jobs.contract.errors import MaybeSubmittedError, TrainyardError
 from jobs.contract.moves import DUPLICATE_REASON
 from jobs.contract.plan import Plan
-from jobs.contract.runs import is_run_id
+from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage, parameter_path
 
 log = logging.getLogger("trainyard")
@@ -33,7 +33,7 @@ _DESCRIBE_LIMIT = 100
 
 
 def read_stage(aws: Aws, name: str) -> DeployedStage:
-    """What stage `name` offers, from its SSM parameters. Raises ConfigurationError where it is not deployed."""
+    """Read what stage `name` offers from its SSM parameters. Raises ConfigurationError where it is not deployed."""
     path = parameter_path(name)
     pages = aws.ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
     values = {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
@@ -88,7 +88,8 @@ def _maybe_submitted(plan: Plan, last_error: Exception | None) -> MaybeSubmitted
 
 
 def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
-    """Ids of the jobs of the plan's queue that have its name and were not stopped as duplicates, the oldest first.
+    """Return the ids of the jobs of the plan's queue that have its name and were not stopped as duplicates, the oldest
+    first.
 
     Those that the run went through before it was resumed are none of them.
     """
@@ -101,7 +102,7 @@ def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
 
 
 def _only_one(aws: Aws, plan: Plan, job_id: str) -> str:
-    """The job that stays where a try given up for lost arrived after all, behind the one that was sent in its place."""
+    """Return the job that stays where a try given up for lost arrived after all; the ones behind it are stopped."""
     try:
         found = _jobs_named(aws, plan) or [job_id]
     except Exception as error:  # noqa: BLE001 - whatever it is, the job exists
@@ -129,18 +130,18 @@ def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
 
 
 def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
-    """The job of a run; None where Batch knows none, as it forgets a job some time (at least a week) after its end."""
+    """Return the job of a run; None where Batch knows none: it forgets a job a week or more after its end."""
     return next(reversed(find_jobs(aws, stage, run_id)), None)
 
 
 def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
-    """The jobs that a run has gone through, the newest last: more than one where it was moved or resumed."""
+    """Return the jobs that a run has gone through, the newest last: more than one where it was moved or resumed."""
     ids = [item["jobId"] for queue in stage.queues.values() for item in _list(aws, queue, name=run_id)]
     return _one_after_another(describe(aws, stage, ids))
 
 
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
-    """The stage's runs created at or after `since`, the newest first; of a run with several jobs, the one it is now."""
+    """Return the stage's runs created at or after `since`, the newest first, each as the job that it is now."""
     found = list(chain.from_iterable(_list(aws, queue, since=since) for queue in stage.queues.values()))
     runs: dict[str, list[Job]] = {}
     for job in describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])]):
@@ -151,7 +152,7 @@ def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | No
 
 
 def _one_after_another(jobs: Iterable[Job]) -> list[Job]:
-    """Of the jobs that have a run's name, those that are or were the run.
+    """Return those of the jobs with a run's name that are or were the run.
 
     A queue's oldest is; `submit` stopped the others as duplicates. A run is moved to another queue than its last, and a
     job with which it was resumed names the one before.
@@ -163,7 +164,7 @@ def _one_after_another(jobs: Iterable[Job]) -> list[Job]:
 
 
 def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job]:
-    """The jobs that Batch still knows of `job_ids`."""
+    """Return those of the jobs that Batch still knows."""
     names = {arn.rsplit("/", 1)[-1]: name for name, arn in stage.queues.items()}
     details = list(_describe(aws, job_ids))
     parts = {part["jobId"]: part for part in _describe(aws, [*chain.from_iterable(map(part_ids, details))])}
@@ -174,7 +175,7 @@ def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job
 
 
 def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:
-    """The job itself, or the one whose failure kept it from starting, through however many that waited alike."""
+    """Return the job itself, or the one whose failure kept it from starting, through however many that waited alike."""
     while job.reason.startswith(DEPENDENCY_FAILED):
         failed = [other for other in describe(aws, stage, job.depends_on) if other.state == "FAILED"]
         if not failed:
@@ -195,7 +196,7 @@ def terminate_id(aws: Aws, job_id: str, *, reason: str) -> None:
 def _list(
     aws: Aws, queue: str, *, name: str | None = None, since: datetime | None = None
 ) -> Iterator[Mapping[str, Any]]:
-    """Summaries of jobs in every state, by name or by time of creation (Batch takes one filter a call)."""
+    """List summaries of jobs in every state, by name or by time of creation (Batch takes one filter a call)."""
     if name is not None:
         filters = [{"name": "JOB_NAME", "values": [name]}]
     else:

@@ -1,8 +1,8 @@
-"""Who may go on with a run after a job of it has ended: the one whose claim lies with the run's files.
+"""Claims decide who goes on with a run after a job of it has ended: whoever put one beside the run's files first.
 
 SubmitJob has no idempotency token, and two jobs must never write one run. So whoever submits the next job first writes
 `moves/JOB.json`, which S3 does only where there is none: `trainyard resume`, or the function that moves a run to
-On-Demand (infra/functions/move_to_on_demand.py), which holds its claims in the same way.
+On-Demand (infra/observability/functions/move_to_on_demand.py), which holds its claims in the same way.
 """
 
 import json
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
 from jobs.contract.moves import CLAIMS
-from jobs.contract.runs import S3Location
 
 CLAIM_SECONDS = 120
-"""After it a claim without a successor counts as abandoned: the function's number."""
+"""After so long a claim without a successor counts as abandoned. The function that moves runs has the same number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,9 @@ class Claim:
         return cls(aws=aws, run_id=run_id, place=location / f"{CLAIMS}{job_id}.json")
 
     def take(self) -> bool:
-        """Whether a claim that somebody seems to have abandoned was taken over: there may be a job of it.
+        """Take the claim, and return whether it was taken over from somebody who seems to have abandoned it.
 
+        There may be a job of such a claim.
         Raises UsageError where the run goes on already, or somebody else is at it.
         """
         if self._write(IfNoneMatch="*"):
@@ -52,12 +53,12 @@ class Claim:
         return True
 
     def record(self, successor: str) -> None:
-        """The job that goes on."""
+        """Write down the job that goes on."""
         body = json.dumps({"claimed_at": time.time_ns(), "successor": successor})
         self.aws.s3.put_object(Bucket=self.place.bucket, Key=self.place.key, Body=body.encode())
 
     def release(self) -> None:
-        """No job came of it."""
+        """Delete the claim, since no job came of it."""
         self.aws.s3.delete_object(Bucket=self.place.bucket, Key=self.place.key)
 
     def _write(self, **condition: str) -> bool:

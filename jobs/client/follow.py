@@ -15,22 +15,22 @@ from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, SPOT_WAITED_TOO_LO
 from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 4.0
-"""Between looks. DescribeJobs and GetLogEvents are throttled by account: many followers share them."""
+"""Pause between looks. DescribeJobs and GetLogEvents are throttled by account: many followers share them."""
 
 POLL_SECONDS_EMBEDDED = 0.5
 
 PATIENCE_SECONDS = 600.0
-"""How long throttling, service faults and a broken line are waited out; the job goes on meanwhile."""
+"""For so long throttling, service faults and a broken line are waited out; the job goes on meanwhile."""
 
 _QUIET_LOOKS = 3
 """Looks without a new line after which an ended job's log counts as complete: CloudWatch delivers late."""
 
 
 SUCCESSOR_SECONDS = 600.0
-"""How long a run that was ended to go on elsewhere may take to appear there: a lost event comes again after minutes."""
+"""A run that was ended to go on elsewhere may take so long to appear there: a lost event comes again after minutes."""
 
 SUCCESSOR_SECONDS_AFTER_RECLAIM = 60.0
-"""The same, for one whose last reclaim left it no attempt: not each such run is moved."""
+"""The same time for a run whose last reclaim left it no attempt: not each such run is moved."""
 
 
 def follow(
@@ -82,7 +82,7 @@ def follow(
 
 
 def may_go_on(stage: DeployedStage, job: Job) -> bool:
-    """Whether the run of a job that failed may still appear as another job, On-Demand."""
+    """Return whether the run of a job that failed may still appear as another job, On-Demand."""
     if job.state != "FAILED" or job.queue != GAUDI_SPOT or GAUDI_ON_DEMAND not in stage.queues:
         return False
     if job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)):

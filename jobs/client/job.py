@@ -1,4 +1,4 @@
-"""What Batch knows of a run, in one shape: of one node, of several that start together, of several on Spot.
+"""Jobs as Batch describes them, in one shape: of one node, of several that start together, of several on Spot.
 
 The last are the children of an array job: attempts, exit codes and log streams are theirs, and so is most of the state.
 """
@@ -21,12 +21,12 @@ _TIMED_OUT = "Job attempt duration exceeded timeout"
 
 @dataclass(frozen=True, kw_only=True)
 class LogStream:
-    """Where one node of one attempt logs."""
+    """The log stream of one node in one attempt."""
 
     name: str
     attempt: int
     node: int | None
-    """None: the job has one node."""
+    """Index of the node; None: the job has one node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Batch knows of a run."""
+    """One job, with all that Batch knows of its run."""
 
     id: str
     run_id: str
@@ -64,14 +64,14 @@ class Job:
     """The one that runs is among them."""
     max_attempts: int
     log_streams: tuple[LogStream, ...]
-    """In the order of attempts, then nodes."""
+    """All log streams, in the order of attempts, then nodes."""
     depends_on: tuple[str, ...] = ()
     """Ids of the jobs that have to succeed before it starts."""
     resumed: str = ""
     """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
     nodes: Mapping[str, int] = field(default_factory=dict)
-    """Of several nodes on Spot, each of which Batch starts for itself: how many are in each state, the least advanced
-    first. Empty where there is one node, or where all start together."""
+    """How many nodes are in each state, the least advanced first, where Batch starts each for itself on Spot. Empty
+    where there is one node, or where all start together."""
 
     @property
     def ended(self) -> bool:
@@ -79,13 +79,13 @@ class Job:
 
     @property
     def nodes_text(self) -> str:
-        """`1 of 2 nodes`, where only some run; empty for all else."""
+        """Return `1 of 2 nodes` where only some run; empty for all else."""
         some = 0 < self.nodes.get("RUNNING", 0) < sum(self.nodes.values())
         return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} nodes" if some and not self.ended else ""
 
     @property
     def origin(self) -> str:
-        """How it came to go on with its run; empty where it is the first."""
+        """Return how the job came to go on with its run; empty where it is the first."""
         if self.moved:
             return f"moved to On-Demand {self.moved}"
         return "resumed" if self.resumed else ""
@@ -97,13 +97,13 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """Number of the attempt that runs, ran last, or is waited for."""
+        """Return the number of the attempt that runs, ran last, or is waited for."""
         waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
         return max(1, len(self.attempts) + (1 if waiting else 0))
 
 
 def part_ids(detail: Mapping[str, Any]) -> list[str]:
-    """Of a job's nodes or children, for which DescribeJobs has to be asked besides."""
+    """Return the ids of a job's nodes or children, for which DescribeJobs has to be asked besides."""
     nodes = detail.get("nodeProperties", {}).get("numNodes", 0)
     children = _children(detail)
     job_id = detail["jobId"]
@@ -111,7 +111,7 @@ def part_ids(detail: Mapping[str, Any]) -> list[str]:
 
 
 def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, queue_names: Mapping[str, str]) -> Job:
-    """From what DescribeJobs says of the job, and of its nodes or children.
+    """Make a Job of what DescribeJobs says of it, and of its nodes or children.
 
     `queue_names`: what the stage calls Batch's queues.
     """
@@ -149,13 +149,16 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
 
 
 def _children(detail: Mapping[str, Any]) -> int:
-    """Of the parent of an array job; 0 of all others."""
+    """Return how many children the parent of an array job has; 0 for all other jobs."""
     array = detail.get("arrayProperties", {})
     return 0 if "index" in array else int(array.get("size", 0))
 
 
 def _state_of_gang(status: str, states: Sequence[str]) -> str:
-    """It runs as soon as one of its nodes does; else it is where the least advanced is. Batch calls it PENDING."""
+    """Return the state of several nodes on Spot, all of which Batch calls PENDING.
+
+    They run as soon as one of them does; else they are where the least advanced is.
+    """
     alive = [state for state in _STATES if state in states and state not in ENDED]
     if status in ENDED or not alive:
         return status
@@ -163,7 +166,10 @@ def _state_of_gang(status: str, states: Sequence[str]) -> str:
 
 
 def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
-    """Of the node that decided its end: of the whole Batch says only that a child failed, unless somebody ended it."""
+    """Return the reason of the node that decided the end.
+
+    Of the whole job Batch says only that a child failed, unless somebody ended it.
+    """
     failed = [child for child in children if child["status"] == "FAILED"]
     ended_by_someone = detail.get("isTerminated") or detail.get("isCancelled")
     if detail["status"] == "FAILED" and failed and not ended_by_someone:
@@ -172,7 +178,10 @@ def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, A
 
 
 def _attempts_of_gang(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
-    """The first ones of all nodes as one, then the second ones: it ended as on the node that decided it."""
+    """Return the first attempts of all nodes as one, then the second ones, and so on.
+
+    Each ended as it did on the node that decided its end.
+    """
     together = []
     for each in zip_longest(*of_nodes):
         attempts = [attempt for attempt in each if attempt is not None]
@@ -198,8 +207,9 @@ _LAST = (9, datetime.max.replace(tzinfo=timezone.utc))
 
 
 def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
-    """Which node's end says most of that of all, the least first: its own fault, a reclaim, that it left with others;
-    and of those the first.
+    """Return the rank of a node's end, the least for the one that says most of the end of all.
+
+    First comes its own fault, then a reclaim, then that it left with others; and of those the earliest.
     """
     if attempt.exit_code not in (None, 0, INTERRUPTED_EXIT_CODE):
         kind = 0
@@ -211,7 +221,7 @@ def _rank(attempt: JobAttempt) -> tuple[int, datetime]:
 
 
 def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
-    """The finished attempts, and the one that runs: Batch keeps that one's log stream beside the list, not in it."""
+    """Return the finished attempts, and the one that runs, whose log stream Batch keeps beside the list."""
     attempts = [
         _attempt(number, {**item, "statusReason": item.get("statusReason", "")})
         for number, item in enumerate(detail.get("attempts", []), start=1)
@@ -225,7 +235,7 @@ def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
 
 
 def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
-    """From an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
+    """Read an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
     in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
     container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
     reasons = (item.get("statusReason", ""), container.get("reason", ""))

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.client.job import LogStream
-from jobs.contract.runs import is_utilization
+from jobs.contract.log_lines import is_utilization
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class LogLine:
     time: datetime
     attempt: int
     node: int | None
-    """None: the job has one node."""
+    """Index of the node; None: the job has one node."""
     text: str
 
 
@@ -32,9 +32,9 @@ class LogReader:
     _lines: list[LogLine] = field(default_factory=list, init=False)
 
     def read(self, streams: Iterable[LogStream]) -> list[LogLine]:
-        """What was logged since the last call: attempt by attempt, the nodes of one interleaved by time.
+        """Return what was logged since the last call: attempt by attempt, the nodes of one interleaved by time.
 
-        Without the lines by which nodes report how busy they are: those are for the stage's dashboard.
+        The lines by which nodes report how busy they are, for the stage's dashboard, are left out.
 
         Where a call fails, the lines it had read come with the next one: none is lost, none comes twice.
         """

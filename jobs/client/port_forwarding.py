@@ -44,7 +44,7 @@ def check_programs() -> None:
 
 
 def instance_of(aws: Aws, job: Job) -> str:
-    """Id of the EC2 instance under a job of one node. Raises NotFoundError where it has none by now."""
+    """Return the id of the EC2 instance under a job of one node. Raises NotFoundError where it has none by now."""
     arn = _container_instance(aws, job)
     if arn is not None:
         # ECS is asked by cluster, which the ARN names: …:container-instance/<cluster>/<id>.
@@ -105,7 +105,7 @@ def forwarded(aws: Aws, *, instance: str, port: int, local_port: int) -> Iterato
 
 
 def answers(process: "subprocess.Popen[bytes]", local_port: int) -> bool:
-    """Whether a JupyterLab answers there. The plugin itself may stay for ever when its instance is gone."""
+    """Return whether a JupyterLab answers there. The plugin itself may stay for ever when its instance is gone."""
     if process.poll() is not None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Finds the runs that `run://name/path` names, when a spec is submitted.
+"""References `run://name/path` are resolved to places on S3 when a spec is submitted.
 
 A name is, in this order: that of an earlier document in the same file, a run's id, a spec's name, which stands for the
 team's newest run of it.
@@ -15,9 +15,9 @@ from jobs.contract.arguments import ARTIFACT_FOLDER
 from jobs.contract.catalog import CATALOG
 from jobs.contract.dependencies import MAX_DEPENDENCIES, Awaited
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
-from jobs.contract.locations import RUN, run_parts
+from jobs.contract.locations import RUN, S3Location, run_parts
 from jobs.contract.plan import Plan
-from jobs.contract.runs import S3Location, spec_name
+from jobs.contract.run import spec_name
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 
@@ -38,7 +38,7 @@ class _Found:
 def resolve(
     aws: Aws, stage: DeployedStage, spec: JobSpec, *, earlier: Sequence[Plan] = (), later: Collection[str] = ()
 ) -> tuple[JobSpec, tuple[Awaited, ...]]:
-    """The spec with places on S3 for all references, and the runs that have to end before they are filled.
+    """Return the spec with places on S3 for all references, and the runs that have to end before they are filled.
 
     `earlier` are submitted together with it and before it; `later` names those that come after it.
     Raises NotFoundError where a run does not exist, UsageError where it has failed or cannot be read.
@@ -88,7 +88,7 @@ def _find(
     earlier: Sequence[Plan],
     later: Collection[str],
 ) -> _Found:
-    """`what` begins each error: the argument and what it says."""
+    """Find a run by its name; `what`, the argument and what it says, begins each error."""
     for plan in earlier:
         if name in (plan.spec.name, plan.run_id):
             if plan.spec.team != team:
@@ -115,7 +115,7 @@ def _unknown(what: str, team: str, name: str, known: Iterable[str]) -> NotFoundE
 
 
 def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found:
-    """A run that was submitted some time ago. Raises UsageError where nothing more will come of it."""
+    """Look at a run that was submitted some time ago. Raises UsageError where nothing more will come of it."""
     job = find_job(aws, stage, run.run_id)
     if job is None:
         # Batch has forgotten it. What it left is looked at like any other input.
@@ -143,7 +143,7 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
 
 
 def _check_kind(run: _Found, what: str, wanted: str | None) -> None:
-    """Raises UsageError where the run leaves no artifact, or another than is wanted."""
+    """Raise UsageError where the run leaves no artifact, or another than is wanted."""
     kind = CATALOG.get(run.job or "")
     if kind is None:
         return

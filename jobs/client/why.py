@@ -37,32 +37,32 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What Batch says of the job and of what it waits for."""
+    """Batch's words on the job and on what it waits for."""
 
     detail: Mapping[str, Any]
-    """Of a job whose nodes start one by one, that of the first node that waits."""
+    """The job as DescribeJobs has it; where its nodes start one by one, the first node that waits."""
     queue: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]
-    """In the order in which the queue tries them."""
+    """Compute environments, in the order in which the queue tries them."""
     running: tuple[Mapping[str, Any], ...]
     """Summaries of the queue's jobs that have instances; of one whose nodes start one by one, of those nodes."""
     row: InstanceType
     nnodes: int
     waiting_nodes: int
-    """Of them, those that have no instance yet."""
+    """Jobs among them that have no instance yet."""
     teams: Mapping[str, str] = field(default_factory=dict)
-    """Share identifier to team."""
+    """Teams by their share identifiers."""
     stop: BudgetStop | None = None
-    """Where the stage has used up its budget."""
+    """Set where the stage has used up its budget."""
 
 
 def is_waiting(job: Job) -> bool:
-    """Also one of whose nodes some run, and others wait."""
+    """Return whether the job waits, or some of its nodes do while others run."""
     return job.state in _WAITING or any(state in _WAITING for state in job.nodes)
 
 
 def findings(aws: Aws, stage: DeployedStage, job: Job) -> list[Finding]:
-    """Everything there is to say, causes first; at least one cause, if only that EC2 has no instance to give yet."""
+    """Return all findings, causes first; at least one is a cause, if only that EC2 has no instance to give yet."""
     facts = _facts(aws, stage, job)
     found: list[Finding] = [*_dependencies(aws, facts), *_said_by_batch(facts)]
     if "RUNNABLE" in (job.state, *job.nodes):

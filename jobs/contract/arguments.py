@@ -4,17 +4,17 @@ A spec's `arguments` are validated against the model before anything is submitte
 container gets arguments and environment only), and become the same model again inside. Nothing here needs torch.
 """
 
-import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
+from jobs.contract.flags import to_flags
 from jobs.contract.locations import (
     artifact_location,
     documents_location,
@@ -50,7 +50,7 @@ Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of 
 
 
 def _table_locations(value: Any) -> Any:
-    """`value` as it is. Raises ValueError where it is neither a table nor a list of some."""
+    """Return `value` as it is. Raises ValueError where it is neither a table nor a list of some."""
     locations = [value] if isinstance(value, str) else value
     if not isinstance(locations, list) or not locations or not all(isinstance(item, str) for item in locations):
         raise ValueError(f"Input should be a table, or a list of tables, not {value!r}")
@@ -72,8 +72,8 @@ Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLD
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""
 
 Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFACT_FOLDER)]
-"""What a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds artifact.json
-or manifest.json, on S3 (`data://`, `s3://`) or local."""
+"""An artifact, which a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds
+artifact.json or manifest.json, on S3 (`data://`, `s3://`) or local."""
 
 
 class Strict(BaseModel):
@@ -94,13 +94,13 @@ class Arguments(Strict):
     """Base of every entrypoint's arguments; a field's docstring is its --help."""
 
     FREE: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may be others when a run is resumed, since what it makes does not follow from them."""
+    """Fields that may change when a run is resumed, since what it makes does not depend on them."""
 
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "model"
-    """Of the Hugging Face Hub, which what it makes is pushed to."""
+    """Kind of the repository on the Hugging Face Hub to which the job pushes what it makes."""
 
     def sources(self) -> Iterator[tuple[str, str, str]]:
-        """`(field, location, what it should be)` of each input that is set, in the order of the fields.
+        """Yield `(field, location, what it should be)` of each input that is set, in the order of the fields.
 
         The inputs of a field that holds a list are `field.0`, `field.1`, …
         """
@@ -115,12 +115,15 @@ class Arguments(Strict):
                 yield from ((f"{name}.{number}", item, marker.what) for number, item in enumerate(value))
 
     def artifact_kind(self, argument: str) -> str | None:
-        """Which kind of artifact an argument, by its name in `sources`, has to be; None: any, or it is none."""
+        """Return the kind of artifact that an argument, by its name in `sources`, has to be.
+
+        None: any kind will do, or the argument is no artifact.
+        """
         field = type(self).model_fields[argument.partition(".")[0]]
         return next((item.kind for item in _marks(field) if isinstance(item, OfKind)), None)
 
     def with_sources(self, **locations: str) -> Self:
-        """A copy in which the named inputs, by the names of `sources`, lie elsewhere."""
+        """Return a copy in which the named inputs, by the names of `sources`, lie elsewhere."""
         values = self.model_dump()
         for name, location in locations.items():
             field, _, number = name.partition(".")
@@ -132,63 +135,42 @@ class Arguments(Strict):
         return type(self).model_validate(values)
 
     def decisive(self) -> dict[str, Any]:
-        """What a run keeps when it is resumed: all but `FREE`."""
+        """Return the arguments that a run keeps when it is resumed: all but `FREE`."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
 
     @property
     def hub_repository(self) -> str | None:
-        """org/name on the Hugging Face Hub that what it makes goes to as well; None: nowhere."""
+        """Return the repository on the Hugging Face Hub, org/name, that the job pushes to; None: it does not."""
         return None
 
     @property
     def resumes_on_other_ranks(self) -> bool:
-        """Whether another number of ranks can go on from a checkpoint."""
+        """Return whether another number of ranks can go on from a checkpoint."""
         return True
 
     def check(self, *world_sizes: int) -> None:
-        """Raises UsageError where these arguments cannot work on each of so many ranks.
+        """Raise UsageError where these arguments can't work on each of so many ranks.
 
         Called before anything is submitted, and by the launcher before any rank starts.
         """
 
     def to_flags(self) -> list[str]:
-        """`--key=value` for every field that is set, defaults included: the container's own defaults may be older."""
-        return [
-            f"--{name.replace('_', '-')}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in self.model_dump(mode="json", exclude_none=True).items()
-        ]
-
-
-def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What differs between two sets of `decisive` arguments: old and new value, None where there is no such key."""
-    pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
-    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
-
-
-def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
-    """`learning_rate 0.003 -> 0.5, seed 1 -> 2`"""
-    return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
+        """Return `--key=value` for every field that is set, defaults included: the container's own may be older."""
+        return to_flags(self)
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
-def parse_flags(model: type[ArgumentsT], flags: Sequence[str], *, program: str) -> ArgumentsT:
-    """The model that `flags` (from `Arguments.to_flags`, or typed by hand) describe.
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Compare two sets of `decisive` arguments: old and new value of all that differ, None where a key is not there."""
+    pairs = {name: (old.get(name), new.get(name)) for name in dict.fromkeys((*old, *new))}
+    return {name: (before, now) for name, (before, now) in pairs.items() if before != now}
 
-    Exits with status 2 and argparse's message on an unknown flag; raises pydantic.ValidationError on a bad value.
-    """
-    parser = argparse.ArgumentParser(prog=program, description=model.__doc__, allow_abbrev=False)
-    for name, field in model.model_fields.items():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=name,
-            required=field.is_required(),
-            default=argparse.SUPPRESS,
-            help=(field.description or "").replace("%", "%%"),
-        )
-    given: dict[str, Any] = vars(parser.parse_args(list(flags)))
-    return model.model_validate({name: _from_text(model.model_fields[name], text) for name, text in given.items()})
+
+def changes_text(changes: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return changes as text: `learning_rate 0.003 -> 0.5, seed 1 -> 2`."""
+    return ", ".join(f"{name} {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in changes.items())
 
 
 def _marker(field: FieldInfo) -> SourceMarker | None:
@@ -196,7 +178,7 @@ def _marker(field: FieldInfo) -> SourceMarker | None:
 
 
 def _marks(field: FieldInfo) -> Iterator[Any]:
-    """What marks a field, and what an optional, a list or an optional list of it holds."""
+    """Yield the marks of a field, also where they stand inside an optional, a list or an optional list."""
     return chain(field.metadata, _inside(field.annotation))
 
 
@@ -204,17 +186,3 @@ def _inside(annotation: Any) -> Iterator[Any]:
     for part in getattr(annotation, "__args__", ()):
         yield from getattr(part, "__metadata__", ())
         yield from _inside(part)
-
-
-def _is_list(annotation: Any) -> bool:
-    return get_origin(annotation) in (list, tuple) or any(_is_list(part) for part in get_args(annotation))
-
-
-def _from_text(field: FieldInfo, text: str) -> Any:
-    """A flag's text as what the field holds: strings as they are, the rest as JSON where it is JSON."""
-    if field.annotation is str or (_marker(field) is not None and not _is_list(field.annotation)):
-        return text
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

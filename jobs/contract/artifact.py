@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location, stays_below
 
 POINTER = "artifact.json"
 DONE = "done/"
 ARTIFACTS = "artifacts"
-"""Where a team's artifacts lie beside its runs; no run's id is that short."""
+"""Folder of a team's artifacts, beside its runs; no run's id is that short."""
 
 FINGERPRINT_IN_NAME = 16
 """Digits of the fingerprint in an artifact's folder; the manifest has them all."""
@@ -37,29 +37,29 @@ class ArtifactFile(_Record):
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     counts: dict[str, int] = Field(default_factory=dict)
-    """What is in it: documents, tokens, …"""
+    """Numbers of what is in the file: documents, tokens, …"""
 
 
 class Manifest(_Record):
-    """What an artifact is, what it was made from and by, and its files."""
+    """The manifest of an artifact: its kind, what it was made from and by, and its files."""
 
     kind: str
     version: int
-    """Of the kind's format."""
+    """Version of the kind's format."""
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
     options: dict[str, Any]
-    """Those that decide what is in the files."""
+    """Options that decide what is in the files."""
     inputs: dict[str, Any]
     """Identity of each input: an artifact's fingerprint, a file's bytes and hash, the commit of a hub data set."""
     provenance: dict[str, Any]
-    """Who made it and what it amounts to; other runs that make the same may say something else here."""
+    """The run that made it, and the sums over it; other runs that make the same may say something else here."""
     files: dict[str, ArtifactFile]
 
     @field_validator("files")
     @classmethod
     def _below_its_folder(cls, files: dict[str, ArtifactFile]) -> dict[str, ArtifactFile]:
         for name in files:
-            if any(part in ("", ".", "..") for part in name.split("/")):
+            if not stays_below(name):
                 raise ValueError(f"'{name}' is no file below an artifact's folder")
         return files
 
@@ -68,12 +68,12 @@ class Manifest(_Record):
         return sum(file.bytes for file in self.files.values())
 
     def count(self, name: str) -> int:
-        """A count summed over all files."""
+        """Return a count summed over all files."""
         return sum(file.counts.get(name, 0) for file in self.files.values())
 
 
 class Pointer(_Record):
-    """Where the artifact of a run lies."""
+    """The record by which a run points to the artifact that it made."""
 
     kind: str
     fingerprint: str
@@ -81,7 +81,7 @@ class Pointer(_Record):
 
 
 def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """What tells one artifact from all others, in 64 digits: the same for the same values in any order of keys.
+    """Return 64 digits that tell one artifact from all others: the same for the same values in any order of keys.
 
     Raises TypeError for what is no JSON, ValueError for a number that JSON does not have.
     """
@@ -91,12 +91,12 @@ def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: 
 
 
 def artifact_prefix(team: str, kind: str, fingerprint: str) -> str:
-    """Key prefix of an artifact in the run bucket, with its closing slash."""
+    """Return the key prefix of an artifact in the run bucket, with its closing slash."""
     return f"{team}/{ARTIFACTS}/{kind}-{fingerprint[:FINGERPRINT_IN_NAME]}/"
 
 
 def location_in_team_of(run: S3Location, kind: str, fingerprint: str) -> S3Location:
-    """Where an artifact lies that a run makes: beside the runs of its team, in the same bucket."""
+    """Return where an artifact lies that a run makes: beside the runs of its team, in the same bucket."""
     team, _, rest = run.key.partition("/")
     if not rest.strip("/"):
         raise ValueError(f"{run} is not where a run lies: it should look like s3://bucket/team/run/")

@@ -1,4 +1,4 @@
-"""What a run may take over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
+"""The budget of a run over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
 
 Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
 are those hours times the recorded price of the capacity that an attempt ran on, which for Spot is an estimate; what
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from jobs.contract.instance_types import InstanceType, instance_type
 from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.runs import Attempt
+from jobs.contract.records import Attempt
 
 SAVE_SECONDS = 120.0
-"""So long before its end a run is asked to save and stop: as long as a Spot notice gives."""
+"""So long before its budget ends a run is asked to save and stop: as long as a Spot notice gives."""
 
 LEAST_SECONDS = 300.0
 """A budget has to pay for at least so much of a run: its start, some training, and `SAVE_SECONDS`."""
@@ -21,7 +21,7 @@ LEAST_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What attempts have taken."""
+    """Instance hours and dollars that attempts have taken."""
 
     instance_hours: float = 0.0
     usd: float = 0.0
@@ -31,7 +31,7 @@ NOTHING_SPENT = Spent()
 
 
 def usd_per_hour(row: InstanceType, capacity: Capacity | None) -> float:
-    """Of one instance. Where nobody knows what it ran on, the dearer price."""
+    """Return the price of one instance: the dearer one where nobody knows what it ran on."""
     return row.spot_usd_per_hour if capacity == "spot" else row.on_demand_usd_per_hour
 
 
@@ -44,7 +44,7 @@ def instance_hours(attempt: Attempt) -> float:
 
 
 def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spent:
-    """Each attempt at the price of its own instance type, and of the capacity that it ran on, or of `all_on`."""
+    """Add up attempts, each at the price of its own instance type, and of its own capacity or of `all_on`."""
     hours = usd = 0.0
     for attempt in attempts:
         taken = instance_hours(attempt)
@@ -55,7 +55,7 @@ def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spe
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """For how long a run may go on, and what then ends it."""
+    """The time for which a run may go on, and the limit that then ends it."""
 
     seconds: float
     key: str
@@ -71,7 +71,7 @@ class Budget:
     max_hours: float | None = None
 
     def left(self, so_far: Spent, *, row: InstanceType, capacity: Capacity | None, nnodes: int) -> Left | None:
-        """None where nothing limits the run."""
+        """Return what is left of the budget; None where nothing limits the run."""
         limits = []
         if self.max_usd is not None:
             hours = (self.max_usd - so_far.usd) / usd_per_hour(row, capacity)
@@ -82,7 +82,7 @@ class Budget:
         return min(limits, key=lambda left: left.seconds, default=None)
 
     def text(self, so_far: Spent) -> str:
-        """`0.42 of 5.00 USD, 0.11 of 8 instance hours`; empty where there is no limit."""
+        """Return the budget as text: `0.42 of 5.00 USD, 0.11 of 8 instance hours`; empty where there is no limit."""
         parts = []
         if self.max_usd is not None:
             parts.append(f"{so_far.usd:.2f} of {self.max_usd:.2f} USD")
@@ -92,7 +92,7 @@ class Budget:
 
 
 def reached(left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None) -> str:
-    """Why a run was stopped, and what next."""
+    """Return the sentence that says why a run was stopped, and what next."""
     price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
     took = f"{so_far.usd:.2f} USD {price}, {so_far.instance_hours:.2f} instance hours"
     option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"

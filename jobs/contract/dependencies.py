@@ -1,4 +1,4 @@
-"""What a job waits for: runs of its team that have not ended and that write what it will read."""
+"""Dependencies of a job: runs of its team that have not ended and that write what it will read."""
 
 from dataclasses import dataclass
 
@@ -18,18 +18,18 @@ class Awaited:
 
     run_id: str
     job_id: str | None
-    """None: it is submitted together with the job that waits for it."""
+    """Batch's id of its job; None: it is submitted together with the job that waits for it."""
     queue: str
     """The queue's name in the stage: cpu-spot, …"""
     arguments: tuple[str, ...]
-    """Of the job that waits: what they name is written by that run."""
+    """Arguments of the job that waits; this run writes what they name."""
 
     def depends_on(self, job_id: str | None = None) -> dict[str, str]:
-        """As SubmitJob takes it; `job_id` is that of a run which was submitted meanwhile."""
+        """Return the dependency as SubmitJob takes it; `job_id` is that of a run which was submitted meanwhile."""
         return {"jobId": self.job_id or job_id or f"<job id of {self.run_id}>"}
 
     def note(self, stage: DeployedStage) -> str | None:
-        """What may go wrong with it: a job that goes on On-Demand ends first, which Batch counts as failed."""
+        """Return what may go wrong with it: a job that goes on On-Demand ends first, which Batch counts as failed."""
         if self.queue != GAUDI_SPOT or GAUDI_ON_DEMAND not in stage.queues:
             return None
         return (

@@ -81,7 +81,7 @@ class StoppedError(TrainyardError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"`, or the whole list when it is short and nothing is close, or nothing."""
+    """Return `"; did you mean 'x'?"`, or the whole list when it is short and nothing is close, or nothing."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:

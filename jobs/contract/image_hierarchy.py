@@ -1,4 +1,4 @@
-"""Which images there are, and which is built on which: read from the Dockerfiles, so that a folder is all one takes.
+"""The images and which is built on which, read from the Dockerfiles, so that a new image is one folder.
 
 images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. One with `ARG PARENT_IMAGE` is a child: it adds
 something (Ray, a notebook) to whichever of those it is built on, and so is one image for each: <parent>-<name>.
@@ -21,7 +21,7 @@ class Image:
 
     name: str
     folder: str
-    """Its own under images/."""
+    """Its folder under images/."""
     parent: str | None
     """Name of the image that it is built on; None: on a base from elsewhere."""
 
@@ -37,7 +37,7 @@ class Image:
 
 @functools.cache
 def images() -> Mapping[str, Image]:
-    """All images by name, each after the one that it is built on."""
+    """Return all images by name, each after the one that it is built on."""
     texts = {path.parent.name: path.read_text() for path in sorted(IMAGES_FOLDER.glob("*/Dockerfile"))}
     children = [folder for folder, text in texts.items() if re.search(r"^ARG PARENT_IMAGE\b", text, re.MULTILINE)]
     roots = [Image(name=folder, folder=folder, parent=None) for folder in texts if folder not in children]
@@ -63,5 +63,5 @@ def with_descendants(name: str) -> tuple[Image, ...]:
 
 
 def child_name(root: str, child: str | None) -> str:
-    """Name of the image that folder `child` makes of `root`; without a child, of `root` itself."""
+    """Return the name of the image that folder `child` makes of `root`; without a child, of `root` itself."""
     return f"{root}-{child}" if child else root

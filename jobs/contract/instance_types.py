@@ -1,11 +1,14 @@
 """The EC2 instance types a stage can train on: one row each, and all that the rest derives from them.
 
-Adding a type is adding a row. Prices are On-Demand and typical Spot, in US dollars an hour for one instance in
-us-east-1, Linux, with the day they were read; the receipt repeats day and source beside every figure it derives.
+Adding a type is adding a row here, and one with its prices to instance_prices.json: they change on days of their own,
+and are JSON because the container has Python 3.10, which reads no TOML. The receipt repeats their day and source beside
+every figure that it derives.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from jobs.contract.errors import UsageError, did_you_mean
@@ -16,13 +19,26 @@ ImageType = Literal["ECS_AL2023", "ECS_AL2023_NVIDIA"]
 """Families of AMIs as Batch calls them (API reference of Ec2Configuration)."""
 
 SCRATCH = "/scratch"
-"""Where containers of jobs see the disks of their instance's own, if it has any."""
+"""Folder in which containers of jobs see the disks of their instance's own, if it has any."""
 
 STOP_TIMEOUT_SECONDS = 100
-"""Between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of the two minutes that a notice gives.
+"""Time between SIGTERM and SIGKILL, at a Spot notice as when a job is stopped: most of a notice's two minutes.
 
 In it the ranks come to the end of their step, save, and upload what they saved; then the attempt's record is written.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """One row of instance_prices.json: US dollars an hour for one instance in us-east-1, Linux."""
+
+    on_demand_usd_per_hour: float
+    spot_usd_per_hour: float | None = None
+    """The typical Spot price; None: nobody knows."""
+    date: str
+    """The day on which the prices were read."""
+    source: str
+    """The place where the prices were read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +48,14 @@ class InstanceType:
     name: str
     """EC2's name."""
     accelerator: Accelerator
-    """What a process trains on; `hpu` is a Gaudi card."""
+    """The accelerator that a process trains on; `hpu` is a Gaudi card."""
     accelerators: int
     """Cards in one instance; 0 where it trains on its vCPUs."""
     vcpus: int
     memory_mib: int
     """All of the instance's memory."""
     job_memory_mib: int
-    """What a job that owns the instance asks for: less than all, since the ECS agent and the kernel keep some back."""
+    """Memory that a job which owns the instance asks for: less than all, since ECS agent and kernel keep some back."""
     network_cards: int
     """Cards that can carry an EFA interface each; 0 where the type has no EFA."""
     nvme_disks: int = 0
@@ -49,7 +65,7 @@ class InstanceType:
     machine_image: Literal["batch", "stage"] = "batch"
     """Whose AMI it boots where the settings name none: Batch's newest of the family, or one that the stage builds."""
     gaudi_generation: int | None = None
-    """Which Gaudi its cards are, and so which software releases fit; None where they are none."""
+    """The Gaudi that its cards are, which decides the software releases that fit; None where they are none."""
     huge_pages: int = 0
     """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
     on_demand_quota_code: str
@@ -59,28 +75,47 @@ class InstanceType:
     """Region to the ids of the zones there that are known to offer it; a region is left out where nobody asked."""
     image: str
     """Folder under images/ whose image fits the accelerator."""
-    on_demand_usd_per_hour: float
-    spot_usd_per_hour: float
-    price_date: str
-    price_source: str
+
+    @property
+    def on_demand_usd_per_hour(self) -> float:
+        return _PRICES[self.name].on_demand_usd_per_hour
+
+    @property
+    def spot_usd_per_hour(self) -> float:
+        """The typical Spot price; for want of one the On-Demand price stands in, and `price_source` says so."""
+        price = _PRICES[self.name]
+        return price.on_demand_usd_per_hour if price.spot_usd_per_hour is None else price.spot_usd_per_hour
+
+    @property
+    def price_date(self) -> str:
+        return _PRICES[self.name].date
+
+    @property
+    def price_source(self) -> str:
+        price = _PRICES[self.name]
+        lacks_spot = "; for want of a Spot price the On-Demand one stands in"
+        return f"{price.source}{lacks_spot}" if price.spot_usd_per_hour is None else price.source
 
     @property
     def processes(self) -> int:
-        """Ranks that fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
+        """Return how many ranks fill one instance: one a card, else one a NUMA-sized 24 vCPUs (at least one)."""
         return self.accelerators or max(1, self.vcpus // 24)
 
     @property
     def gpus(self) -> int:
-        """Cards that Batch counts as a resource of type GPU; it has no such type for HPUs."""
+        """Return how many cards Batch counts as a resource of type GPU; it has no such type for HPUs."""
         return self.accelerators if self.accelerator == "cuda" else 0
 
     @property
     def card(self) -> str:
-        """What people call one of its cards; a vCPU where it has none."""
+        """Return what people call one of its cards; a vCPU where it has none."""
         return {"hpu": "HPU", "cuda": "GPU", "cpu": "vCPU"}[self.accelerator]
 
 
-_NO_SPOT_PRICE = "for want of a Spot price the On-Demand one stands in"
+_PRICES = {
+    name: Price(**price)
+    for name, price in json.loads(Path(__file__).with_name("instance_prices.json").read_text(encoding="utf-8")).items()
+}
 
 # The CUDA rows have vCPUs, memory, cards, disks and zones as EC2 answers them (DescribeInstanceTypes and
 # DescribeInstanceTypeOfferings, which moto 5.2.5 ships). None has V100 cards (P3): PyTorch's wheel on PyPI, which the
@@ -104,10 +139,6 @@ _ROWS = (
         # One zone in each region, as long as EC2 offered it; it may have withdrawn the type in 2026, unconfirmed.
         zone_ids={"us-east-1": ("use1-az2",), "us-west-2": ("usw2-az1",)},
         image="gaudi",
-        on_demand_usd_per_hour=13.10904,
-        spot_usd_per_hour=3.93,
-        price_date="2022-08-24",
-        price_source="the published DL1 pre-training tutorial (philschmid.de/pre-training-bert-habana)",
     ),
     InstanceType(
         name="p4d.24xlarge",
@@ -127,10 +158,6 @@ _ROWS = (
             "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
         },
         image="cuda",
-        on_demand_usd_per_hour=21.957642,
-        spot_usd_per_hour=21.957642,
-        price_date="2026-11-09",
-        price_source=f"109-gpu-pricing/hyperscalers.json of github.com/datareceipts/data-receipts; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="g5.4xlarge",
@@ -150,10 +177,6 @@ _ROWS = (
             "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
         },
         image="cuda",
-        on_demand_usd_per_hour=1.624,
-        spot_usd_per_hour=1.624,
-        price_date="2026-11-21",
-        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="g5.48xlarge",
@@ -173,10 +196,6 @@ _ROWS = (
             "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3"),
         },
         image="cuda",
-        on_demand_usd_per_hour=16.288,
-        spot_usd_per_hour=16.288,
-        price_date="2026-11-21",
-        price_source=f"price tables in public repositories, the newest of 2026-04, unconfirmed; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="g6e.48xlarge",
@@ -196,10 +215,6 @@ _ROWS = (
             "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
         },
         image="cuda",
-        on_demand_usd_per_hour=30.131,
-        spot_usd_per_hour=30.131,
-        price_date="2026-11-21",
-        price_source=f"price tables in public repositories, without a day, unconfirmed; {_NO_SPOT_PRICE}",
     ),
     InstanceType(
         name="m6i.4xlarge",
@@ -212,10 +227,6 @@ _ROWS = (
         on_demand_quota_code="L-1216C47A",
         spot_quota_code="L-34B43A08",
         image="cpu",
-        on_demand_usd_per_hour=0.768,
-        spot_usd_per_hour=0.768,
-        price_date="2026-11-21",
-        price_source=f"memory of AWS's price list, unconfirmed; {_NO_SPOT_PRICE}",
     ),
 )
 
@@ -223,7 +234,7 @@ INSTANCE_TYPES = {row.name: row for row in _ROWS}
 
 
 def instance_type(name: str) -> InstanceType:
-    """The row called `name`. Raises UsageError with the closest name if there is none."""
+    """Return the row called `name`. Raises UsageError with the closest name if there is none."""
     try:
         return INSTANCE_TYPES[name]
     except KeyError:

@@ -1,22 +1,23 @@
-"""How an input is named: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
+"""Locations of inputs: `hf://org/name`, `s3://bucket/key`, `data://key`, `run://name/path` or a local path.
 
-Only the names are looked at here, on the laptop as in the container; `jobs.client.storage` and
+Only the names are looked at here, on the laptop as in the container; `jobs.client.inputs` and
 `jobs.train.data.sources` look at what lies there. What cannot be read is a ValueError, which pydantic turns into a
 mistake with its place in the spec.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import parse_qsl, urlsplit
 
-from jobs.contract.errors import did_you_mean
+from jobs.contract.errors import UsageError, did_you_mean
 
 HUB = "hf://"
 S3 = "s3://"
 DATA = "data://"
 """The stage's data bucket, whose physical name nobody writes down."""
 RUN = "run://"
-"""What another run of the team leaves, by the name of its spec or by its id."""
+"""Begins the location of what another run of the team leaves, by the name of its spec or by its id."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -31,15 +32,37 @@ _MODEL_OPTIONS = ("revision",)
 _TABLE_OPTIONS = ("config", "split", "revision")
 
 
+@dataclass(frozen=True)
+class S3Location:
+    """A bucket and a key, or a key prefix."""
+
+    bucket: str
+    key: str
+
+    @classmethod
+    def parse(cls, uri: str) -> "S3Location":
+        """Return the location that `uri` names. Raises UsageError where it is not `s3://bucket/key`."""
+        parts = urlsplit(uri, allow_fragments=False)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
+        return cls(parts.netloc, parts.path.lstrip("/"))
+
+    def __truediv__(self, name: str) -> "S3Location":
+        return S3Location(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}"
+
+
 def model_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no model can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no model can be read by that name."""
     _check(location, _MODEL_OPTIONS)
     _require_path(location, "model")
     return location
 
 
 def table_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no table can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no table can be read by that name."""
     _check(location, _TABLE_OPTIONS)
     if not location.startswith(HUB) and table_suffix(location) not in TABLE_SUFFIXES:
         raise ValueError(
@@ -50,7 +73,7 @@ def table_location(location: str) -> str:
 
 
 def documents_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no documents can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no documents can be read by that name."""
     if not location.startswith(HUB) and table_suffix(location) == TEXT:
         _check(location, ())
         return location
@@ -58,7 +81,7 @@ def documents_location(location: str) -> str:
 
 
 def folder_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no folder of files can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no folder of files can be read by that name."""
     if location.startswith(HUB):
         raise ValueError(f"{location}: a folder is read from {S3}…, {DATA}… or a local path, not from the hub")
     _check(location, ())
@@ -67,32 +90,50 @@ def folder_location(location: str) -> str:
 
 
 def artifact_location(location: str) -> str:
-    """`location` as it is. Raises ValueError where no artifact can be read by that name."""
+    """Return `location` as it is. Raises ValueError where no artifact can be read by that name."""
     if location.startswith(HUB):
         raise ValueError(f"{location}: an artifact is what a run made: {RUN}…, {S3}…, {DATA}… or a local folder")
     _check(location, ())
     return location
 
 
+def refuse_unresolved(location: str) -> None:
+    """Raise UsageError for a location that means something to `trainyard submit` only.
+
+    A plan replaces `data://` and `run://` by places on S3, so that a job never sees them.
+    """
+    if location.startswith((DATA, RUN)):
+        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
+        raise UsageError(
+            f"{location} is {what}, which only `trainyard submit` can resolve",
+            next_step="submit the job, or give an s3:// location",
+        )
+
+
 def run_parts(location: str) -> tuple[str, str]:
-    """Name and path of `run://name/path`; the path is empty where it has none."""
+    """Return name and path of `run://name/path`; the path is empty where it has none."""
     name, _, path = location.removeprefix(RUN).partition("/")
     return name, path.strip("/")
 
 
+def stays_below(name: str) -> bool:
+    """Return whether a relative name, of a file or of a key, is that of something below its folder."""
+    return not any(part in ("", ".", "..") for part in name.split("/"))
+
+
 def table_suffix(location: str) -> str:
-    """What the name of a file ends in: `.jsonl`, …"""
+    """Return the end of a file's name: `.jsonl`, …"""
     return PurePosixPath(location).suffix.lower()
 
 
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:
-    """Name and options of `hf://org/name?config=…&split=…&revision=…`."""
+    """Return name and options of `hf://org/name?config=…&split=…&revision=…`."""
     parts = urlsplit(location)
     return f"{parts.netloc}{parts.path}".strip("/"), dict(parse_qsl(parts.query, keep_blank_values=True))
 
 
 def hub_suggestion(text: str) -> str:
-    """`"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
+    """Return `"; did you mean hf://text?"` where `text` could be a name of the Hugging Face hub, else nothing."""
     return f"; did you mean {HUB}{text}?" if _HUB_NAME.fullmatch(text) else ""
 
 
@@ -121,7 +162,7 @@ def _check(location: str, options: tuple[str, ...]) -> None:
         name, path = run_parts(location)
         if not _RUN_NAME.fullmatch(name):
             raise ValueError(f"{location}: '{name}' is no run's name; it should look like {RUN}name/path")
-        if any(part in ("", ".", "..") for part in path.split("/")) and path:
+        if path and not stays_below(path):
             raise ValueError(f"{location}: '{path}' is no path below a run's folder")
     elif "://" in location:
         raise ValueError(f"{location}: only {HUB}, {S3}, {DATA}, {RUN} and local paths can be read")

@@ -1,21 +1,23 @@
-"""A run may go on as another job than its last: what names such a move.
+"""Names of a move, by which a run goes on as another job than its last.
 
-One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it
-(infra/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the same name with
-a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both by them.
+One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it (see
+infra/observability/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the
+same name with a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both
+by them.
 """
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 
 RECLAIM_REASON = "Host EC2"
-"""Begins Batch's own reason of an attempt whose instance was taken away."""
+"""Batch's own reason of an attempt whose instance was taken away begins so."""
 
 EXITED_REASON = "Essential container in task exited"
-"""Begins the reason of an attempt that ended by itself. Where its container uses the two minutes before a reclaim to
-end with `INTERRUPTED_EXIT_CODE`, this is all that Batch says: the instance lives on when ECS reports the end."""
+"""Batch's reason of an attempt that ended by itself begins so. Where its container uses the two minutes before a
+reclaim to end with `INTERRUPTED_EXIT_CODE`, this is all that Batch says: the instance lives on when ECS reports the
+end."""
 
 MOVED_REASON = "moved to On-Demand"
-"""Begins the reason of a job that was ended to go on elsewhere."""
+"""The reason of a job that was ended to go on elsewhere begins so."""
 
 MOVED_TAG = "trainyard:moved"
 """Tag of the job that goes on; its value completes "moved to On-Demand …"."""
@@ -25,15 +27,15 @@ RESUMED_TAG = "trainyard:resumed"
 moved afterwards has it too."""
 
 CLAIMS = "moves/"
-"""Below it among the run's files, `JOB.json` claims going on after a job: what resumes a run and what moves it never do
-so both."""
+"""Folder among the run's files in which `JOB.json` claims going on after a job, so that a run is never resumed and
+moved at once."""
 
 DUPLICATE_REASON = "duplicate of"
-"""Begins the reason of a job that was never the run: a lost submission that arrived late."""
+"""The reason of a job that was never the run, but a lost submission that arrived late, begins so."""
 
 
 def is_reclaim(reason: str, exit_code: int | None) -> bool:
-    """Whether an attempt in a Spot queue ended by a reclaim, abruptly or in its own good time.
+    """Return whether an attempt in a Spot queue ended by a reclaim, abruptly or in its own good time.
 
     A timeout and an owner's cancellation make a container exit with the same code, but give a reason of their own.
     """

@@ -1,6 +1,6 @@
 """Plan: JobSpec + stage -> the SubmitJob request, the queue and why, and the price. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -8,63 +8,37 @@ from typing import Any
 from jobs.contract.arguments import Arguments
 from jobs.contract.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
 from jobs.contract.dependencies import Awaited
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.job_kind import JobKind
-from jobs.contract.locations import DATA
-from jobs.contract.moves import RESUMED_TAG
-from jobs.contract.queue_choice import choose_queue
+from jobs.contract.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
+from jobs.contract.locations import DATA, S3Location
+from jobs.contract.placement import Placement, place
 from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.runs import (
-    ACCELERATOR_VARIABLE,
-    ALLOW_CHANGES_FLAG,
-    GANG_ATTEMPTS_FLAG,
-    GANG_FLAG,
-    GANG_WAIT_SECONDS,
-    HANG_TIMEOUT_SECONDS,
-    RUN_URI_VARIABLE,
-    START_TIMEOUT_SECONDS,
-    S3Location,
-    run_prefix,
-    submitted_at,
-)
+from jobs.contract.run import run_prefix, submitted_at
 from jobs.contract.spec import JobSpec
-from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, share_identifier
-
-CONTAINER_NAME = "main"
-"""The one container of every job definition; an override names it."""
-
-NODE_RANGE = "0:"
-"""The one node range of every multi-node job definition: all of them, however many a submission asks for."""
-
-RETRY_RULES: tuple[Mapping[str, str], ...] = (
-    # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
-    {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the Spot reclaim, in Batch's own words
-    {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
-    {"onReason": "*", "action": "EXIT"},
-    {"onExitCode": "*", "action": "EXIT"},
-)
-"""evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
+from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage
+from jobs.contract.submit_job import submit_job_request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Continued:
-    """What a plan goes on with: a run whose jobs have ended."""
+    """A run whose jobs have ended, and with which a plan goes on."""
 
     job_ids: tuple[str, ...]
-    """Of the jobs that it went through, the newest last; at least that one."""
+    """Ids of the jobs that it went through, the newest last; at least that one."""
     at: datetime
-    """When it is resumed."""
+    """The moment at which it is resumed."""
     spent: Spent = NOTHING_SPENT
-    """What its attempts have taken so far."""
+    """Hours and dollars that its attempts have taken so far."""
     allow_changes: bool = False
-    """Whether a checkpoint that was made with other arguments is resumed all the same."""
+    """True: a checkpoint that was made with other arguments is resumed all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What would be submitted, and its price."""
+    """A submission as it would be sent, and its price."""
 
     run_id: str
     run_location: S3Location
@@ -74,14 +48,14 @@ class Plan:
     queue: str
     queue_reason: str
     capacity: Capacity
-    """What the queue's instances are priced at; a Spot queue may go on to On-Demand ones where Spot has none."""
+    """The price that is expected; a Spot queue may go on to On-Demand instances where Spot has none."""
     instance_type: InstanceType
     accelerator: str
     accelerator_reason: str
     nnodes: int
     nproc_per_node: int
     notes: tuple[str, ...]
-    """What the submitter should know before paying."""
+    """Sentences that the submitter should read before paying."""
     awaited: tuple[Awaited, ...] = ()
     """The runs that have to end before this one starts."""
     continued: Continued | None = None
@@ -97,16 +71,19 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float:
-        """What it is expected to cost."""
+        """Return the price an hour that it is expected to cost."""
         return self.spot_usd_per_hour if self.capacity == "spot" else self.on_demand_usd_per_hour
 
     @property
     def inputs(self) -> tuple[tuple[str, str, str], ...]:
-        """`(argument, resolved location, what it should be)` of everything the job will read."""
+        """Return `(argument, resolved location, what it should be)` of everything the job will read."""
         return tuple(self.spec.entrypoint_arguments().sources())
 
     def with_job_ids(self, job_ids: Mapping[str, str]) -> "Plan":
-        """The same, once the runs that are submitted together with it have ids in Batch: run id to job id."""
+        """Return the same plan, once the runs that are submitted together with it have ids in Batch.
+
+        `job_ids`: run id to job id.
+        """
         depends_on = [run.depends_on(job_ids.get(run.run_id)) for run in self.awaited]
         return replace(self, request={**self.request, "dependsOn": depends_on}) if depends_on else self
 
@@ -119,137 +96,95 @@ def plan(
     awaited: tuple[Awaited, ...] = (),
     continued: Continued | None = None,
 ) -> Plan:
-    """What would be submitted. References to runs are resolved before (jobs.client.references), to the runs in
-    `awaited` too.
+    """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
 
-    Raises UsageError where the spec asks for what the stage cannot give or the team's budget is used up,
-    ConfigurationError where the stage lacks what the kind needs.
+    References to runs are resolved before (jobs.client.references), to the runs in `awaited` too.
+    Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
+    where the stage lacks what the kind needs.
     """
-    kind = spec.kind
-    row = stage.instance_type if kind.accelerated else stage.cpu_instance_type
-    nnodes = spec.resources.nnodes
-    queue, queue_reason = choose_queue(spec, stage, row)
-    definition = stage.job_definition(spec.team, spec.job, several_nodes=queue.several_nodes)
     now = continued.at if continued else submitted_at(run_id)
-    _check_budget(spec.team, stage, at=now)
-    _check_run_budget(spec, row, queue.capacity, continued)
-    nproc_per_node = _ranks(spec, row)
-    counts = sorted({nnodes, spec.resources.least_nnodes})
-    world_sizes = [count * nproc_per_node for count in counts]
-    notes = _image_notes(kind, row, stage)
-    stop = stage.stage_budget_stop
-    if stop is not None and not stop.is_over(now):
-        notes.append(
-            f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
-            f"{stop.until[:10]}, or until the budget is raised"
-        )
-    if nproc_per_node < row.processes and row.accelerators and not kind.one_process:
-        notes.append(
-            f"uses {nproc_per_node} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid "
-            "for"
-        )
-    if spec.resources.is_gang:
-        notes.append(_gang_note(spec))
-    notes += [note for run in awaited if (note := run.note(stage))]
-    accelerator: str = row.accelerator
-    accelerator_reason = f"{row.name} of stage '{stage.name}'"
-    if stage.embedded_processes is not None:
-        accelerator = "auto"
-        accelerator_reason = f"the embedded AWS runs jobs on this machine; on AWS: {row.accelerator} of {row.name}"
-        if nproc_per_node > stage.embedded_processes:
-            notes.append(
-                f"runs {stage.embedded_processes} ranks on this machine instead of {nproc_per_node}; "
-                "the global batch size stays"
-            )
-            nproc_per_node = stage.embedded_processes
-            world_sizes += [count * nproc_per_node for count in counts]
-
+    placement = place(spec, stage)
+    notes = _notes(spec, stage, placement, awaited, at=now)
+    _check_team_budget(spec.team, stage, at=now)
+    _check_run_budget(spec, placement, continued)
     arguments = spec.entrypoint_arguments()
     _check_push(arguments, spec.team, stage)
-    # What runs here should run on AWS too, so it is held to the ranks that it would have there.
-    arguments.check(*world_sizes)
-    if len(counts) > 1 and not arguments.resumes_on_other_ranks:
-        raise UsageError(
-            f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than {nnodes} nodes: "
-            "its checkpoints are of one number of ranks",
-            next_step="leave resources.min_nnodes out, or set deepspeed_zero_stage to 0",
-        )
+    _check_ranks(spec, arguments, placement)
     in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
     in_container = _with_locations(in_s3, _mounts(spec, stage))
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
-    overrides = {
-        "taskProperties": [
-            {
-                "containers": [
-                    {
-                        "name": CONTAINER_NAME,
-                        "command": [
-                            "python",
-                            "-m",
-                            "jobs.train.launch",
-                            f"--instance-type={row.name}",
-                            f"--nproc-per-node={nproc_per_node}",
-                            f"--capacity={queue.capacity}",
-                            *([f"--max-usd={spec.max_usd}"] if spec.max_usd is not None else []),
-                            *([f"--max-hours={spec.max_hours}"] if spec.max_hours is not None else []),
-                            *_watch_flags(spec),
-                            *(_gang_flags(spec) if spec.resources.is_gang else []),
-                            *([ALLOW_CHANGES_FLAG] if continued and continued.allow_changes else []),
-                            spec.job,
-                            *in_container.to_flags(),
-                        ],
-                        "environment": [
-                            {"name": RUN_URI_VARIABLE, "value": str(run_location)},
-                            {"name": ACCELERATOR_VARIABLE, "value": accelerator},
-                        ],
-                    }
-                ]
-            }
-        ]
-    }
-    timeout_hours = spec.timeout_hours or kind.timeout_hours
-    request: dict[str, Any] = {
-        "jobName": run_id,
-        "jobQueue": stage.queue(queue.name),
-        "jobDefinition": definition,
-        # A queue with fair share refuses a job that names no share.
-        "shareIdentifier": share_identifier(spec.team),
-        **(_node_overrides(nnodes, overrides) if queue.several_nodes else {"ecsPropertiesOverride": overrides}),
-        **({"arrayProperties": {"size": nnodes}} if spec.resources.is_gang else {}),
-        # Given here the strategy replaces the definition's whole, so the rules go along with the number.
-        "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
-        "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
-        "tags": {
-            "trainyard:stage": stage.name,
-            "trainyard:run": run_id,
-            "trainyard:team": spec.team,
-            "trainyard:job": spec.job,
-            **({RESUMED_TAG: continued.job_ids[-1]} if continued else {}),
-        },
-        "propagateTags": True,
-        **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
-    }
+    options = _launcher_options(spec, placement, allow_changes=continued is not None and continued.allow_changes)
     return Plan(
         run_id=run_id,
         run_location=run_location,
         spec=spec.model_copy(update={"arguments": in_s3.model_dump(mode="json", exclude_none=True)}),
-        request=request,
-        queue=queue.name,
-        queue_reason=queue_reason,
-        capacity=queue.capacity,
-        instance_type=row,
-        accelerator=accelerator,
-        accelerator_reason=accelerator_reason,
-        nnodes=nnodes,
-        nproc_per_node=nproc_per_node,
+        request=submit_job_request(
+            spec,
+            stage,
+            placement,
+            run_id=run_id,
+            run_location=run_location,
+            flags=[*options.to_flags(), spec.job, *in_container.to_flags()],
+            awaited=awaited,
+            resumed_job_id=continued.job_ids[-1] if continued else None,
+        ),
+        queue=placement.queue.name,
+        queue_reason=placement.queue_reason,
+        capacity=placement.queue.capacity,
+        instance_type=placement.instance_type,
+        accelerator=placement.accelerator,
+        accelerator_reason=placement.accelerator_reason,
+        nnodes=placement.nnodes,
+        nproc_per_node=placement.nproc_per_node,
         notes=tuple(notes),
         awaited=awaited,
         continued=continued,
     )
 
 
+def _launcher_options(spec: JobSpec, placement: Placement, *, allow_changes: bool) -> LauncherOptions:
+    is_gang = spec.resources.is_gang
+    return LauncherOptions(
+        instance_type=placement.instance_type.name,
+        nproc_per_node=placement.nproc_per_node,
+        capacity=placement.queue.capacity,
+        max_usd=spec.max_usd,
+        max_hours=spec.max_hours,
+        hang_timeout_seconds=spec.hang_timeout_seconds,
+        start_timeout_seconds=spec.start_timeout_seconds,
+        gang_min_nnodes=spec.resources.least_nnodes if is_gang else None,
+        gang_attempts=spec.attempts if is_gang else None,
+        allow_changes=allow_changes,
+    )
+
+
+def _notes(
+    spec: JobSpec, stage: DeployedStage, placement: Placement, awaited: Sequence[Awaited], *, at: datetime
+) -> list[str]:
+    """Return what the submitter should know before paying."""
+    row = placement.instance_type
+    wanted, there = placement.nproc_per_node_on_aws, placement.nproc_per_node
+    notes = _image_notes(spec.kind, row, stage)
+    stop = stage.stage_budget_stop
+    if stop is not None and not stop.is_over(at):
+        notes.append(
+            f"stage '{stage.name}' has used up its monthly budget of {stop.budget_usd:g} USD: the job waits until "
+            f"{stop.until[:10]}, or until the budget is raised"
+        )
+    if wanted < row.processes and row.accelerators and not spec.kind.one_process:
+        notes.append(
+            f"uses {wanted} of the {row.accelerators} {row.card}s of a {row.name}; the whole instance is paid for"
+        )
+    if spec.resources.is_gang:
+        notes.append(_gang_note(spec))
+    notes += [note for run in awaited if (note := run.note(stage))]
+    if there < wanted:
+        notes.append(f"runs {there} ranks on this machine instead of {wanted}; the global batch size stays")
+    return notes
+
+
 def _gang_note(spec: JobSpec) -> str:
-    """What nodes that Batch starts one by one cost more than those that it starts together."""
+    """Return what nodes that Batch starts one by one cost more than those that it starts together."""
     least = spec.resources.least_nnodes
     some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
     return (
@@ -258,30 +193,8 @@ def _gang_note(spec: JobSpec) -> str:
     )
 
 
-def _gang_flags(spec: JobSpec) -> list[str]:
-    return [f"{GANG_FLAG}={spec.resources.least_nnodes}", f"{GANG_ATTEMPTS_FLAG}={spec.attempts}"]
-
-
-def _watch_flags(spec: JobSpec) -> list[str]:
-    """How long the launcher waits for ranks and nodes, where that is not what it would do anyway."""
-    limits = (
-        ("--hang-timeout-seconds", spec.hang_timeout_seconds, HANG_TIMEOUT_SECONDS),
-        ("--start-timeout-seconds", spec.start_timeout_seconds, START_TIMEOUT_SECONDS),
-    )
-    return [f"{flag}={seconds:g}" for flag, seconds, default in limits if seconds != default]
-
-
-def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The same command on all nodes.
-
-    Their number can be overridden since the definition's one range is open; the range named here must be that one.
-    """
-    nodes = {"targetNodes": NODE_RANGE, "ecsPropertiesOverride": overrides}
-    return {"nodeOverrides": {"numNodes": nnodes, "nodePropertyOverrides": [nodes]}}
-
-
 def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Arguments:
-    """`arguments` whose sources begin with what `places` has in place of their beginning."""
+    """Return `arguments` with the beginning of each source replaced by what `places` has for it."""
     return arguments.with_sources(
         **{
             name: place + location.removeprefix(beginning)
@@ -293,14 +206,17 @@ def _with_locations(arguments: Arguments, places: Mapping[str, str]) -> Argument
 
 
 def _mounts(spec: JobSpec, stage: DeployedStage) -> dict[str, str]:
-    """What the job finds as files: the shared data, on the accelerator instances of a stage that mounts it there."""
+    """Return the locations that the job finds as files, and where.
+
+    That is the shared data, on the accelerator instances of a stage that mounts it there.
+    """
     if stage.shared_data_mount is None or stage.embedded or not spec.kind.accelerated:
         return {}
     return {f"s3://{stage.data_bucket}/{SHARED_PREFIX}/": f"{stage.shared_data_mount.rstrip('/')}/"}
 
 
 def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list[str]:
-    """What to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
+    """Return what to know of the image that the job will run in. Raises ConfigurationError where there is none yet."""
     deployed = stage.job_images.get(kind.name)
     if deployed is None:
         return []
@@ -323,7 +239,17 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
     return []
 
 
-def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
+def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> None:
+    arguments.check(*placement.world_sizes)
+    if placement.least_nnodes < placement.nnodes and not arguments.resumes_on_other_ranks:
+        raise UsageError(
+            f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
+            f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
+            next_step="leave resources.min_nnodes out, or set deepspeed_zero_stage to 0",
+        )
+
+
+def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
     stop = stage.budget_stop(team)
     if stop is not None and not stop.is_over(at):
         raise UsageError(
@@ -334,9 +260,9 @@ def _check_budget(team: str, stage: DeployedStage, *, at: datetime) -> None:
         )
 
 
-def _check_run_budget(spec: JobSpec, row: InstanceType, capacity: Capacity, continued: Continued | None) -> None:
+def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued | None) -> None:
+    row, capacity, nnodes = placement.instance_type, placement.queue.capacity, placement.nnodes
     so_far = continued.spent if continued else NOTHING_SPENT
-    nnodes = spec.resources.nnodes
     left = spec.budget.left(so_far, row=row, capacity=capacity, nnodes=nnodes)
     if left is None or left.seconds >= LEAST_SECONDS:
         return
@@ -355,7 +281,10 @@ def _check_run_budget(spec: JobSpec, row: InstanceType, capacity: Capacity, cont
 
 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so."""
+    """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token.
+
+    On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so.
+    """
     repository = arguments.hub_repository
     if repository is not None and not stage.embedded and team not in stage.huggingface_teams:
         raise UsageError(
@@ -364,23 +293,3 @@ def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
             next_step="set the team's huggingface_token in infra/settings.py, deploy, and put a token into the secret; "
             "or leave push_to_hub out",
         )
-
-
-def _ranks(spec: JobSpec, row: InstanceType) -> int:
-    asked = spec.resources.nproc_per_node
-    if spec.kind.one_process:
-        if asked not in (None, 1):
-            raise UsageError(
-                f"resources.nproc_per_node: a '{spec.job}' is one process, to which all {row.card}s of the node belong",
-                next_step="leave resources.nproc_per_node out",
-            )
-        return 1
-    if asked is None:
-        return row.processes
-    if asked > row.processes:
-        raise UsageError(
-            f"resources.nproc_per_node: {asked} ranks do not fit a {row.name}, which has "
-            f"{row.accelerators or row.vcpus} {row.card}s",
-            next_step=f"ask for at most {row.processes}, or for more nodes",
-        )
-    return asked

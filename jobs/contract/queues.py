@@ -17,23 +17,23 @@ class Queue:
     accelerated: bool
     """True: on the stage's accelerator instances. False: on its CPU instances."""
     capacities: tuple[Capacity, ...]
-    """In the order in which Batch tries them; the queue exists where the stage has the first. Spot stands alone where
-    the settings say how long a job waits for it (spot_wait_hours)."""
+    """Capacities in the order in which Batch tries them; the queue exists where the stage has the first. Spot stands
+    alone where the settings say how long a job waits for it (spot_wait_hours)."""
     several_nodes: bool = False
     """True: instances side by side in one placement group. Batch runs jobs of several nodes On-Demand only."""
     priority: int = 1
-    """Of queues that share instances, the one with the higher number gets them first."""
+    """The queue with the higher number gets instances first where several share them."""
     purpose: str
-    """Which jobs it takes; completes "for …"."""
+    """The jobs that it takes; completes "for …"."""
 
     @property
     def capacity(self) -> Capacity:
-        """What a job in it is priced at."""
+        """Return the capacity that a job in it is priced at."""
         return self.capacities[0]
 
 
 MARKET: dict[Capacity, str] = {"spot": "Spot", "on-demand": "On-Demand"}
-"""What AWS writes for a capacity."""
+"""AWS's spelling of each capacity."""
 
 SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 """statusReason of a job that waited at the head of the Spot queue for longer than the stage allows: Batch's own words

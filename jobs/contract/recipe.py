@@ -33,7 +33,7 @@ class Recipe(Arguments):
     global_batch_size: int = Field(default=32, ge=1)
     """Sequences in one optimizer step over all ranks, so that a recipe means the same on 8 HPUs and on a laptop."""
     max_batch_size_per_rank: int = Field(default=32, ge=1)
-    """What one rank holds at once; a larger share of the global batch is accumulated."""
+    """Sequences that one rank holds at once; a larger share of the global batch is accumulated."""
     eval_batch_size: int = Field(default=64, ge=1)
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: int | None = Field(default=None, ge=1)
@@ -42,10 +42,11 @@ class Recipe(Arguments):
     """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
     the training stands still for a checkpoint (measured) and mean_hours_between_reclaims; between one minute and 30."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
-    """Of one instance, for checkpoint_every_steps: auto; it is divided by the number of nodes, as the reclaim of any
-    ends the attempt. The default is a cautious guess, no measurement: EC2 promises nothing."""
+    """Expected hours between two reclaims of one instance, for checkpoint_every_steps: auto; it is divided by the
+    number of nodes, as the reclaim of any ends the attempt. The default is a cautious guess, no measurement: EC2
+    promises nothing."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Of the complete checkpoints, so many of the newest stay."""
+    """So many of the newest complete checkpoints stay."""
     keep_every_steps: int | None = Field(default=None, ge=1)
     """The first checkpoint at or after each multiple of it stays too, and never expires."""
     log_every_steps: int = Field(default=10, ge=1)
@@ -63,7 +64,7 @@ class Recipe(Arguments):
         return self.push_to_hub
 
     def check(self, *world_sizes: int) -> None:
-        """Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
+        """Raise UsageError, naming sizes that work, where the global batch does not divide over the ranks."""
         for world_size in world_sizes:
             if self.global_batch_size % world_size:
                 together = math.lcm(*world_sizes)
@@ -75,7 +76,7 @@ class Recipe(Arguments):
                 )
 
     def batch_of_rank(self, world_size: int) -> tuple[int, int]:
-        """Sequences a rank holds at once, and how many such batches make its share of the global batch.
+        """Return the sequences that a rank holds at once, and how many such batches make its share of the global batch.
 
         Raises UsageError, naming sizes that work, where the global batch does not divide over the ranks.
         """

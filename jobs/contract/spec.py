@@ -24,8 +24,8 @@ from jobs.contract.budget import Budget
 from jobs.contract.catalog import CATALOG, job_kind
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.job_kind import JobKind
+from jobs.contract.launcher_options import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.contract.queues import Capacity
-from jobs.contract.runs import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.contract.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10
@@ -41,12 +41,12 @@ MAX_GANG_NODES = 10_000
 
 
 class Resources(Strict):
-    """What a job asks for; it names no queue, the plan picks that."""
+    """The resources that a job asks for; it names no queue, the plan picks that."""
 
     nnodes: int = Field(default=1, ge=1)
     """Instances. More than one needs a kind that runs on several, and On-Demand a stage that offers them."""
     min_nnodes: int | None = Field(default=None, ge=1)
-    """Of several nodes on Spot: as few train where EC2 has no more after a quarter of an hour, until more come.
+    """The fewest of several nodes on Spot that train where EC2 has no more after a quarter of an hour, until more come.
     Default: all of them, so that training waits."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
@@ -56,12 +56,12 @@ class Resources(Strict):
 
     @property
     def is_gang(self) -> bool:
-        """Several nodes on Spot: Batch starts each for itself, and they find each other (jobs.train.launcher.gang)."""
+        """Return whether it is several nodes on Spot: Batch starts each for itself, and they find each other."""
         return self.nnodes > 1 and self.capacity == "spot"
 
     @property
     def least_nnodes(self) -> int:
-        """On how many it may come to train."""
+        """Return the fewest nodes that it may come to train on."""
         return self.min_nnodes or self.nnodes
 
     @model_validator(mode="after")
@@ -89,20 +89,20 @@ class JobSpec(Strict):
     resources: Resources = Resources()
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
-    """How often Batch may start the job: again after a Spot reclaim or an interruption, never after its own fault."""
+    """Batch may start the job so often: again after a Spot reclaim or an interruption, never after its own fault."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
     """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
     max_usd: float | None = Field(default=None, gt=0)
-    """What the run may cost over all its attempts, at the recorded prices: a Spot price is an estimate. It saves and
+    """US dollars that all attempts may cost at the recorded prices: a Spot price is an estimate. The run saves and
     stops before that, and goes on with trainyard resume."""
     max_hours: float | None = Field(default=None, gt=0)
-    """The same in instance hours: a minute of four nodes counts four minutes."""
+    """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
     hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node gives no sign of life, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
+    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
     minutes at least."""
     start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """Of several On-Demand nodes: one that has not come when so long has passed ends the attempt, and is named."""
+    """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 
@@ -115,7 +115,7 @@ class JobSpec(Strict):
         return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
 
     def entrypoint_arguments(self) -> Arguments:
-        """`arguments` as the kind's model; `parse_spec` has validated them."""
+        """Return `arguments` as the kind's model; `parse_spec` has validated them."""
         return self.kind.arguments.model_validate(self.arguments)
 
 
@@ -145,7 +145,7 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
 
 
 def spec_json_schema() -> dict[str, Any]:
-    """JSON Schema of a spec, with the arguments of each kind spelled out."""
+    """Return the JSON Schema of a spec, with the arguments of each kind spelled out."""
     schema = JobSpec.model_json_schema()
     schema["title"] = "trainyard job spec"
     schema["properties"]["job"]["enum"] = sorted(CATALOG)

@@ -28,16 +28,16 @@ IMAGE_TAG = "image-tag"
 IMAGE_BUILD_PROJECT = "image-build/project"
 """The CodeBuild project that builds the stage's images."""
 SHARED_DATA_MOUNT = "shared-data-mount"
-"""Where containers see `shared/` of the data bucket as a file system; there only where the stage has one."""
+"""Path at which containers see `shared/` of the data bucket as a file system, where the stage has one."""
 
 SHARED_PREFIX = "shared"
-"""What lies under it in the data bucket is read by all teams; a team's own files lie under the team's name."""
+"""Folder of the data bucket that all teams read; a team's own files lie under the team's name."""
 
 TEAM_PATTERN = r"[a-z0-9][a-z0-9-]{0,30}"
 
 
 def share_identifier(team: str) -> str:
-    """What Batch's fair share knows a team by: its name without hyphens, since Batch takes letters and digits only."""
+    """Return the team's name in Batch's fair share: without hyphens, since Batch takes letters and digits only."""
     return team.replace("-", "")
 
 
@@ -47,7 +47,10 @@ def parameter_path(stage: str) -> str:
 
 
 def queue_parameter(queue: str, *, retiring: str | None = None) -> str:
-    """`retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one."""
+    """Return the name of the parameter that holds a queue's ARN.
+
+    `retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one.
+    """
     return f"queue/{queue}/{retiring}" if retiring else f"queue/{queue}"
 
 
@@ -56,12 +59,15 @@ def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = Fals
 
 
 def job_image_parameter(kind: str) -> str:
-    """Holds the URI of the image that job definitions of a kind name, as they were deployed."""
+    """Return the name of the parameter that holds the URI of the image of a kind's job definitions, as deployed."""
     return f"job-image/{kind}"
 
 
 def image_repository_parameter(image: str) -> str:
-    """`image` is a name of `jobs.contract.image_hierarchy`."""
+    """Return the name of the parameter that holds an image's repository.
+
+    `image` is a name of `jobs.contract.image_hierarchy`.
+    """
     return f"image-repository/{image}"
 
 
@@ -70,30 +76,37 @@ NOT_BUILT_TAG = "not-built-yet"
 
 
 def image_parameter(image: str, release: str) -> str:
-    """Holds the URI of an image as it was pushed last for a release: `<repository>@sha256:…`.
+    """Return the name of the parameter that holds an image's URI, as pushed last for a release.
 
-    A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the job definitions.
+    It is `<repository>@sha256:…`. A push writes it; a deployment makes it, with `NOT_BUILT_TAG`, and reads it for the
+    job definitions.
     """
     return f"image/{image}/{release}"
 
 
 def huggingface_secret_parameter(team: str) -> str:
-    """Holds the ARN of the secret that the team's Hugging Face token is put into."""
+    """Return the name of the parameter that holds the ARN of the secret with the team's Hugging Face token."""
     return f"huggingface-secret/{team}"
 
 
 def member_role_parameter(team: str) -> str:
-    """Holds the ARN of the role that the team's people assume; there only where the settings name them."""
+    """Return the name of the parameter that holds the ARN of the role that the team's people assume.
+
+    It is there only where the settings name them.
+    """
     return f"member-role/{team}"
 
 
 def budget_parameter(team: str) -> str:
-    """Holds a team's monthly budget, for the function that stops the team at its end."""
+    """Return the name of the parameter that holds a team's monthly budget, for the function that stops the team."""
     return f"budget/{team}"
 
 
 def budget_stop_parameter(team: str) -> str:
-    """Is there while the team has used up its budget; holds what `BudgetStop` has, as JSON."""
+    """Return the name of the parameter that is there while the team has used up its budget.
+
+    It holds what `BudgetStop` has, as JSON.
+    """
     return f"budget-stop/{team}"
 
 
@@ -103,24 +116,24 @@ STAGE_BUDGET_STOP = "stage-budget-stop"
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStop:
-    """Why a team's jobs are refused."""
+    """The stop of a budget that is used up: jobs of its team are refused."""
 
     budget_usd: float
     """A month's."""
     since: str
-    """When the budget was found used up, in ISO 8601."""
+    """The day on which the budget was found used up, in ISO 8601."""
     until: str
-    """When the next month's begins, in ISO 8601."""
+    """The day on which the next month's budget begins, in ISO 8601."""
 
     def is_over(self, now: datetime) -> bool:
-        """Whether the next month has begun: then the stop counts no more, though nobody has taken it back yet."""
+        """Return whether the next month has begun: the stop counts no more, though nobody has taken it back yet."""
         until = datetime.fromisoformat(self.until)
         return now >= (until if until.tzinfo else until.replace(tzinfo=timezone.utc))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedStage:
-    """What one stage offers, by its physical names."""
+    """A stage as it is deployed: everything that it offers, by its physical names."""
 
     name: str
     data_bucket: str
@@ -135,11 +148,11 @@ class DeployedStage:
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """The same for jobs of several nodes; empty where the stage offers none."""
     shared_data_mount: str | None = None
-    """Where containers on accelerator instances see `shared/` of the data bucket as a file system."""
+    """Path at which containers on accelerator instances see `shared/` of the data bucket; None: they do not."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
-    """Team that has used up its budget to what its parameter holds."""
+    """Teams that have used up their budgets, with what their parameters hold."""
     stage_stop: str | None = None
-    """What the parameter of the whole stage's budget holds, once that is used up."""
+    """The stop of the whole stage's budget, once that is used up."""
     release: str | None = None
     """The Gaudi software release that new jobs run on; None: deployed before it was published."""
     image_tag: str | None = None
@@ -151,7 +164,7 @@ class DeployedStage:
     huggingface_teams: frozenset[str] = frozenset()
     """Teams that have a secret for their Hugging Face token."""
     embedded_processes: int | None = None
-    """On the embedded AWS: how many ranks this machine should run where a job asks for more. None on AWS."""
+    """Ranks that this machine should run on the embedded AWS where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +183,7 @@ class DeployedStage:
         embedded_processes: int | None = None,
         runs_containers: bool = True,
     ) -> "DeployedStage":
-        """From the parameters below `parameter_path(name)`, keyed by the rest of their names.
+        """Read a stage from the parameters below `parameter_path(name)`, keyed by the rest of their names.
 
         `runs_containers`: False on an embedded AWS whose jobs are processes, so that images do not matter.
         Raises ConfigurationError where one is missing: the stage is not deployed, or by another release.
@@ -208,20 +221,23 @@ class DeployedStage:
         )
 
     def queue(self, name: str) -> str:
-        """ARN of a queue. Raises UsageError where the stage has none of that name."""
+        """Return the ARN of a queue. Raises UsageError where the stage has none of that name."""
         try:
             return self.queues[name]
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
 
     def budget_stop(self, team: str) -> BudgetStop | None:
-        """Why the team's jobs are refused; None where they are not. Raises ConfigurationError where nobody can tell."""
+        """Return why the team's jobs are refused; None where they are not.
+
+        Raises ConfigurationError where nobody can tell.
+        """
         value = self.budget_stops.get(team)
         return None if value is None else self._stop(value, budget_stop_parameter(team))
 
     @property
     def stage_budget_stop(self) -> BudgetStop | None:
-        """Why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
+        """Return why no instance starts; None where some may. Raises ConfigurationError where nobody can tell."""
         return None if self.stage_stop is None else self._stop(self.stage_stop, STAGE_BUDGET_STOP)
 
     def _stop(self, value: str, name: str) -> BudgetStop:
@@ -238,7 +254,7 @@ class DeployedStage:
         return stop
 
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
-        """ARN of the definition of a kind for a team.
+        """Return the ARN of the definition of a kind for a team.
 
         Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
         """

@@ -15,15 +15,15 @@ class FabricCheck(Arguments):
     largest_message_bytes: int = Field(default=128 * 1024 * 1024, ge=4)
     """Last size of a message; its bandwidth is what is held against the minimum."""
     growth: int = Field(default=8, ge=2)
-    """How many times larger each message is than the one before."""
+    """Each message is so many times larger than the one before."""
     seconds_per_measurement: float = Field(default=0.5, gt=0, le=60)
-    """How long one size of one collective is repeated; a message that takes longer is sent once."""
+    """One size of one collective is repeated for so long; a message that takes longer is sent once."""
     minimum_bus_gigabytes_per_second: float | None = Field(default=None, gt=0)
     """Fails the job where all-reduce of the largest message within a node has less bus bandwidth."""
     minimum_bus_gigabytes_per_second_across_nodes: float | None = Field(default=None, gt=0)
     """Fails the job where that of cards of several nodes, one a node, has less."""
     peer_timeout_seconds: float = Field(default=300.0, gt=0)
-    """How long a rank waits for the others before the job fails and names those that did not arrive."""
+    """A rank waits so long for the others before the job fails and names those that did not arrive."""
 
     @model_validator(mode="after")
     def _sizes_in_order(self) -> Self:

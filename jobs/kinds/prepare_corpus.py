@@ -16,11 +16,11 @@ class PrepareCorpus(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     data: list[Documents] = Field(min_length=1)
-    """Where the documents are: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
+    """Locations of the documents: hf://org/name?config=…&split=…, or .jsonl, .csv, .tsv, .parquet and .txt files."""
     text_columns: list[str] = Field(default=["text"], min_length=1)
     """Column of the text: one for all of data, or one for each; a .txt file has none, whatever stands there."""
     text_documents: Literal["lines", "paragraphs"] = "lines"
-    """What a document of a .txt file is: a line, or what stands between empty lines."""
+    """The unit of a .txt file that is a document: a line, or what stands between empty lines."""
     held_out_fraction: float = Field(default=0.01, gt=0, lt=1)
     """Share of the documents that is held out, chosen by each one's content."""
     shard_bytes: int = Field(default=128 << 20, ge=1 << 10, le=4 << 30)
@@ -55,7 +55,7 @@ class PrepareCorpus(Arguments):
         return self
 
     def column(self, number: int) -> str:
-        """Of that input."""
+        """Return the text column of that input."""
         return self.text_columns[number if len(self.text_columns) > 1 else 0]
 
 

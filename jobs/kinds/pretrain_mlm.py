@@ -22,7 +22,7 @@ class PretrainMlm(Recipe):
     data: Annotated[Artifact, OfKind("packed-tokens")]
     """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://… or a folder)."""
     data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
-    """What the fingerprint of the data must be, or begin with; without it any data is taken."""
+    """The fingerprint of the data, or its beginning; without it any data is taken."""
     config: Folder | None = None
     """A folder with a BERT's config.json, which says the model's shape in place of the four below."""
     hidden_size: int = Field(default=768, ge=8)

@@ -15,9 +15,9 @@ class Tokenize(Arguments):
     HUB_REPOSITORY_TYPE: ClassVar[Literal["model", "dataset"]] = "dataset"
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """What prepare-corpus made: run://name, or the folder of it."""
+    """The corpus that prepare-corpus made: run://name, or the folder of it."""
     tokenizer: Annotated[Artifact, OfKind("tokenizer")]
-    """What train-tokenizer made: run://name, or the folder of it."""
+    """The tokenizer that train-tokenizer made: run://name, or the folder of it."""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
     """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
     encoder: Literal["auto", "tokenizers"] = "auto"

@@ -14,13 +14,13 @@ class TrainTokenizer(Arguments):
     FREE: ClassVar[frozenset[str]] = frozenset({"push_to_hub"})
 
     corpus: Annotated[Artifact, OfKind("corpus")]
-    """What prepare-corpus made: run://name, or the folder of it."""
+    """The corpus that prepare-corpus made: run://name, or the folder of it."""
     vocabulary_size: int = Field(default=32_000, ge=100, le=1_000_000)
     """Tokens, special ones included. The published tutorial's, and divisible by 128, which suits the HPU in bf16."""
     sample_fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the documents that it is learnt from; a tenth gives less than 1 % more tokens than all of them."""
     lowercase: bool = True
-    """As BERT uncased: lower case, accents dropped. False: as BERT cased."""
+    """Lower case and without accents, as BERT uncased. False: as BERT cased."""
     max_characters: int = Field(default=1000, ge=1, le=100_000)
     """Different characters that become tokens, the most frequent ones; rarer ones are unknown. For Chinese, more."""
     model_max_length: int = Field(default=512, ge=8)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
-from jobs.contract.runs import ACCELERATOR_VARIABLE
+from jobs.contract.launcher_options import ACCELERATOR_VARIABLE
 
 if TYPE_CHECKING:
     import torch

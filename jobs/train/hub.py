@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from jobs.contract.arguments import Arguments
 from jobs.contract.artifact import Manifest
 from jobs.contract.errors import ConfigurationError, UsageError
-from jobs.contract.locations import HUB, hub_parts
+from jobs.contract.locations import HUB, S3Location, hub_parts
 from jobs.contract.recipe import Recipe
-from jobs.contract.runs import MANIFEST, MODEL, S3Location
+from jobs.contract.run import MANIFEST, MODEL
 from jobs.train.data.artifacts import OpenArtifact, open_artifact
 
 if TYPE_CHECKING:

@@ -148,7 +148,7 @@ def _on_all_nodes(launch: Launch, accelerator: Accelerator, scratch: Path, gang:
     with shutdown.signals_held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
     with Nodes(launch.node, lambda: read_heartbeats(scratch)) as nodes:
-        end = wait_for_all(nodes, gang, start_timeout_seconds=launch.start_timeout_seconds)
+        end = wait_for_all(nodes, gang, start_timeout_seconds=launch.options.start_timeout_seconds)
         if end is None:
             end = run_ranks(launch, accelerator, scratch, nodes, gang)
     if gang is not None and not launch.node.is_main:

@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from jobs.contract.arguments import ArgumentsT, parse_flags
+from jobs.contract.arguments import ArgumentsT
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
-from jobs.contract.runs import RUN_URI_VARIABLE, S3Location
+from jobs.contract.flags import parse_flags
+from jobs.contract.launcher_options import RUN_URI_VARIABLE
+from jobs.contract.locations import S3Location
 from jobs.train.channel import Heartbeat, HeartbeatFile
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.contract.runs import MODEL, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import MODEL
 from tests.support.train.launching import Launched, NewRun, Run, environment_of
 from tests.support.train.s3_server import RUNS, s3_client, s3_server
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.constructs.image_build import PROGRAM
+from infra.image.image_build import PROGRAM
 from jobs.aws.connection import Aws
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.errors import UsageError
@@ -386,7 +386,7 @@ def test_codebuild_does_the_same(bench: Bench, tmp_path: Path) -> None:
     bench.have("cpu", "in CodeBuild")
     # WHEN the project's commands run
     done = subprocess.run(
-        ["bash", str(ROOT / "infra" / "constructs" / "image_build.sh")],
+        ["bash", str(ROOT / "infra" / "image" / "image_build.sh")],
         cwd=source,
         env={
             **bench.stage.aws.environment,

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from infra.settings import STAGES, Stage, Team
-from tests.support.infra.synthesis import Templates, read_assembly, synthesise
+from infra.settings import STAGES
+from infra.stages import Stage, Team
+from tests.support.infra.synthesis import Templates, read_assembly, stacks_of, synthesise
 from tests.support.infra.variants import VARIANTS
 
 
@@ -39,13 +40,11 @@ def variants(variants_assembly: Path) -> Templates:
     return read_assembly(variants_assembly)
 
 
-@pytest.fixture
-def synthesised(tmp_path: Path) -> Callable[..., Templates]:
-    """Synthesises one stage called `test` with the given settings; keys are the stacks' names."""
+@pytest.fixture(scope="session")
+def synthesised() -> Callable[..., Templates]:
+    """Synthesise one stage called `test` with the given settings; keys are the stacks' names."""
 
     def synthesise_one(**settings: Any) -> Templates:
-        row = Stage(**{"name": "test", "teams": (Team(name="research"),), **settings})
-        made = synthesise([row], tmp_path / "assembly")
-        return {path.split("/")[1]: template for path, template in made.items()}
+        return stacks_of(Stage(**{"name": "test", "teams": (Team(name="research"),), **settings}))
 
     return synthesise_one

@@ -14,8 +14,9 @@ import pytest
 from aws_cdk import aws_s3 as s3
 
 import infra.app
-from infra.settings import STAGES, TEAMS, Stage, Team
-from tests.support.infra.synthesis import ROOT, Templates, new_app, synthesise
+from infra.settings import STAGES, TEAMS
+from infra.stages import Stage, Team
+from tests.support.infra.synthesis import ROOT, Templates, new_app, synthesise, templates_of
 
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")
 
@@ -115,8 +116,8 @@ def test_what_the_rules_forbid_is_not_synthesised(tmp_path: Path) -> None:
         app.synth()
 
 
-def test_stages_differ_by_their_names_only_where_their_settings_are_equal(tmp_path: Path) -> None:
-    alpha, omega = (synthesise([Stage(name=name, teams=TEAMS)], tmp_path / name) for name in ("alpha", "omega"))
+def test_stages_differ_by_their_names_only_where_their_settings_are_equal() -> None:
+    alpha, omega = (templates_of(Stage(name=name, teams=TEAMS)) for name in ("alpha", "omega"))
     assert {
         path.replace("alpha", "omega"): _renamed(template, "alpha", "omega") for path, template in alpha.items()
     } == {path: _renamed(template, "omega", "omega") for path, template in omega.items()}
@@ -157,11 +158,11 @@ def test_stages_differ_by_their_names_only_where_their_settings_are_equal(tmp_pa
     ids=["limit", "retention", "share", "checkpoints", "protection"],
 )
 def test_a_setting_changes_what_it_names_and_nothing_else(
-    tmp_path: Path, changed: dict[str, Any], stacks: set[str], paths: set[str]
+    changed: dict[str, Any], stacks: set[str], paths: set[str]
 ) -> None:
     row = Stage(name="test", teams=TEAMS)
-    before = synthesise([row], tmp_path / "before")
-    after = synthesise([replace(row, **changed)], tmp_path / "after")
+    before = templates_of(row)
+    after = templates_of(replace(row, **changed))
     assert {path.split("/")[1] for path in before if before[path] != after[path]} == stacks
     assert {
         difference
@@ -170,10 +171,10 @@ def test_a_setting_changes_what_it_names_and_nothing_else(
     } == paths
 
 
-def test_a_new_team_adds_and_changes_nothing_of_the_others(tmp_path: Path) -> None:
+def test_a_new_team_adds_and_changes_nothing_of_the_others() -> None:
     row = Stage(name="test", teams=TEAMS)
-    before = synthesise([row], tmp_path / "before")
-    after = synthesise([replace(row, teams=(*TEAMS, Team(name="vision")))], tmp_path / "after")
+    before = templates_of(row)
+    after = templates_of(replace(row, teams=(*TEAMS, Team(name="vision"))))
     assert {path.split("/")[1] for path in before if before[path] != after[path]} == {"compute", "jobs"}
     old, new = before["test/jobs"]["Resources"], after["test/jobs"]["Resources"]
     assert {name: new[name] for name in old} == old
@@ -191,7 +192,7 @@ def test_every_stack_is_protected_where_the_stage_says_so(assembly: Path) -> Non
 
 
 def _run_app(tmp_path: Path, *, stage: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the CDK CLI does with cdk.json's `app`, given `-c stage=…`."""
+    """Do what the CDK CLI does with cdk.json's `app`, given `-c stage=…`."""
     configuration = json.loads((ROOT / "cdk.json").read_text())
     inherited = {
         name: value

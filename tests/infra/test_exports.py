@@ -5,13 +5,12 @@ An earlier stack is deployed first, while the later ones still are as they were.
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.settings import Alerts, GitHub, Pool, Stage, Team
-from tests.support.infra.synthesis import Templates, synthesise
+from infra.stages import Alerts, GitHub, Pool, Stage, Team
+from tests.support.infra.synthesis import Templates, templates_of
 
 RESEARCH, PRODUCT = Team(name="research"), Team(name="product")
 BASE = Stage(name="test", teams=(RESEARCH, PRODUCT), region="us-east-1")
@@ -80,17 +79,17 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
-def test_what_deployed_stacks_import_stays_as_it_is(before: Stage, after: Stage, tmp_path: Path) -> None:
+def test_what_deployed_stacks_import_stays_as_it_is(before: Stage, after: Stage) -> None:
     # GIVEN a stage, and other settings
-    old, new = synthesise([before], tmp_path / "before"), synthesise([after], tmp_path / "after")
+    old, new = templates_of(before), templates_of(after)
     # THEN nothing that any deployed stack imports goes or changes, those included that leave the app
     assert refused(old, new) == set()
 
 
-def test_a_zone_goes_once_what_imports_it_has_been_deployed_by_itself(tmp_path: Path) -> None:
+def test_a_zone_goes_once_what_imports_it_has_been_deployed_by_itself() -> None:
     # GIVEN a stage whose first zone goes
-    old = synthesise([TWO_ZONES], tmp_path / "before")
-    new = synthesise([replace(TWO_ZONES, availability_zone_ids=("use1-az2",))], tmp_path / "after")
+    old = templates_of(TWO_ZONES)
+    new = templates_of(replace(TWO_ZONES, availability_zone_ids=("use1-az2",)))
     assert refused(old, new)
     # WHEN the stacks that work in it are deployed first, without those that they depend on
     alone = {path: new[path] for path in ("test/compute", "test/machine-image")}
@@ -100,14 +99,14 @@ def test_a_zone_goes_once_what_imports_it_has_been_deployed_by_itself(tmp_path: 
 
 
 def refused(old: Templates, new: Templates) -> set[str]:
-    """Exports that deployed stacks import, and that would go or change."""
+    """Return the exports that deployed stacks import, and that would go or change."""
     there, then = exports(old), exports(new)
     imported = {name for template in old.values() for name in imports(template)}
     return {name for name in imported if there[name] != then.get(name)}
 
 
 def exports(templates: Templates) -> dict[str, str]:
-    """Name to what the template gives as its value."""
+    """Return what the templates give as the values of exports, by their names."""
     return {
         output["Export"]["Name"]: json.dumps(output["Value"])
         for template in templates.values()
@@ -117,7 +116,7 @@ def exports(templates: Templates) -> dict[str, str]:
 
 
 def imports(value: Any) -> set[str]:
-    """Names of all exports that a template imports."""
+    """Return the names of all exports that a template imports."""
     if isinstance(value, dict):
         direct = {str(value["Fn::ImportValue"])} if "Fn::ImportValue" in value else set()
         return direct.union(*(imports(item) for item in value.values()))

@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from infra.settings import Pool, Stage, Team
+from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.queues import GAUDI_SPOT, QUEUES
 from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter
-from tests.support.infra.synthesis import Templates, synthesise
+from tests.support.infra.synthesis import Templates, synthesise, templates_of
 
 BASE = Stage(name="test", teams=(Team(name="research"), Team(name="product")))
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Templates:
-    return synthesise([BASE], tmp_path_factory.mktemp("base"))
+@pytest.fixture
+def base() -> Templates:
+    return templates_of(BASE)
 
 
-def test_a_team_is_a_row(base: Templates, tmp_path: Path) -> None:
+def test_a_team_is_a_row(base: Templates) -> None:
     # WHEN a team is added to the settings
-    after = synthesise([replace(BASE, teams=(*BASE.teams, Team(name="vision")))], tmp_path)
+    after = templates_of(replace(BASE, teams=(*BASE.teams, Team(name="vision"))))
     added, changed, removed = difference(base, after)
     # THEN it gets its roles, its definitions and their names, and of the others only the list of shares changes
     assert {name.split("/")[1] for name, _ in added} <= {"jobs", "observability"}
@@ -47,11 +47,11 @@ def test_a_stage_is_a_row(base: Templates, tmp_path: Path) -> None:
     assert types(after, "other") == types(after, "test")
 
 
-def test_another_instance_type_is_a_row(base: Templates, tmp_path: Path) -> None:
+def test_another_instance_type_is_a_row(base: Templates) -> None:
     # WHEN the stage moves to a type that has a row, and keeps its old pool for what waits there
     row = replace(BASE, instance_type="p4d.24xlarge", machine_image=None, retiring=(BASE.pool,))
-    before = synthesise([replace(BASE, machine_image=None)], tmp_path / "before")
-    after = synthesise([row], tmp_path / "after")
+    before = templates_of(replace(BASE, machine_image=None))
+    after = templates_of(row)
     added, _, removed = difference(before, after)
     # THEN compute environments, launch templates and queues of the new type stand beside the old ones
     new = Counter(kind for name, kind in added if name.startswith("test/compute/"))
@@ -63,17 +63,17 @@ def test_another_instance_type_is_a_row(base: Templates, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in INSTANCE_TYPES.items() if row.accelerators))
-def test_every_row_of_instance_types_makes_a_stage(name: str, tmp_path: Path) -> None:
-    after = synthesise([replace(BASE, instance_type=name, machine_image=None)], tmp_path)
+def test_every_row_of_instance_types_makes_a_stage(name: str) -> None:
+    after = templates_of(replace(BASE, instance_type=name, machine_image=None))
     assert instance_types(after) == {name, BASE.cpu_instance_type}
 
 
-def test_a_release_is_a_row(tmp_path: Path) -> None:
+def test_a_release_is_a_row() -> None:
     # WHEN a stage upgrades, with the old release still there for what waits
     old = replace(BASE, machine_image=None, release="1.20.0")
-    before = synthesise([old], tmp_path / "before")
+    before = templates_of(old)
     new = replace(BASE, machine_image=None, retiring=(Pool(instance_type=BASE.instance_type, release="1.20.0"),))
-    after = synthesise([new], tmp_path / "after")
+    after = templates_of(new)
     # THEN nothing of the old pool's machines changes or goes
     added, changed, removed = difference(before, after)
     machines = ("AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::LaunchTemplate")

@@ -70,7 +70,7 @@ def test_a_rule_can_be_acknowledged_with_a_reason(tmp_path: Path) -> None:
 
 
 def broken_rules(templates: Templates) -> dict[str, list[str]]:
-    """Rule id to `<stack> <logical id> <location>` of what it finds in the templates of a stage."""
+    """Return, by rule, `<stack> <logical id> <location>` of what it finds in the templates of a stage."""
     stage = StageTemplates(templates)
     findings: dict[str, list[str]] = defaultdict(list)
     for rule in RULES:

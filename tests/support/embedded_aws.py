@@ -22,7 +22,7 @@ from infra.emulator import CREDENTIALS, client
 
 START_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 100
-"""What the instances grant a container after SIGTERM (infra/constructs/user_data.py): a busy machine takes long."""
+"""What the instances grant a container after SIGTERM (infra/compute/user_data.py): a busy machine takes long."""
 DEPLOY_SECONDS = 240
 
 

@@ -151,7 +151,7 @@ def images_list(ctx: typer.Context, release: ReleaseName = None, output: Output 
 
     `recorded` is what the stage's next deployment has jobs run in.
     """
-    from jobs.cli.images import build as command
+    from jobs.cli.images import list as command
 
     command.list_images(ctx.obj.aws(), ctx.obj.stage, release_name=release, output=output)
 

@@ -1,4 +1,4 @@
-"""What a user sees of images that are built: a bar for each on a terminal, a line for each step elsewhere."""
+"""The view of images that are being built: a bar for each on a terminal, a line for each step elsewhere."""
 
 from collections.abc import Sequence
 from types import TracebackType

@@ -30,7 +30,7 @@ def test(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images test`. Raises TrainyardError where a check failed."""
+    """Run `trainyard images test`. Raises TrainyardError where a check failed."""
     row = chosen_release(names, release_name)
     arguments = parse_build_arguments(build_arguments)
     chosen: dict[str, Image] = {}
@@ -117,9 +117,7 @@ def _json(result: Result, revision: str) -> dict[str, Any]:
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("IMAGE", "CHECK", "", "TOOK"):
-        table.add_column(heading, no_wrap=True)
+    table = tables.columns("IMAGE", "CHECK", "", "TOOK")
     table.add_column("FOUND", overflow="fold")
     for result in results:
         outcome = Text(result.outcome, style=_STYLES[result.outcome])

@@ -1,19 +1,26 @@
 """`trainyard images push`: build what is missing, push, record, and say what rolls it out."""
 
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.images.build_view import BuildView
-from jobs.cli.images.push_view import PushView
 from jobs.contract.errors import UsageError
+from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import release
 from jobs.images import engine
 from jobs.images.build import BASE_ARGUMENT, Build, parse_build_arguments
 from jobs.images.push import Push, Pushed, Registry, check_clean
 from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
+
+_HAS_ARRIVED = ("Pushed", "Layer already exists", "Mounted")
+"""Docker's status of a layer that the registry has begins with one of these."""
 
 
 def push(
@@ -27,7 +34,7 @@ def push(
     network: str | None,
     output: str,
 ) -> None:
-    """`trainyard images push`. On stdout stand the URIs as they were recorded."""
+    """Run `trainyard images push`. On stdout stand the URIs as they were recorded."""
     if release_name:
         release(release_name)
     there = StageImages.read(aws, stage, release_name)
@@ -51,7 +58,9 @@ def push_images(
     build_arguments: Sequence[str] = (),
     network: str | None = None,
 ) -> tuple[list[Pushed], dict[str, str]]:
-    """Build what is missing, push, record; what was pushed, and image to URI of what changed in the stage's parameters.
+    """Build what is missing, push, and record it.
+
+    Returns what was pushed, and image to URI of what changed in the stage's parameters.
 
     Raises UsageError for sources and bases that may not be pushed, and as `Build` and `Push` do.
     """
@@ -109,3 +118,64 @@ def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) ->
         "was_there": one.was_there,
         "recorded": sorted(name for name, uri in recorded.items() if uri == one.uri),
     }
+
+
+class PushView:
+    """Shows a push on stderr until it is closed."""
+
+    def __init__(self, chosen: Sequence[Image]) -> None:
+        self._console = tables.stderr()
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._layers: dict[str, tuple[int, int]] = {}
+        """Layers of the image that is being pushed: bytes sent, and bytes in all."""
+        if self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                DownloadColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+            )
+            self._tasks = {one.name: self._bars.add_task(one.name, start=False, total=None) for one in chosen}
+
+    def __enter__(self) -> "PushView":
+        if self._bars:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def begins(self, image: Image, target: str) -> None:
+        self._layers = {}
+        if self._bars:
+            self._bars.start_task(self._tasks[image.name])
+        else:
+            self._print(f"{image.name}: push to {target}")
+
+    def goes_on(self, image: Image, layer: str, status: str, sent_bytes: int, total_bytes: int) -> None:
+        sent, total = self._layers.get(layer, (0, 0))
+        if total_bytes:
+            # Docker counts on beyond its own total while it compresses.
+            sent, total = min(sent_bytes, total_bytes), total_bytes
+        elif status.startswith(_HAS_ARRIVED):
+            sent = total
+        else:
+            return
+        self._layers[layer] = (sent, total)
+        if self._bars:
+            done, all_bytes = (sum(part) for part in zip(*self._layers.values(), strict=True))
+            self._bars.update(self._tasks[image.name], completed=done, total=all_bytes)
+
+    def ends(self, pushed: Pushed) -> None:
+        if self._bars:
+            self._bars.stop_task(self._tasks[pushed.image.name])
+        else:
+            self._print(f"{pushed.image.name}: {'was there' if pushed.was_there else 'done'}, {pushed.uri}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)

@@ -26,9 +26,8 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3
-from jobs.contract.runs import MANIFEST, S3Location
-from jobs.train.data.sources import refuse_unresolved
+from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
+from jobs.contract.run import MANIFEST
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -106,8 +105,7 @@ class Builder:
         Raises UsageError where the name is one of the artifact's own records.
         """
         name = name or path.name
-        parts = name.split("/")
-        if name == MANIFEST or name.startswith(DONE) or any(part in ("", ".", "..") for part in parts):
+        if name == MANIFEST or name.startswith(DONE) or not stays_below(name):
             raise UsageError(f"'{name}' cannot be the name of an artifact's file")
         file = ArtifactFile(bytes=path.stat().st_size, sha256=object_store.sha256(path), counts=dict(counts or {}))
         object_store.upload(self._s3, path, self.location / name)
@@ -189,7 +187,7 @@ class OpenArtifact:
     def _fetch(self, name: str) -> None:
         target = self._folder / name
         if self.location.startswith(S3):
-            object_store.download(self._s3(), S3Location.parse(self.location) / name, target)
+            object_store.download_below(self._s3(), S3Location.parse(self.location), name, self._folder)
         expected = self.manifest.files[name]
         found = target.stat().st_size
         if found != expected.bytes:

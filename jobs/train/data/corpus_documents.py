@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
-from jobs.contract.locations import S3, TEXT, hub_parts, table_suffix
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3, TEXT, S3Location, hub_parts, table_suffix
 from jobs.train.data import artifacts
 from jobs.train.data.sources import hub_errors, is_on_hub, open_stream
 from jobs.train.data.tables import At, Broken, TableReader, decoded, not_utf8, unit

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import DATA, HUB, RUN, S3
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import HUB, S3, S3Location, refuse_unresolved
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -25,16 +24,6 @@ BLOCK_BYTES = 8 << 20
 
 def is_on_hub(location: str) -> bool:
     return location.startswith(HUB)
-
-
-def refuse_unresolved(location: str) -> None:
-    """Raise UsageError on a name that the command line replaces by a location when it submits a job."""
-    if location.startswith((DATA, RUN)):
-        what = "a place in a stage's data bucket" if location.startswith(DATA) else "what a run leaves"
-        raise UsageError(
-            f"{location} is {what}, which only `trainyard submit` can resolve",
-            next_step="submit the job, or give an s3:// location",
-        )
 
 
 def open_stream(location: str, *, s3: Callable[[], "S3Client"]) -> io.BufferedReader:

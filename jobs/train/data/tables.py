@@ -316,10 +316,11 @@ def _rows_at_once(group: Any, table: TableReader) -> int:
     if table.max_row_bytes is None or not group.num_rows:
         return _HELD_ROWS
     columns = [group.column(number) for number in range(group.num_columns)]
-    size = sum(
+    size: int = sum(
         column.total_uncompressed_size for column in columns if column.path_in_schema.split(".")[0] in table.columns
     )
-    return min(_STREAMED_ROWS, max(1, table.max_row_bytes * group.num_rows // max(1, size)))
+    rows: int = table.max_row_bytes * group.num_rows // max(1, size)
+    return min(_STREAMED_ROWS, max(1, rows))
 
 
 def _hub_rows(table: TableReader, start: At) -> Iterator[Row]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import METRICS, Progress
+from jobs.contract.log_lines import Progress
+from jobs.contract.run import METRICS
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 

@@ -18,8 +18,7 @@ from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3, S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.data import packed_tokens

@@ -18,7 +18,9 @@ from jobs.aws import s3 as object_store
 from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, duration_seconds, reached, spent
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.runs import ATTEMPTS, RECEIPT, Attempt, Receipt, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.records import Attempt, Receipt
+from jobs.contract.run import ATTEMPTS, RECEIPT
 from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
 from jobs.train.channel import RankStatus
@@ -132,7 +134,7 @@ class AttemptRecord:
             instance=self._launch.instance,
             state=state,
             result=status.result,
-            budget=self._launch.budget,
+            budget=self._launch.options.budget,
             on_instance=self._launch.on_instance,
         )
         object_store.write(self._s3, run / RECEIPT, _json(bill))
@@ -173,9 +175,9 @@ class BudgetWatch:
 
     def _left(self) -> Left | None:
         launch = self._launch
-        if launch.budget == NO_BUDGET:
+        if launch.options.budget == NO_BUDGET:
             return None
-        return launch.budget.left(
+        return launch.options.budget.left(
             self._record.spent(), row=launch.instance, capacity=launch.capacity, nnodes=launch.node.nnodes
         )
 

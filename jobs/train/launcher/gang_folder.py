@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
+from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
-from jobs.contract.runs import GANG, S3Location
+from jobs.contract.run import GANG
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

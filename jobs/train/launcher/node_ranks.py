@@ -71,7 +71,7 @@ def run_ranks(
         node=launch.node,
         nodes=nodes,
         nproc_per_node=launch.nproc_per_node,
-        hang_timeout_seconds=launch.hang_timeout_seconds,
+        hang_timeout_seconds=launch.options.hang_timeout_seconds,
         last_lines=lines.last,
         end_ranks=stopping.end_now,
     )
@@ -256,7 +256,7 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        ALLOW_CHANGES_VARIABLE: str(int(launch.allow_changes)),
+        ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **accelerator.environment,
     }
 

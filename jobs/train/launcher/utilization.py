@@ -15,7 +15,7 @@ import subprocess
 import threading
 from types import TracebackType
 
-from jobs.contract.runs import UTILIZATION_KEY
+from jobs.contract.log_lines import UTILIZATION_KEY
 
 log = logging.getLogger("trainyard")
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, hub_parts
-from jobs.contract.runs import S3Location
-from jobs.train.data.sources import hub_errors, is_on_hub, names_below, refuse_unresolved
+from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved
+from jobs.train.data.sources import hub_errors, is_on_hub, names_below
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

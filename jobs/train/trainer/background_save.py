@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import CHECKPOINTS, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINTS
 
 if TYPE_CHECKING:
     from jobs.train.trainer.checkpoint import CheckpointUploads

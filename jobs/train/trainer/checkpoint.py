@@ -27,7 +27,8 @@ from transformers import TrainerCallback
 from jobs.aws import s3 as object_store
 from jobs.contract.arguments import Arguments
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST
 from jobs.train.trainer.metrics import RunMetrics, Throughput
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from transformers import TrainerCallback
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import METRICS, TENSORBOARD, Progress
+from jobs.contract.log_lines import Progress
+from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.train.channel import RankStatus
 
 if TYPE_CHECKING:

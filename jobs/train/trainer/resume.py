@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.arguments import Arguments, changed, changes_text
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.runs import CHECKPOINTS, MANIFEST, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINTS, MANIFEST
 from jobs.train.trainer.checkpoint import Manifest, fingerprint, listing
 from jobs.train.trainer.metrics import Throughput
 

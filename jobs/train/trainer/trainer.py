@@ -4,7 +4,6 @@
 releases need (`compat`). Where several parts act in one method, its lines are their order, and say why it is that one.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,6 @@ class Options:
     """Seeds the random numbers, given the step, instead of taking their state from the checkpoint."""
 
 
-@functools.cache
 def trainer_class(base: type[Any]) -> type[Any]:
     """Return the subclass of `base` that takes `options`, beside the arguments of `base`.
 

@@ -17,8 +17,9 @@ from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
 from jobs.contract.recipe import Recipe
-from jobs.contract.runs import MODEL, S3Location
+from jobs.contract.run import MODEL
 from jobs.train import hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError

@@ -47,7 +47,8 @@ sys.path.insert(0, {root!r})
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch, aws_ssm as ssm
 from infra.app import build
-from infra.settings import STAGES, Team
+from infra.settings import STAGES
+from infra.stages import Team
 from jobs.contract.catalog import CATALOG
 
 {before}

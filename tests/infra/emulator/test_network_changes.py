@@ -8,9 +8,9 @@ import aws_cdk as cdk
 import pytest
 
 from infra.emulator import cdk_cli
-from infra.network_stack import NetworkStack
-from infra.settings import ExistingVpc, Stage, Team
-from infra.storage_stack import StorageStack
+from infra.network.stack import NetworkStack
+from infra.stages import ExistingVpc, Stage, Team
+from infra.storage.stack import StorageStack
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.infra.synthesis import new_app
 

@@ -9,7 +9,7 @@ from tests.support.emulator.stack_requests import parameter, stack_of, template
 
 
 def watch(aws: EmbeddedAws, stack: str) -> str:
-    """URL of a queue that gets the events of a stack, by a rule like that of infra/constructs/budget_stop.py."""
+    """URL of a queue that gets the events of a stack, by a rule like that of infra/observability/budget_stop.py."""
     url, arn = queue_of(aws)
     prefix = f"arn:aws:cloudformation:{REGION}:{ACCOUNT_ID}:stack/{stack}/"
     pattern = {

@@ -11,7 +11,7 @@ import pytest
 from infra.emulator import CREDENTIALS
 from infra.preflight.account import Account, ask
 from infra.preflight.finding import Finding
-from infra.settings import Stage, Team
+from infra.stages import Stage, Team
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 
 Ask = Callable[..., list[Finding]]
@@ -26,7 +26,7 @@ def empty_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]
 
 @pytest.fixture
 def connected(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> EmbeddedAws:
-    """This process's boto3 talks to it, as the preflight's does."""
+    """Let this process's boto3 talk to that AWS, as the preflight's does."""
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in CREDENTIALS.items():
@@ -37,7 +37,7 @@ def connected(empty_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Embedd
 
 @pytest.fixture
 def asked(connected: EmbeddedAws) -> Ask:
-    """What one check finds out about a stage with the given settings."""
+    """Return what one check finds out about a stage with the given settings."""
 
     def of(question: Callable[[Account, Stage], Iterator[Finding]], **settings: Any) -> list[Finding]:
         stage = stage_of(**settings)
@@ -75,7 +75,7 @@ def play(
                 self.wfile.write(text)
 
             def log_message(self, *_: object) -> None:
-                """Says nothing."""
+                """Log nothing."""
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         thread = threading.Thread(target=server.serve_forever)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from infra.preflight.capacity import offers, quotas
-from infra.settings import ExistingVpc, Pool
+from infra.stages import ExistingVpc, Pool
 from jobs.contract.instance_types import INSTANCE_TYPES
 from tests.infra.preflight.conftest import Ask
 from tests.support.embedded_aws import EmbeddedAws

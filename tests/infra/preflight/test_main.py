@@ -21,7 +21,7 @@ CHECKS = {
 
 @pytest.fixture
 def preflight(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The command about a stage `test` with the given settings."""
+    """Run the command about a stage `test` with the given settings."""
 
     def run(*arguments: str, **row: Any) -> int:
         monkeypatch.setitem(settings.STAGES, "test", stage_of(**row))

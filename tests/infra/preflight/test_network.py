@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from infra.network_plan import ENDPOINT_SERVICES
 from infra.preflight.finding import Finding
 from infra.preflight.network import existing_vpc
-from infra.settings import ExistingVpc
+from infra.stages import ExistingVpc
+from infra.stages.network_plan import ENDPOINT_SERVICES
 from tests.infra.preflight.conftest import Ask
 from tests.support.embedded_aws import EmbeddedAws
 
@@ -25,7 +25,7 @@ class Vpc:
         return made
 
     def route_table(self, *subnets: str, **target: str) -> str:
-        """With a default route to `target`, where one is given."""
+        """Add a route table, with a default route to `target` where one is given."""
         table: str = self.ec2.create_route_table(VpcId=self.id)["RouteTable"]["RouteTableId"]
         for subnet in subnets:
             self.ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)

@@ -11,7 +11,7 @@ from infra.preflight.prerequisites import (
     service_linked_roles,
     webhook_secret,
 )
-from infra.settings import Alerts, GitHub
+from infra.stages import Alerts, GitHub
 from tests.infra.preflight.conftest import Ask
 from tests.support.embedded_aws import EmbeddedAws
 

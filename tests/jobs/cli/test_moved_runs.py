@@ -14,7 +14,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.cli.spec_file import READY_SPECS
 from jobs.client import batch, storage
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.jobs.conftest import point_at

@@ -13,7 +13,8 @@ from jobs.cli.spec_file import READY_SPECS
 from jobs.client import batch
 from jobs.client.job import Job
 from jobs.client.storage import read_receipt
-from jobs.contract.runs import S3Location, run_prefix
+from jobs.contract.locations import S3Location
+from jobs.contract.run import run_prefix
 from jobs.contract.stage import DeployedStage
 from tests.support.train.corpora import paragraphs
 

@@ -12,8 +12,9 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.cli import demo_data
 from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.contract.locations import S3Location
 from jobs.contract.plan import plan
-from jobs.contract.runs import S3Location, new_run_id
+from jobs.contract.run import new_run_id
 from jobs.contract.stage import DeployedStage
 from tests.support.train.reviews import reviews, save_tiny_bert
 

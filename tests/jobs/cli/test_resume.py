@@ -11,7 +11,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.client import batch
 from jobs.contract.budget import Budget
-from jobs.contract.runs import Attempt
+from jobs.contract.records import Attempt
 from jobs.contract.stage import DeployedStage
 from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard

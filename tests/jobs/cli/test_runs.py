@@ -15,7 +15,7 @@ from jobs.cli.runs import parse_since
 from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import Attempt, Receipt
+from jobs.contract.records import Attempt, Receipt
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import Run, RunCommand, environment_of, planned_to_run, wait_for

@@ -12,7 +12,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.client import batch, storage
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.contract.stage import DeployedStage
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import planned_to_run, wait_for

@@ -14,7 +14,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.client import batch
 from jobs.contract.releases import release
-from jobs.contract.runs import is_run_id
+from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy

@@ -11,7 +11,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.client import batch
 from jobs.client.job import Job
-from jobs.contract.runs import is_run_id
+from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, SPEC, environment_of, wait_for

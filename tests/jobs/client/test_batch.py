@@ -13,8 +13,8 @@ from jobs.cli.submit import raise_failure, send
 from jobs.client import batch
 from jobs.client.logs import LogReader
 from jobs.contract.errors import ConfigurationError, MaybeSubmittedError, TimedOutError, TrainyardError
+from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan
-from jobs.contract.runs import S3Location
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import RunCommand, create_plain_queue, planned_to_run, wait_for

@@ -8,7 +8,7 @@ from jobs.aws.connection import Aws
 from jobs.client import claims
 from jobs.client.claims import Claim
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.contract.stage import DeployedStage
 
 RUN_ID = "probe-20261121-120005-00ab"

@@ -14,8 +14,10 @@ from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.client.logs import LogReader
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, NotFoundError
+from jobs.contract.locations import S3Location
+from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
-from jobs.contract.runs import NOTEBOOK, NotebookServer, S3Location
+from jobs.contract.run import NOTEBOOK
 from jobs.contract.stage import DeployedStage
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.infra.synthesis import ROOT

@@ -12,8 +12,8 @@ from jobs.cli.submit import plan_run, plan_runs, send
 from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan
-from jobs.contract.runs import S3Location
 from jobs.contract.spec import JobSpec, parse_spec
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, planned_to_run, wait_for

@@ -8,7 +8,8 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.client import storage
-from jobs.contract.runs import RECEIPT, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import RECEIPT
 from jobs.contract.stage import DeployedStage
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws

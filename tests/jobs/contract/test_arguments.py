@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from jobs.contract.arguments import Arguments, Artifact, Model, OfKind, Table, Tables, parse_flags
+from jobs.contract.arguments import Arguments, Artifact, Model, OfKind, Table, Tables
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import UsageError
+from jobs.contract.flags import parse_flags
 from jobs.contract.job_kind import JobKind
 from jobs.kinds.finetune_classification import FinetuneClassification
 
@@ -24,6 +25,7 @@ class Example(Arguments):
     rate: float = 0.5
     mode: Literal["fast", "good"] | None = None
     note: str = ""
+    label: str | None = None
     flag: bool = False
 
 
@@ -47,6 +49,7 @@ def test_flags_carry_every_value_defaults_included() -> None:
         Example(model="null", note='{"a": 1}'),
         Example(model="a b", note="--steps=3"),
         Example(model="ü", note="line\nbreak"),
+        Example(model="m", label="2.0"),
     ],
 )
 def test_flags_are_read_back_as_they_were(arguments: Example) -> None:

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.contract.artifact import ArtifactFile, Manifest, fingerprint, location_in_team_of
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 
 OF_CORPUS = fingerprint("corpus", version=1, options={"a": 1, "b": "x"}, inputs={"data": {"etag": "1"}})
 

@@ -9,7 +9,7 @@ from jobs.contract.budget import Budget, Spent, reached, spent
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.plan import Continued, plan
-from jobs.contract.runs import Attempt
+from jobs.contract.records import Attempt
 from tests.support.jobs.planning import LARGE, RUN_ID, STAGE, command_of, spec
 
 DL1 = instance_type("dl1.24xlarge")

@@ -43,6 +43,12 @@ def test_accelerators_agree_with_their_kind(row: InstanceType) -> None:
     assert (row.gaudi_generation is not None) == (row.accelerator == "hpu")
 
 
+def test_every_type_has_a_row_of_prices_and_every_price_a_type() -> None:
+    assert json.loads(resources.files("jobs.contract").joinpath("instance_prices.json").read_text()).keys() == set(
+        INSTANCE_TYPES
+    )
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_prices_are_plausible_and_say_where_they_come_from(row: InstanceType) -> None:
     assert 0 < row.spot_usd_per_hour <= row.on_demand_usd_per_hour

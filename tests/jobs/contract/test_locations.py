@@ -2,12 +2,15 @@ import re
 
 import pytest
 
+from jobs.contract.errors import UsageError
 from jobs.contract.locations import (
+    S3Location,
     artifact_location,
     folder_location,
     hub_parts,
     model_location,
     run_parts,
+    stays_below,
     table_location,
 )
 
@@ -123,3 +126,47 @@ def test_an_artifact_lies_on_no_hub_and_a_folder_is_not_a_whole_run() -> None:
 def test_a_run_is_named_with_or_without_a_path() -> None:
     assert run_parts("run://corpus") == ("corpus", "")
     assert run_parts("run://bert/model/") == ("bert", "model")
+
+
+@pytest.mark.parametrize(
+    ("uri", "bucket", "key"),
+    [
+        ("s3://bucket/a/b.txt", "bucket", "a/b.txt"),
+        ("s3://bucket/a/", "bucket", "a/"),
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/a#b", "bucket", "a#b"),
+    ],
+)
+def test_s3_locations_are_read(uri: str, bucket: str, key: str) -> None:
+    assert S3Location.parse(uri) == S3Location(bucket, key)
+
+
+@pytest.mark.parametrize("uri", ["", "bucket/key", "s3:/bucket/key", "s3:///key", "https://bucket/key", "data://key"])
+def test_what_is_no_s3_location_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        S3Location.parse(uri)
+    assert str(caught.value) == f"'{uri}' is not an S3 location; it should look like s3://bucket/key"
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("location", "name", "joined"),
+    [
+        (S3Location("b", "run/"), "spec.yaml", "s3://b/run/spec.yaml"),
+        (S3Location("b", "run"), "spec.yaml", "s3://b/run/spec.yaml"),
+        (S3Location("b", ""), "spec.yaml", "s3://b/spec.yaml"),
+        (S3Location("b", "run/"), "model/", "s3://b/run/model/"),
+    ],
+)
+def test_s3_locations_are_joined(location: S3Location, name: str, joined: str) -> None:
+    assert str(location / name) == joined
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.txt", "..a/b..", "a/...", "a b"])
+def test_a_relative_name_stays_below_its_folder(name: str) -> None:
+    assert stays_below(name)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../a", "a/../../b", "/a", "a//b", "./a", "a/"])
+def test_a_name_that_leads_elsewhere_does_not(name: str) -> None:
+    assert not stays_below(name)

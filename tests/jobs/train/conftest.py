@@ -12,7 +12,7 @@ import pytest
 
 from infra.emulator import CREDENTIALS
 from jobs.aws import s3 as object_store
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import OpenArtifact
 from jobs.train.data.encoders import ODD_TEXTS
 from tests.support.embedded_aws import EmbeddedAws

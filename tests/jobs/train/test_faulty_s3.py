@@ -9,7 +9,7 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from tests.jobs.train.trainer.test_resuming import MODEL
 from tests.support.train.faulty_s3 import Fault, FaultyS3
 from tests.support.train.launching import NewRun, environment_of

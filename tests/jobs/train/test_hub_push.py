@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.hub import model_card
 from tests.support.train.hub_server import TOKEN, Hub

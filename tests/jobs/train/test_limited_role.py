@@ -9,7 +9,8 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import ConfigurationError, NotFoundError
-from jobs.contract.runs import CHECKPOINT_TAG, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINT_TAG
 from tests.support.jobs.limited_role import limited_to_research
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ class Break:
 
 
 def on(resource_type: str, change: Change, where: Where = lambda _: True) -> Callable[[Templates], None]:
-    """Changes every resource of a type that `where` picks; there has to be one."""
+    """Change every resource of a type that `where` picks; there has to be one."""
 
     def apply(templates: Templates) -> None:
         picked = [
@@ -48,7 +48,7 @@ def on(resource_type: str, change: Change, where: Where = lambda _: True) -> Cal
 
 
 def put(path: str, value: Any = REMOVED) -> Change:
-    """Sets the property at a dotted path (numbers are places in lists), or removes it."""
+    """Set the property at a dotted path (numbers are places in lists), or remove it."""
 
     def change(properties: Properties) -> None:
         *above, last = (int(key) if key.isdigit() else key for key in path.split("."))
@@ -64,7 +64,7 @@ def put(path: str, value: Any = REMOVED) -> Change:
 
 
 def each_container(change: Change) -> Change:
-    """Applies `change` to every container of a job definition."""
+    """Apply `change` to every container of a job definition."""
 
     def apply(properties: Properties) -> None:
         for task in _tasks(properties):
@@ -83,7 +83,7 @@ def each_task(change: Change) -> Change:
 
 
 def replace_text(value: Any, old: str, new: str) -> Any:
-    """A value with `old` replaced in every string in it."""
+    """Return a value with `old` replaced in every string in it."""
     if isinstance(value, str):
         return value.replace(old, new)
     if isinstance(value, list):
@@ -94,7 +94,7 @@ def replace_text(value: Any, old: str, new: str) -> Any:
 
 
 def user_data(old: str, new: str) -> Change:
-    """Replaces `old`, which has to be there, in the user data of a launch template."""
+    """Replace `old`, which has to be there, in the user data of a launch template."""
 
     def change(properties: Properties) -> None:
         data = properties["LaunchTemplateData"]
@@ -159,7 +159,7 @@ def _four_environments(properties: Properties) -> None:
 
 
 def _fargate_beside(templates: Templates) -> None:
-    """One of two environments of a queue becomes a Fargate one."""
+    """Make one of two environments of a queue a Fargate one."""
     for template in templates.values():
         for queue in template["Resources"].values():
             if queue["Type"] == JOB_QUEUE and _mixed(queue["Properties"]):

@@ -21,7 +21,7 @@ _S3_OPERATIONS = {
 
 
 def permissions_of(files: Iterable[Path]) -> set[str]:
-    """The permissions that the calls need which `files` make through the clients of jobs.aws.connection.Aws."""
+    """Return the permissions that the calls need which `files` make through the clients of jobs.aws.connection.Aws."""
     clients = dict(_clients())
     assert {"batch", "s3", "ssm", "logs"} <= clients.keys()
     operations = {name: _operations(service) for name, service in clients.items()}
@@ -41,7 +41,7 @@ def permissions_of(files: Iterable[Path]) -> set[str]:
 
 
 def _clients() -> Iterator[tuple[str, str]]:
-    """Attribute of jobs.aws.connection.Aws and the service that it is a client of."""
+    """Yield each attribute of jobs.aws.connection.Aws with the service that it is a client of."""
     for node in ast.walk(ast.parse((ROOT / "jobs/aws/connection.py").read_text())):
         if isinstance(node, ast.FunctionDef):
             for service in re.findall(r"_session\.client\('([a-z0-9-]+)'", ast.unparse(node)):
@@ -49,7 +49,7 @@ def _clients() -> Iterator[tuple[str, str]]:
 
 
 def _operations(service: str) -> dict[str, str]:
-    """boto3's method to the operation of the API."""
+    """Return the API's operations by boto3's methods."""
     model = Session().get_service_model(service)
     return {xform_name(operation): operation for operation in model.operation_names}
 

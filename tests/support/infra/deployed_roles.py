@@ -61,12 +61,12 @@ class Role:
     tags: Mapping[str, str] = field(hash=False)
 
     def decide(self, action: str, resource: str = "*", **context: str | list[str]) -> Decision:
-        """What IAM says to it. Condition keys are given with `_` for `:` once: `s3_prefix`; others by `context`."""
+        """Return what IAM decides. Condition keys are given with `_` for `:` once: `s3_prefix`; others by `context`."""
         given = {key.replace("_", ":", 1): value for key, value in context.items()}
         return self.decide_in(action, resource, given)
 
     def decide_in(self, action: str, resource: str, context: Mapping[str, str | Sequence[str]]) -> Decision:
-        """The same with condition keys as they are called; what every request carries is added."""
+        """Return the same with condition keys as they are called; what every request carries is added."""
         always = {"aws:RequestedRegion": REGION, "aws:PrincipalAccount": ACCOUNT, "aws:PrincipalArn": self.arn}
         tags = {f"aws:PrincipalTag/{key}": value for key, value in self.tags.items()}
         request = Request(action=action, resource=resource, context={**always, **tags, **context})
@@ -84,14 +84,14 @@ class DeployedStage:
         self._templates = templates
 
     def arn(self, stack: str, logical_id: str) -> str:
-        """ARN of a resource."""
+        """Return the ARN of a resource."""
         resource_type = self._templates[stack]["Resources"][logical_id]["Type"]
         service, kind = resource_type.lower().split("::")[1:] if resource_type.startswith("AWS::") else ("custom", "x")
         form = _ARN_OF_TYPE.get(resource_type, f"arn:aws:{service}:{{region}}:{{account}}:{kind}/{{name}}")
         return form.format(region=REGION, account=ACCOUNT, name=self._name(stack, logical_id))
 
     def only(self, stack: str, resource_type: str, beginning: str = "") -> str:
-        """Logical id of the one resource of a type whose logical id begins so."""
+        """Return the logical id of the one resource of a type whose logical id begins so."""
         found = [name for name in resources(self._templates[stack], resource_type) if name.startswith(beginning)]
         assert len(found) == 1, found
         return found[0]
@@ -109,11 +109,11 @@ class DeployedStage:
         ]
 
     def published(self, name: str) -> str:
-        """Value of the stage's parameter."""
+        """Return the value of the stage's parameter."""
         return self._parameter(f"/trainyard/{self.stage}/{name}")
 
     def resolve(self, stack: str, value: Any) -> Any:
-        """`value` of a template with its functions worked out."""
+        """Return `value` of a template with its functions worked out."""
         match value:
             case {"Ref": name}:
                 return self._ref(stack, name)
@@ -174,7 +174,7 @@ class DeployedStage:
         raise AssertionError(f"no policy {arn}")
 
     def _name(self, stack: str, logical_id: str) -> str:
-        """As CloudFormation generates it, but for its random end."""
+        """Return a name as CloudFormation generates it, but for its random end."""
         name = f"trainyard-{self.stage}-{stack}-{logical_id}-1A2B3C"
         is_bucket = self._templates[stack]["Resources"][logical_id]["Type"] == "AWS::S3::Bucket"
         return name.lower() if is_bucket else name

@@ -16,26 +16,26 @@ CPU = "cpu-m6i-4xlarge"
 
 
 def environments(compute: Template) -> dict[str, Properties]:
-    """Compute environments by pool and capacity, as their instances' Name tag says it: `<pool id>-spot`, …"""
+    """Return compute environments by pool and capacity, as their instances' Name tag says it: `<pool id>-spot`, …"""
     found = resources(compute, "AWS::Batch::ComputeEnvironment").values()
     return {item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]: item for item in found}
 
 
 def capacity(compute: Template, name: str) -> Properties:
-    """The compute resources of one of them."""
+    """Return the compute resources of one environment."""
     found: Properties = environments(compute)[name]["ComputeResources"]
     return found
 
 
 def launch_data(compute: Template, name: str) -> Properties:
-    """The launch template's data of one of them."""
+    """Return the launch template's data of one environment."""
     reference = capacity(compute, name)["LaunchTemplate"]["LaunchTemplateId"]["Ref"]
     found: Properties = resources(compute, "AWS::EC2::LaunchTemplate")[reference]["LaunchTemplateData"]
     return found
 
 
 def queues(compute: Template) -> dict[str, Properties]:
-    """Job queues by the names under which they are published."""
+    """Return job queues by the names under which they are published."""
     by_id = resources(compute, "AWS::Batch::JobQueue")
     found = {}
     for item in resources(compute, "AWS::SSM::Parameter").values():
@@ -48,7 +48,7 @@ def queues(compute: Template) -> dict[str, Properties]:
 
 
 def queue_environments(compute: Template, name: str) -> list[str]:
-    """What a queue draws on, in Batch's order, by the keys of `environments`."""
+    """Return the environments that a queue draws on, in Batch's order, by the keys of `environments`."""
     by_id = {
         logical_id: item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]
         for logical_id, item in resources(compute, "AWS::Batch::ComputeEnvironment").items()
@@ -58,12 +58,12 @@ def queue_environments(compute: Template, name: str) -> list[str]:
 
 
 def user_data(data: Properties) -> str:
-    """As the instance gets it, once CloudFormation has evaluated the functions in it; references in angle brackets."""
+    """Return user data as the instance gets it, after CloudFormation; references stand in angle brackets."""
     return base64.b64decode(_evaluated(data["UserData"])).decode()
 
 
 def boot_parts(data: Properties) -> list[tuple[str, str]]:
-    """(content type, script) of each part of the user data, in order."""
+    """Return (content type, script) of each part of the user data, in order."""
     message = email.message_from_string(user_data(data))
     return [(part.get_content_type(), _payload(part)) for part in message.walk() if not part.is_multipart()]
 

@@ -14,7 +14,7 @@ class Inbox:
     sqs: Any
 
     def read(self) -> list[str]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         found: list[str] = []
         while True:
             messages = self.sqs.receive_message(QueueUrl=self.queue, MaxNumberOfMessages=10).get("Messages", [])

@@ -1,4 +1,4 @@
-"""Evaluates IAM policies as AWS documents it, for requests within one account.
+"""Evaluate IAM policies as AWS documents it, for requests within one account.
 
 Explicit deny wins; else a request needs an allow in an identity policy, and one in the permissions boundary too where
 there is one ("Policy evaluation logic" and "IAM JSON policy elements: Condition operators" of IAM's user guide). What
@@ -16,7 +16,7 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What somebody asks AWS to do."""
+    """A request: what somebody asks AWS to do."""
 
     action: str
     resource: str = "*"
@@ -25,7 +25,7 @@ class Request:
     """Condition keys that the request carries, and their values."""
 
     def values(self, key: str) -> list[str] | None:
-        """Of a condition key, whose case does not count; None where the request does not carry it."""
+        """Return a condition key's values; its case does not count. None where the request does not carry it."""
         for name, value in self.context.items():
             if name.lower() == key.lower():
                 return [value] if isinstance(value, str) else list(value)
@@ -33,7 +33,7 @@ class Request:
 
 
 def evaluate(request: Request, identity: Iterable[Document], *, boundary: Iterable[Document] | None = None) -> Decision:
-    """What IAM decides, given the identity policies of the one who asks and the boundary on them."""
+    """Return what IAM decides, given the identity policies of the one who asks and the boundary on them."""
     granted = _effects(request, identity)
     limits = {"Allow"} if boundary is None else _effects(request, boundary)
     if "Deny" in granted | limits:
@@ -51,7 +51,7 @@ def _effects(request: Request, documents: Iterable[Document]) -> set[str]:
 
 
 def applies(request: Request, statement: Mapping[str, Any]) -> bool:
-    """Whether a statement of an identity policy speaks of the request."""
+    """Return whether a statement of an identity policy speaks of the request."""
     unknown = statement.keys() - {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
     assert not unknown, f"no rule for {unknown}"
     actions, resources = (as_list(statement.get(key, statement.get(f"Not{key}"))) for key in ("Action", "Resource"))
@@ -73,13 +73,13 @@ def as_list(value: Any) -> list[Any]:
 
 
 def matches(text: str, pattern: str) -> bool:
-    """`*` stands for any characters, `?` for one; everything else for itself."""
+    """Return whether a pattern matches: `*` stands for any characters, `?` for one, all else for itself."""
     expression = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern)
     return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
 def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
-    """`values` with their policy variables put in; what names a key that the request lacks matches nothing."""
+    """Return `values` with their policy variables put in; what names a key that the request lacks matches nothing."""
     for value in map(str, values):
         parts = re.split(r"\$\{([^}]+)\}", value)
         found = [request.values(key) for key in parts[1::2]]
@@ -89,7 +89,7 @@ def _known(values: Iterable[Any], request: Request) -> Iterator[str]:
 
 
 def _arn_matches(text: str, pattern: str) -> bool:
-    """Part by part: a wildcard does not reach over a colon, except in the sixth part, which is the rest."""
+    """Match ARNs part by part: a wildcard does not reach over a colon, except in the sixth part, the rest."""
     texts, patterns = text.split(":", 5), pattern.split(":", 5)
     return len(texts) == len(patterns) and all(map(matches, texts, patterns))
 

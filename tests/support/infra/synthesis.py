@@ -1,15 +1,17 @@
-"""What the tests of the stacks read templates with."""
+"""Synthesis for tests, and what they read templates with."""
 
 import json
 import re
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aws_cdk as cdk
 
 from infra.app import build
-from infra.settings import Stage
+from infra.stages import Stage
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,16 +20,28 @@ Templates = dict[str, dict[str, Any]]
 
 
 def new_app(directory: Path) -> cdk.App:
-    """An app with the feature flags of cdk.json that synthesises into `directory`."""
+    """Return an app with the feature flags of cdk.json that synthesises into `directory`."""
     return cdk.App(context=json.loads((ROOT / "cdk.json").read_text())["context"], outdir=str(directory))
 
 
 def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
-    """The templates of `rows`, made as `cdk synth` makes them and put into `directory`."""
+    """Return the templates of `rows`, made as `cdk synth` makes them and put into `directory`."""
     app = new_app(directory)
     build(app, rows)
     app.synth()
     return read_assembly(directory)
+
+
+@cache
+def templates_of(row: Stage) -> Templates:
+    """Return one stage's templates, made once for all tests with the same settings, which must not change them."""
+    with TemporaryDirectory() as directory:
+        return synthesise([row], Path(directory))
+
+
+def stacks_of(row: Stage) -> Templates:
+    """Return the same, keyed by the stacks' names alone."""
+    return {path.split("/")[1]: template for path, template in templates_of(row).items()}
 
 
 def read_assembly(directory: Path) -> Templates:
@@ -40,7 +54,7 @@ def read_assembly(directory: Path) -> Templates:
 
 
 def resources(template: dict[str, Any], resource_type: str) -> dict[str, dict[str, Any]]:
-    """Logical id to properties, of all resources of a type."""
+    """Return the properties of all resources of a type, by logical id."""
     return {
         name: resource.get("Properties", {})
         for name, resource in template["Resources"].items()
@@ -49,14 +63,14 @@ def resources(template: dict[str, Any], resource_type: str) -> dict[str, dict[st
 
 
 def only(template: dict[str, Any], resource_type: str) -> dict[str, Any]:
-    """Properties of the one resource of a type."""
+    """Return the properties of the one resource of a type."""
     found = list(resources(template, resource_type).values())
     assert len(found) == 1, f"{len(found)} resources of type {resource_type}"
     return found[0]
 
 
 def flatten(value: Any) -> str:
-    """A template's string with what only CloudFormation knows in angle brackets, as cdk-nag writes it."""
+    """Return a template's string with what only CloudFormation knows in angle brackets, as cdk-nag writes it."""
     match value:
         case str():
             return value

@@ -1,6 +1,6 @@
 """Settings besides those of infra/settings.py that the stacks must hold for: one row a corner."""
 
-from infra.settings import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
+from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
 
 _ALERTS = Alerts(emails=("ops@example.com",), webhook_secret="trainyard/chat")

@@ -16,12 +16,13 @@ from typing_extensions import Self
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request in place of a plain answer."""
+    """A fault that happens to one request in place of a plain answer."""
 
     kind: Literal["answer", "cut"]
     """`answer`: an error of the service. `cut`: the connection ends without an answer."""
     taken: Literal["never", "before", "late"] = "never"
-    """Whether the service gets the request: not at all, before the fault, or just before the next of its operation."""
+    """The moment at which the service gets the request: not at all, before the fault, or just before the next of its
+    operation."""
     status: int = 500
     code: str = "InternalFailure"
 
@@ -32,7 +33,8 @@ class FaultyProxy:
     def __init__(self, upstream: str, *, host: str = "localhost") -> None:
         proxy = self
         self.faults: dict[str, deque[Fault | None]] = defaultdict(deque)
-        """By operation, in lower case (`submitjob`): the first is for its next request, None lets that one pass."""
+        """Faults by operation, in lower case (`submitjob`): the first is for its next request, None lets that one
+        pass."""
         self.seen: list[str] = []
         """Operations asked for, in order."""
         self.when_over: Callable[[], object] = lambda: None

@@ -49,7 +49,7 @@ class Browser:
         return kernel
 
     def run(self, kernel: str, code: str, *, until: str = "idle") -> str:
-        """What a cell prints, up to the state that is waited for. Fails where the cell does."""
+        """Return what a cell prints, up to the state that is waited for. Fails where the cell does."""
         message = uuid.uuid4().hex
         request = {
             "header": {
@@ -78,7 +78,7 @@ class Browser:
                     return printed
 
     def type_in_terminal(self, text: str, *, until: str) -> None:
-        """In a new terminal, whose viewer then leaves."""
+        """Run a command in a new terminal, whose viewer then leaves."""
         name = self.json("/api/terminals", method="POST")["name"]
         with closing(self._websocket(f"/terminals/websocket/{name}")) as terminal:
             terminal.send(json.dumps(["stdin", text]))
@@ -88,7 +88,7 @@ class Browser:
                 shown += words[0] if kind == "stdout" else ""
 
     def shut_down(self) -> None:
-        """What File > Shut Down does."""
+        """Do what File > Shut Down does."""
         status, _ = self.ask("/api/shutdown", method="POST")
         assert status == 200
 

@@ -39,7 +39,7 @@ RunCommand = Callable[..., Run]
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
-    """What points a process at an embedded AWS."""
+    """Return the environment that points a process at an embedded AWS."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "test",

@@ -12,7 +12,7 @@ import pytest
 
 from infra.emulator import CREDENTIALS
 from jobs.contract.artifact import Manifest
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.kinds.tokenize import Tokenize
 from jobs.kinds.train_tokenizer import TrainTokenizer

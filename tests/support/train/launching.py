@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from jobs.contract.runs import METRICS, Attempt, Receipt, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.records import Attempt, Receipt
+from jobs.contract.run import METRICS
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jobs.aws import s3 as object_store
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.data import packed_tokens
 from jobs.train.data.artifacts import Builder
 from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, pack

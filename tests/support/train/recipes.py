@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from tests.support.train.packing import publish, save_packed, sentences
 from tests.support.train.reviews import reviews, write_jsonl
 from tests.support.train.s3_server import put

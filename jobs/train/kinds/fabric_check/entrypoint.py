@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from jobs.contract.runs import Progress
+from jobs.contract.log_lines import Progress
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.channel import RankStatus

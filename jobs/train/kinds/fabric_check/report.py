@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import FABRIC
+from jobs.contract.run import FABRIC
 from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.channel import RankStatus
 from jobs.train.kinds.fabric_check.barrier import Barrier

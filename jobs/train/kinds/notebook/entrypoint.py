@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
-from jobs.contract.runs import NOTEBOOK, NOTEBOOK_SERVER, NotebookServer
+from jobs.contract.notebook_server import NotebookServer
+from jobs.contract.run import NOTEBOOK, NOTEBOOK_SERVER
 from jobs.kinds.notebook import Notebook
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources

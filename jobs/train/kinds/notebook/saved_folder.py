@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

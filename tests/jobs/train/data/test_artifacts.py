@@ -11,7 +11,7 @@ import pytest
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import Manifest, Pointer
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import Builder, identity_of, open_artifact
 from tests.support.jobs.limited_role import limited_to_research
 

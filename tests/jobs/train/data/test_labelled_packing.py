@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data.labelled_packing import PackedExamples, in_strata, laid_out, rooms
 from jobs.train.data.labelled_text import Examples

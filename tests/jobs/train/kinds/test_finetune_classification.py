@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs.contract.errors import UsageError
-from jobs.contract.runs import Progress
+from jobs.contract.log_lines import Progress
 from jobs.kinds.finetune_classification import FinetuneClassification
 from tests.support.train.launching import Run
 from tests.support.train.reviews import reviews

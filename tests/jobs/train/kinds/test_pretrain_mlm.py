@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking

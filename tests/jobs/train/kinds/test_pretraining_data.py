@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.contract.artifact import Pointer
-from jobs.contract.runs import Progress
+from jobs.contract.log_lines import Progress
 from jobs.train.data.artifacts import open_artifact
 from tests.support.train.corpora import paragraphs, put_jsonl
 from tests.support.train.hub_server import TOKEN, Hub

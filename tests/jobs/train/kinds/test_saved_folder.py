@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.contract.errors import TrainyardError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.kinds.notebook.saved_folder import SavedFolder
 
 if TYPE_CHECKING:

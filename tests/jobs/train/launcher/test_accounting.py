@@ -5,8 +5,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from jobs.contract.instance_types import instance_type
+from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
-from jobs.contract.runs import Attempt, S3Location
+from jobs.contract.records import Attempt
 from jobs.train.launcher.accounting import receipt
 
 STARTED = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.batch_job import job_id
 from jobs.train.launcher.gang import GangMember, Latecomers, own_address
 from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.runs import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
+from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.train.launcher.instance import scratch_folder
 from jobs.train.launcher.request import parse
 from tests.support.train.launching import Run

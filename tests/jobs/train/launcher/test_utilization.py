@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.contract.runs import is_utilization
+from jobs.contract.log_lines import is_utilization
 from jobs.train.launcher import utilization
 from jobs.train.launcher.utilization import UtilizationLog, read
 

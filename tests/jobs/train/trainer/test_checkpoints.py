@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from jobs.contract.runs import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG
 from jobs.train.trainer.checkpoint import Retention, prune
 from jobs.train.trainer.checkpoint_interval import interval
 from tests.jobs.train.trainer.test_resuming import MODEL

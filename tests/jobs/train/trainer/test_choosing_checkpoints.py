@@ -10,7 +10,7 @@ import pytest
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.rank import Rank, one_line
 from jobs.train.trainer.checkpoint import File, Manifest, fingerprint

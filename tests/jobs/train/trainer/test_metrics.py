@@ -10,7 +10,9 @@ import pytest
 from transformers import TrainerState
 
 from jobs.aws import s3 as object_store
-from jobs.contract.runs import METRICS, TENSORBOARD, Progress, S3Location
+from jobs.contract.locations import S3Location
+from jobs.contract.log_lines import Progress
+from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.trainer import metrics

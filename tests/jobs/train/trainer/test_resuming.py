@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from tests.support.train.launching import Launched, Run, environment_of
 
 if TYPE_CHECKING:

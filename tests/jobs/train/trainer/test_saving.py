@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.contract.runs import S3Location
+from jobs.contract.locations import S3Location
 from jobs.train.trainer import background_save
 from jobs.train.trainer.background_save import BackgroundSave, Snapshot, available_bytes
 from jobs.train.trainer.trainer import Options, trainer_class

@@ -1,0 +1,219 @@
+"""The permissions boundary: what no role of a stage may exceed, whatever its own policies say.
+
+A boundary grants nothing. It admits what roles of the stacks do, in the stage's region, and only to what is the
+stage's: by name where names begin with the stage's (S3, SSM), by the tag `trainyard:stage` elsewhere. So neither a
+policy that says too much, nor one that somebody attaches later, reaches another stage, other people's permissions or
+the account.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+
+from infra.constructs.stage_stack import StageStack, acknowledge, finding
+from infra.observability.functions.stop_at_budget import STOP_TAG
+from jobs.contract.stage import parameter_path
+
+DEPLOYER_TAG = ("trainyard:role", "deployer")
+"""Tag of the only role that may assume those of CDK's bootstrap: whoever has them can change everything."""
+
+BUILD_ACTIONS = ("codebuild:BatchGetBuilds", "codebuild:StartBuild")
+"""The deployer's as well: a build may be given other commands, so whoever starts one acts with the project's role."""
+
+_IN_THE_REGION = (
+    "batch:CancelJob",
+    "batch:Describe*",
+    "batch:GetJobQueueSnapshot",
+    "batch:List*",
+    "batch:SubmitJob",
+    "batch:TagResource",
+    "batch:TerminateJob",
+    "batch:UpdateComputeEnvironment",
+    "batch:UpdateJobQueue",
+    "cloudwatch:GetMetricData",
+    "cloudwatch:PutMetricData",
+    "ec2:AuthorizeSecurityGroup*",  # of CDK's function that empties the VPC's default security group
+    "ec2:CreateSnapshot",  # Image Builder's, of what it builds
+    "ec2:CreateTags",
+    "ec2:Describe*",
+    "ec2:RevokeSecurityGroup*",
+    "ec2messages:*",
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:CompleteLayerUpload",
+    "ecr:Describe*",
+    "ecr:GetAuthorizationToken",
+    "ecr:GetDownloadUrlForLayer",
+    "ecr:InitiateLayerUpload",
+    "ecr:PutImage",
+    "ecr:UploadLayerPart",
+    # The ECS agent's, as AWS's policy for container instances has them.
+    "ecs:CreateCluster",
+    "ecs:DeregisterContainerInstance",
+    "ecs:DescribeContainerInstances",
+    "ecs:DiscoverPollEndpoint",
+    "ecs:ListTagsForResource",
+    "ecs:Poll",
+    "ecs:RegisterContainerInstance",
+    "ecs:StartTelemetrySession",
+    "ecs:Submit*",
+    "ecs:TagResource",
+    "ecs:UpdateContainerInstancesState",
+    "imagebuilder:DeleteImage",
+    "imagebuilder:GetComponent",
+    "imagebuilder:GetMarketplaceResource",
+    "imagebuilder:StartImagePipelineExecution",
+    "kms:Decrypt",
+    "kms:DescribeKey",
+    "kms:Encrypt",
+    "kms:GenerateDataKey*",
+    "kms:ReEncrypt*",
+    "lambda:InvokeFunction",
+    "logs:CreateLogGroup",
+    "logs:CreateLogStream",
+    "logs:Describe*",
+    "logs:GetLogEvents",
+    "logs:PutLogEvents",
+    "secretsmanager:GetSecretValue",
+    "servicequotas:GetServiceQuota",
+    "sns:Publish",
+    "sqs:SendMessage",
+    # The SSM agent's, as AWS's policy for managed instances has them.
+    "ssm:DescribeAssociation",
+    "ssm:DescribeDocument",
+    "ssm:GetDeployablePatchSnapshotForInstance",
+    "ssm:GetDocument",
+    "ssm:GetManifest",
+    "ssm:List*Associations",
+    "ssm:PutComplianceItems",
+    "ssm:PutConfigurePackageResult",
+    "ssm:PutInventory",
+    "ssm:Update*",
+    # People's, who reach a notebook through Session Manager.
+    "ssm:ResumeSession",
+    "ssm:StartSession",
+    "ssm:TerminateSession",
+    "ssmmessages:*",
+    "tag:GetResources",
+)
+
+_OF_BUILT_IMAGES = (
+    "ec2:DeleteSnapshot",
+    "ec2:DeleteTags",
+    "ec2:DeregisterImage",
+    "ec2:DisableImage*",
+    "ec2:EnableImage*",
+)
+
+_WITHOUT_A_REGION = ("ce:GetCostAndUsage", "budgets:ViewBudget", "pricing:GetProducts")
+
+
+class PermissionsBoundary(iam.ManagedPolicy):
+    """The boundary that a stage makes, unless its settings name one that the account has for all roles."""
+
+    def __init__(self, stack: StageStack, name: str) -> None:
+        # Another description would make another policy, which IAM allows as little as the stacks that import this one.
+        super().__init__(stack, name, description="What no role of the stage may exceed; it grants nothing by itself")
+        self._stage = stack.stage_row.name
+        region = {"StringEquals": {"aws:RequestedRegion": stack.region}}
+        self._admit("InTheRegion", _IN_THE_REGION, "*", conditions=region)
+        self._admit("WithoutARegion", _WITHOUT_A_REGION, "*")
+        built = {"StringEquals": {"aws:ResourceTag/CreatedBy": "EC2 Image Builder", **region["StringEquals"]}}
+        self._admit("BuiltImages", _OF_BUILT_IMAGES, "*", conditions=built)
+        self._admit_buckets(stack)
+        self._admit_parameters(stack)
+        self._admit_budget_stops(stack)
+        self._admit_deployer(stack)
+        self.add_statements(
+            iam.PolicyStatement(
+                sid="OtherStages",
+                effect=iam.Effect.DENY,
+                actions=["*"],
+                resources=["*"],
+                conditions={
+                    "StringNotEquals": {"aws:ResourceTag/trainyard:stage": self._stage},
+                    "Null": {"aws:ResourceTag/trainyard:stage": "false"},
+                },
+            )
+        )
+
+    def _admit_parameters(self, stack: StageStack) -> None:
+        def parameter(path: str, account: str | None = None) -> str:
+            return stack.format_arn(service="ssm", account=account, resource="parameter", resource_name=path)
+
+        own = parameter_path(self._stage).strip("/")
+        actions = ["ssm:*Parameter", "ssm:*Parameters", "ssm:GetParametersByPath"]
+        self._admit("OwnParameters", actions, parameter(own), parameter(f"{own}/*"))
+        self._admit("PublicParameters", ["ssm:GetParameter", "ssm:GetParameters"], parameter("aws/service/*", ""))
+
+    def _admit_buckets(self, stack: StageStack) -> None:
+        def bucket(name: str) -> str:
+            return stack.format_arn(service="s3", region="", account="", resource=name)
+
+        own = bucket(f"{name_prefix(self._stage)}*")
+        self._admit("OwnBuckets", ["s3:AbortMultipartUpload", "s3:Delete*", "s3:Get*", "s3:List*", "s3:Put*"], own)
+        assets = bucket(f"cdk-{stack.synthesizer.bootstrap_qualifier}-assets-{stack.account}-{stack.region}")
+        self._admit("ImageBuilder", ["s3:GetObject"], bucket("ec2imagebuilder*"))
+        self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
+
+    def _admit_budget_stops(self, stack: StageStack) -> None:
+        """Admit the tag of a budget that is used up, and no other key: others may let a role do more."""
+        roles = stack.format_arn(
+            service="iam", region="", resource="role", resource_name=f"{name_prefix(self._stage)}*"
+        )
+        conditions = {"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}}
+        self._admit("BudgetStops", ["iam:TagRole", "iam:UntagRole"], roles, conditions=conditions)
+
+    def _admit_deployer(self, stack: StageStack) -> None:
+        key, value = DEPLOYER_TAG
+        deployer = {"StringEquals": {f"aws:PrincipalTag/{key}": value}}
+        self._admit("Deployer", ["sts:AssumeRole"], *bootstrap_roles(stack), conditions=deployer)
+        self._admit("Builds", BUILD_ACTIONS, build_projects(stack), conditions=deployer)
+
+    def _admit(
+        self,
+        sid: str,
+        actions: Sequence[str],
+        *resources: str,
+        conditions: Mapping[str, object] | None = None,
+    ) -> None:
+        self.add_statements(
+            iam.PolicyStatement(
+                sid=sid, actions=list(actions), resources=list(resources), conditions=dict(conditions or {})
+            )
+        )
+        acknowledge(
+            self,
+            "A boundary grants nothing: it is the outer limit of roles that have statements of their own for less",
+            *(f"AwsSolutions-IAM5[Action::{action}]" for action in actions if "*" in action),
+            *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in resources if "*" in arn),
+            "NIST.800.53.R5-IAMPolicyNoStatementsWithFullAccess",
+        )
+
+
+def name_prefix(stage: str) -> str:
+    """Return what CloudFormation begins the generated names of all of a stage's resources with.
+
+    It shortens a stack's name to 24 characters where a name would be too long for a service.
+    """
+    return f"trainyard-{stage}-"[:24]
+
+
+def build_projects(stack: cdk.Stack) -> str:
+    """Return the ARN of all CodeBuild projects of the stack's account and region."""
+    return stack.format_arn(service="codebuild", resource="project", resource_name="*")
+
+
+def bootstrap_roles(stack: cdk.Stack) -> list[str]:
+    """Return the ARNs of the roles by which the CDK CLI deploys to the stack's account and region."""
+    qualifier = stack.synthesizer.bootstrap_qualifier
+    return [
+        stack.format_arn(
+            service="iam",
+            region="",
+            resource="role",
+            resource_name=f"cdk-{qualifier}-{role}-role-{stack.account}-{stack.region}",
+        )
+        for role in ("deploy", "file-publishing", "image-publishing", "lookup")
+    ]

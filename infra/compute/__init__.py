@@ -1,0 +1,1 @@
+"""The stack that offers instances to jobs: launch templates, compute environments and queues."""

@@ -1,0 +1,130 @@
+"""A Batch compute environment of one instance type."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aws_cdk import Stack
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra.compute.launch_template import EfaInterfaces, LaunchTemplate
+from infra.compute.user_data import FileSystem, user_data
+from jobs.contract.instance_types import ImageType, InstanceType
+from jobs.contract.queues import Capacity
+
+_TYPES: dict[Capacity, tuple[str, str]] = {
+    "spot": ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED"),
+    "on-demand": ("EC2", "BEST_FIT_PROGRESSIVE"),
+}
+"""Batch's word for a capacity, and the strategy with which it picks zones and can be changed in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineImage:
+    """The AMI that instances boot, or the family of which Batch picks one."""
+
+    root_device_name: str
+    """As the AMI calls it."""
+    image_type: ImageType
+    """The family that it belongs to."""
+    ami_id: str | None = None
+    """None: the newest of the family that Batch gives out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instances:
+    """What the compute environments of one pool have in common."""
+
+    row: InstanceType
+    machine_image: MachineImage
+    root_volume_gib: int
+    security_group: ec2.ISecurityGroup
+    instance_profile: iam.IInstanceProfile
+    tags: dict[str, str]
+    """Of instances and volumes, which CloudFormation does not tag."""
+    file_system: FileSystem | None = None
+    """What instances mount at /fsx."""
+
+
+class ComputeEnvironment(Construct):
+    """A compute environment of one instance type, with no instance while nothing runs.
+
+    The L2 of aws-batch is left aside: it adds CPU instance types by default, insists on security groups, and renders
+    the launch template without a version, and then edits of the template never reach an instance.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        instances: Instances,
+        capacity: Capacity,
+        max_nodes: int,
+        subnets: Sequence[ec2.ISubnet],
+        side_by_side: bool = False,
+    ) -> None:
+        """`side_by_side`: for jobs of several nodes that start together, in the first of `subnets`, with EFA where the
+        type has it.
+
+        Without it there is no EFA, and nodes that start one by one (`resources.capacity: spot`) talk over TCP, on each
+        instance's one interface: which zone has Spot capacity EC2 decides node by node, and EFA does not leave a zone.
+        """
+        super().__init__(scope, name)
+        row = instances.row
+        efa = side_by_side and row.network_cards > 0
+        self.launch_template = LaunchTemplate(
+            self,
+            "LaunchTemplate",
+            root_device_name=instances.machine_image.root_device_name,
+            root_volume_gib=instances.root_volume_gib,
+            user_data=user_data(row, file_system=instances.file_system),
+            tags=instances.tags,
+            efa=EfaInterfaces(row, security_group=instances.security_group) if efa else None,
+        )
+        batch_type, strategy = _TYPES[capacity]
+        # In one zone, as EFA and a cluster placement group are.
+        group = ec2.CfnPlacementGroup(self, "PlacementGroup", strategy="cluster") if side_by_side else None
+        self.resource = batch.CfnComputeEnvironment(
+            self,
+            "Resource",
+            type="MANAGED",
+            state="ENABLED",
+            # With this, no name, no service role (so the service-linked one) and these allocation strategies, Batch
+            # changes instances in place: queue and running jobs stay.
+            replace_compute_environment=False,
+            update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
+                terminate_jobs_on_update=False,
+                # Jobs may end on the old instances for that long; what runs longer is started again on the new ones
+                # and resumes from its last checkpoint.
+                job_execution_timeout_minutes=360,
+            ),
+            compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
+                type=batch_type,
+                # No bidPercentage: the price is capped at On-Demand anyway, a lower cap only adds interruptions.
+                allocation_strategy=strategy,
+                instance_types=[row.name],
+                minv_cpus=0,
+                maxv_cpus=row.vcpus * max_nodes,
+                subnets=[subnet.subnet_id for subnet in (subnets[:1] if side_by_side else subnets)],
+                # Batch takes them here or in the template's interfaces, and refuses both.
+                security_group_ids=None if efa else [instances.security_group.security_group_id],
+                placement_group=group.ref if group else None,
+                instance_role=instances.instance_profile.instance_profile_arn,
+                ec2_configuration=[
+                    batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
+                        image_type=instances.machine_image.image_type,
+                        image_id_override=instances.machine_image.ami_id,
+                    )
+                ],
+                update_to_latest_image_version=instances.machine_image.ami_id is None,
+                launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
+                    launch_template_id=self.launch_template.ref,
+                    # A number: Batch reads $Default or $Latest once, and later versions never reach an instance.
+                    version=self.launch_template.attr_latest_version_number,
+                ),
+                tags={"Name": f"{Stack.of(self).stack_name}-{scope.node.id}-{name}", **instances.tags},
+            ),
+        )

@@ -1,0 +1,101 @@
+"""What an instance does when it boots, before it takes jobs: MIME multipart user data, made of the scripts in boot/.
+
+Batch demands that format, since it appends a part of its own. Shell scripts run in cloud-init's last stage, after which
+the ECS agent starts; a boothook runs in an early one, before Docker does.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aws_cdk import aws_ec2 as ec2
+
+from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
+
+_AGENT_CONFIGURATION = {
+    "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_SECONDS}s",  # the agent's own default is 30 s
+    # Off by default. It keeps new tasks away after a Spot notice; jobs that run are stopped by boot/spot_notice.sh.
+    "ECS_ENABLE_SPOT_INSTANCE_DRAINING": "true",
+    # Jobs of several nodes have interfaces of their own, over which they would reach the instance's role.
+    "ECS_AWSVPC_BLOCK_IMDS": "true",
+    # The ones below are ecs-init's defaults on Amazon Linux; other AMIs start the agent without them. Batch runs a
+    # one-node job in the host's network, where the agent needs a switch of its own to hand out the job's role.
+    "ECS_ENABLE_TASK_IAM_ROLE": "true",
+    "ECS_ENABLE_TASK_IAM_ROLE_NETWORK_HOST": "true",
+    "ECS_ENABLE_TASK_ENI": "true",
+    "ECS_ENABLE_AWSLOGS_EXECUTIONROLE_OVERRIDE": "true",
+    "ECS_AVAILABLE_LOGGING_DRIVERS": '["json-file","awslogs"]',
+}
+
+_SCRIPTS = Path(__file__).parent / "boot"
+_BOOTHOOK = 'text/cloud-boothook; charset="utf-8"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSystem:
+    """FSx for Lustre, as a client names it."""
+
+    dns_name: str
+    mount_name: str
+
+
+def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> str:
+    """Return the user data of instances of a type, on which jobs see `file_system` where one is given."""
+    parts = ec2.MultipartUserData()
+    # An AMI that the stage builds does it itself, when it boots.
+    if row.nvme_disks and row.machine_image != "stage":
+        parts.add_part(ec2.MultipartBody.from_user_data(_script(*_lines("instance_store")), _BOOTHOOK))
+    parts.add_user_data_part(_agent(), ec2.MultipartBody.SHELL_SCRIPT, True)
+    # On-Demand ones have it too, and never get a notice: one user data less that could differ.
+    parts.add_user_data_part(_spot_notice(), ec2.MultipartBody.SHELL_SCRIPT)
+    if row.huge_pages:
+        parts.add_user_data_part(
+            _required("huge_pages", *_lines("huge_pages", HUGE_PAGES=str(row.huge_pages))),
+            ec2.MultipartBody.SHELL_SCRIPT,
+        )
+    if file_system:
+        source = f"{file_system.dns_name}@tcp:/{file_system.mount_name}"
+        parts.add_user_data_part(
+            _required("lustre", *_lines("lustre", LUSTRE_SOURCE=source)), ec2.MultipartBody.SHELL_SCRIPT
+        )
+    return parts.render()
+
+
+def _agent() -> ec2.UserData:
+    values = (f"{name}={value}" for name, value in _AGENT_CONFIGURATION.items())
+    return _required(
+        "ecs.config", "mkdir -p /etc/ecs", "cat >>/etc/ecs/ecs.config <<'CONFIGURATION'", *values, "CONFIGURATION"
+    )
+
+
+def _spot_notice() -> ec2.UserData:
+    """Install the service that watches for the Spot notice, so that it is there after a reboot as well."""
+    program, unit = "/usr/local/sbin/trainyard-spot-notice", "trainyard-spot-notice.service"
+    return _script(
+        "set -euo pipefail",
+        *(f"cat >{program} <<'PROGRAM'", "#!/bin/bash"),
+        *(*_lines("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS)), "PROGRAM"),
+        *(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'"),
+        *(*(_SCRIPTS / "spot_notice.service").read_text().splitlines(), "UNIT"),
+        # Not waited for: systemd may be busy with what waits for the end of user data.
+        *("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}"),
+    )
+
+
+def _required(part: str, *lines: str) -> ec2.UserData:
+    """Return a script that must succeed before the instance can take jobs: where it fails, the instance shuts down."""
+    return _script(*_lines("required", PART=part), *lines)
+
+
+def _script(*lines: str) -> ec2.UserData:
+    script = ec2.UserData.for_linux()
+    script.add_commands(*lines)
+    return script
+
+
+def _lines(name: str, **variables: str) -> list[str]:
+    """Return the lines of a script of boot/ without its first, after the variables that it reads."""
+    lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
+    return [
+        *(f"{variable}='{value}'" for variable, value in variables.items()),
+        *(line for line in lines if not line.startswith("#!")),
+    ]

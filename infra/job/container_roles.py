@@ -1,0 +1,79 @@
+"""The two roles of a job's container: its own, and that of the ECS agent which starts it."""
+
+from collections.abc import Iterable
+
+import aws_cdk as cdk
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra.constructs.inline_role import InlineRole
+from infra.constructs.log_group import RetainedLogGroup
+from infra.job.team_files import TeamFiles
+from infra.stages import Team
+from infra.storage.huggingface_secret import PublishedSecret
+
+
+class TeamRole(InlineRole):
+    """The role that a team's jobs run under: its own files, what all teams share, and nothing else.
+
+    It reads `shared/` and `<team>/` of the data bucket, and reads and writes `<team>/` of the run bucket.
+    """
+
+    def __init__(self, scope: Construct, name: str, *, files: TeamFiles) -> None:
+        super().__init__(
+            scope,
+            name,
+            description=f"Jobs of team {files.team}",
+            assumed_by=_task_principal(scope),
+            team=files.team,
+        )
+        files.let_read_data(self)
+        files.let_read_runs(self)
+        files.let_write_runs(self, "*")
+        files.let_use_key(self)
+
+
+class ExecutionRole(InlineRole):
+    """The role of the ECS agent while it starts a team's job: pull its image, fetch its secret, write its log.
+
+    There is one for each team, since whoever has it can read the team's secret. The container's code never has it.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        team: Team,
+        repositories: Iterable[ecr.IRepository],
+        logs: RetainedLogGroup,
+        secret: PublishedSecret | None,
+    ) -> None:
+        super().__init__(
+            scope,
+            name,
+            description=f"The ECS agent, for jobs of team {team.name}: image, secret, log",
+            assumed_by=_task_principal(scope),
+            team=team.name,
+        )
+        for repository in repositories:
+            repository.grant_pull(self)
+        self.explain("ecr:GetAuthorizationToken knows no resources: it can only be allowed on all of them", "*")
+        streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
+        self.allow("WriteLog", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
+        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
+        if secret is not None:
+            secret.let_read(self)
+
+
+def _task_principal(scope: Construct) -> iam.PrincipalBase:
+    """Return ECS on behalf of tasks in this account; the conditions keep it from using the role for anyone else's."""
+    stack = cdk.Stack.of(scope)
+    return iam.ServicePrincipal(
+        "ecs-tasks.amazonaws.com",
+        conditions={
+            "StringEquals": {"aws:SourceAccount": stack.account},
+            "ArnLike": {"aws:SourceArn": stack.format_arn(service="ecs", resource="*")},
+        },
+    )

@@ -1,0 +1,212 @@
+"""Job definitions of AWS Batch: what every job of a team and kind has in common, on one node or on several.
+
+A definition holds no environment and no secret's value. What the accelerator's software wants (HABANA_VISIBLE_DEVICES,
+NVIDIA_VISIBLE_DEVICES, OMPI_MCA_…, FI_…) is its image's business, and the rest is Batch's own or comes with the
+submission.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra.constructs.log_group import RetainedLogGroup
+from jobs.contract.instance_types import SCRATCH, InstanceType
+from jobs.contract.job_kind import JobKind
+from jobs.contract.spec import JobSpec
+from jobs.contract.submit_job import CONTAINER_NAME, RETRY_RULES
+
+DEFAULT_NODES = 2
+"""Nodes of a multi-node job that is submitted without a number; a plan always gives one."""
+
+_Batch = batch.CfnJobDefinition
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Volume:
+    """A folder outside the container that it sees."""
+
+    name: str
+    """Nothing but the definition sees it."""
+    container_path: str
+    host_path: str | None = None
+    """None: a new one for each job, below Docker's own folder, and deleted with the job's container."""
+    read_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamJobs:
+    """What all definitions of one team have in common."""
+
+    team: str
+    task_role: iam.IRole
+    """What the container's code may do."""
+    execution_role: iam.IRole
+    """What the ECS agent may do to start it."""
+    logs: RetainedLogGroup
+    huggingface_secret_arn: str | None = None
+    """Its value is HF_TOKEN in the container; None: no such variable."""
+    shared_data_mount: str | None = None
+    """Where accelerator instances, and so containers, see `shared/` of the data bucket; None: nowhere."""
+
+    def definition(
+        self, scope: Construct, kind: JobKind, *, row: InstanceType, image: str, several_nodes: bool = False
+    ) -> batch.CfnJobDefinition:
+        """Make the definition of `kind` on instances of `row`."""
+        definition = batch.CfnJobDefinition(
+            scope,
+            f"Job-{self.team}-{kind.name}{'-multinode' if several_nodes else ''}",
+            type="multinode" if several_nodes else "container",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            # Jobs of one team run in the order of submission; a queue with fair share wants a number all the same.
+            scheduling_priority=1,
+            retry_strategy=_Batch.RetryStrategyProperty(
+                attempts=JobSpec.model_fields["attempts"].default,
+                evaluate_on_exit=[_evaluate_on_exit(rule) for rule in RETRY_RULES],
+            ),
+            timeout=_Batch.TimeoutProperty(attempt_duration_seconds=round(kind.timeout_hours * 3600)),
+            # Runs that were submitted with the old revision, and may be started again, keep it.
+            resource_retention_policy=_Batch.ResourceRetentionPolicyProperty(skip_deregister_on_update=True),
+            ecs_properties=None if several_nodes else self._one_node(kind, row, image),
+            node_properties=self._several_nodes(kind, row, image) if several_nodes else None,
+        )
+        cdk.Tags.of(definition).add("trainyard:team", self.team)
+        return definition
+
+    def _one_node(self, kind: JobKind, row: InstanceType, image: str) -> batch.CfnJobDefinition.EcsPropertiesProperty:
+        """Return the task of a job on one node, which is in its instance's network.
+
+        Nodes that start one by one reach each other at the instances' addresses, by the rule of the security group that
+        lets its members talk.
+        """
+        task = _Batch.EcsTaskPropertiesProperty(
+            ipc_mode=_ipc_mode(kind),
+            execution_role_arn=self.execution_role.role_arn,
+            task_role_arn=self.task_role.role_arn,
+            containers=[self._container(kind, row, image)],
+            volumes=self._volumes(kind, row),
+        )
+        return _Batch.EcsPropertiesProperty(task_properties=[task])
+
+    def _several_nodes(
+        self, kind: JobKind, row: InstanceType, image: str
+    ) -> batch.CfnJobDefinition.NodePropertiesProperty:
+        """Return the same task for every node, each in a network namespace that Batch gives it (awsvpc)."""
+        task = _Batch.MultiNodeEcsTaskPropertiesProperty(
+            ipc_mode=_ipc_mode(kind),
+            execution_role_arn=self.execution_role.role_arn,
+            task_role_arn=self.task_role.role_arn,
+            containers=[self._container(kind, row, image, devices=_efa_devices(row))],
+            volumes=self._volumes(kind, row),
+        )
+        nodes = _Batch.NodeRangePropertyProperty(
+            # Open at its end: a submission may name another number of nodes only where no range says where it ends.
+            target_nodes="0:",
+            ecs_properties=_Batch.MultiNodeEcsPropertiesProperty(task_properties=[task]),
+        )
+        return _Batch.NodePropertiesProperty(num_nodes=DEFAULT_NODES, main_node=0, node_range_properties=[nodes])
+
+    def _container(
+        self,
+        kind: JobKind,
+        row: InstanceType,
+        image: str,
+        *,
+        devices: Sequence[batch.CfnJobDefinition.DeviceProperty] = (),
+    ) -> batch.CfnJobDefinition.TaskContainerPropertiesProperty:
+        """Return a container that fills an instance: Batch has no resource for HPUs, so vCPUs and memory stand in."""
+        requirements = {"VCPU": row.vcpus, "MEMORY": row.job_memory_mib}
+        if row.gpus:
+            requirements["GPU"] = row.gpus
+        return _Batch.TaskContainerPropertiesProperty(
+            name=CONTAINER_NAME,
+            image=image,
+            essential=True,
+            # A submission overrides it; without one the job says what it could do, and ends.
+            command=["python", "-m", "jobs.train.launch", "--help"],
+            resource_requirements=[
+                _Batch.ResourceRequirementProperty(type=type_, value=str(value))
+                for type_, value in requirements.items()
+            ],
+            linux_parameters=_Batch.LinuxParametersProperty(
+                init_process_enabled=True,  # hands SIGTERM on and reaps what ranks leave behind
+                # Ranks and data loaders exchange tensors there; Docker's 64 MiB is too little. With the host's IPC
+                # namespace they use the host's instead.
+                shared_memory_size=None if kind.accelerated else row.job_memory_mib // 4,
+                devices=list(devices) or None,
+            ),
+            # Accelerator drivers and EFA pin the memory that they transfer from.
+            ulimits=[_Batch.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)] if kind.accelerated else None,
+            # The agent fetches the value as the container starts: it is in no definition, and a new one counts from the
+            # next attempt on.
+            secrets=(
+                [_Batch.SecretProperty(name="HF_TOKEN", value_from=self.huggingface_secret_arn)]
+                if self.huggingface_secret_arn
+                else None
+            ),
+            mount_points=[
+                _Batch.MountPointProperty(
+                    source_volume=volume.name, container_path=volume.container_path, read_only=volume.read_only
+                )
+                for volume in self._mounted(kind, row)
+            ]
+            or None,
+            log_configuration=_Batch.LogConfigurationProperty(
+                log_driver="awslogs",
+                options={
+                    "awslogs-group": self.logs.log_group_name,
+                    "awslogs-region": cdk.Stack.of(self.logs).region,
+                    # The streams of a team begin alike, so that its people can be allowed to read those only.
+                    "awslogs-stream-prefix": f"{self.team}/{kind.name}",
+                },
+            ),
+        )
+
+    def _volumes(self, kind: JobKind, row: InstanceType) -> list[batch.CfnJobDefinition.VolumesProperty] | None:
+        return [
+            _Batch.VolumesProperty(
+                name=volume.name,
+                host=_Batch.VolumesHostProperty(source_path=volume.host_path) if volume.host_path else None,
+            )
+            for volume in self._mounted(kind, row)
+        ] or None
+
+    def _mounted(self, kind: JobKind, row: InstanceType) -> list[_Volume]:
+        if not kind.accelerated:
+            return []
+        volumes = []
+        if self.shared_data_mount is not None:
+            path = self.shared_data_mount
+            volumes.append(_Volume(name="shared-data", container_path=path, host_path=path, read_only=True))
+        if row.nvme_disks:
+            # Docker's volumes are on the disks whoever made them ready (boot/instance_store.sh, scratch.yaml); what a
+            # container writes elsewhere may not be. The host's own /scratch is not shown: Docker's images are in it,
+            # which a container could change, and what other teams' jobs left behind.
+            volumes.append(_Volume(name="scratch", container_path=SCRATCH))
+        return volumes
+
+
+def _ipc_mode(kind: JobKind) -> str | None:
+    """Return the IPC mode: HCCL and NCCL need the host's namespace, for which `containerProperties` has no word."""
+    return "host" if kind.accelerated else None
+
+
+def _efa_devices(row: InstanceType) -> list[batch.CfnJobDefinition.DeviceProperty]:
+    """Return a device for each EFA interface: the runtime hands on the accelerator's own by itself, but not these."""
+    return [
+        _Batch.DeviceProperty(host_path=path, container_path=path, permissions=["READ", "WRITE", "MKNOD"])
+        for path in (f"/dev/infiniband/uverbs{index}" for index in range(row.network_cards))
+    ]
+
+
+def _evaluate_on_exit(rule: Mapping[str, str]) -> batch.CfnJobDefinition.EvaluateOnExitProperty:
+    return _Batch.EvaluateOnExitProperty(
+        action=rule["action"],
+        on_status_reason=rule.get("onStatusReason"),
+        on_exit_code=rule.get("onExitCode"),
+        on_reason=rule.get("onReason"),
+    )

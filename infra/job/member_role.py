@@ -1,0 +1,187 @@
+"""The role that a team's people assume: whatever a `trainyard` command asks of AWS, for their own team only.
+
+In ~/.aws/config, with the ARN that SSM has under /trainyard/<stage>/member-role/<team>:
+
+    [profile research]
+    role_arn = arn:aws:iam::…
+    source_profile = default
+"""
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+
+from infra.constructs.inline_role import InlineRole
+from infra.constructs.log_group import RetainedLogGroup
+from infra.constructs.stage_stack import StageStack
+from infra.job.team_files import TeamFiles
+from infra.observability.functions.stop_at_budget import STOP_TAG
+from infra.stages import Team
+from jobs.contract.moves import CLAIMS
+from jobs.contract.run import SPEC
+from jobs.contract.stage import parameter_path, share_identifier
+
+MEMBER_TAG = ("trainyard:role", "member")
+"""Tag of these roles, by which the function that stops a team at its budget's end finds them."""
+
+PORT_DOCUMENT = "AWS-StartPortForwardingSession"
+"""AWS's session document that forwards a port of the instance itself: what `jobs.client.port_forwarding` names."""
+
+_STAGE = "aws:ResourceTag/trainyard:stage"
+_TEAM = "aws:ResourceTag/trainyard:team"
+_STAGE_ASKED_FOR = "aws:RequestTag/trainyard:stage"
+_TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
+
+
+class MemberRole(InlineRole):
+    """A role that submits, watches and stops one team's jobs, reads its runs, and reads and writes its data.
+
+    Batch's resources are told apart by their tags and not by their names: a queue that another release brings, and each
+    new revision of a definition, are the team's from the start. Only what Batch tells of jobs cannot be kept apart: it
+    knows no resource for that.
+    """
+
+    def __init__(self, stack: StageStack, name: str, *, team: Team, files: TeamFiles, logs: RetainedLogGroup) -> None:
+        super().__init__(
+            stack,
+            name,
+            description=f"People of team {team.name}: submit its jobs, read its results",
+            assumed_by=iam.CompositePrincipal(*(iam.ArnPrincipal(arn) for arn in team.member_principals)),
+            team=team.name,
+            max_session_duration=cdk.Duration.hours(12),
+        )
+        key, value = MEMBER_TAG
+        cdk.Tags.of(self).add(key, value)
+        self._stage = stack.stage_row.name
+        self._team = team.name
+        self._read_stage()
+        self._submit()
+        self._submit_nothing_beyond_the_budget()
+        self._watch_and_stop()
+        self._connect()
+        streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
+        self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
+        self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
+        files.let_read_data(self)
+        files.let_write_data(self)
+        files.let_read_runs(self)
+        # What a submission writes beside the job, and what resumes a run; everything else in a run is the job's own.
+        files.let_write_runs(self, f"*/{SPEC}", f"*/{CLAIMS}*.json")
+        files.let_use_key(self)
+
+    def _read_stage(self) -> None:
+        path = parameter_path(self._stage).strip("/")
+        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        at, below = (self._arn("ssm", "parameter", name) for name in (path, f"{path}/*"))
+        self.allow("ReadStage", ["ssm:GetParametersByPath", "ssm:GetParameter", "ssm:GetParameters"], at, below)
+        self.explain("All of the stage's parameters are for whoever submits: queues, buckets, definitions", below)
+
+    def _submit(self) -> None:
+        queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
+        share = {"batch:ShareIdentifier": share_identifier(self._team)}
+        submit = ["batch:SubmitJob"]
+        self.allow("SubmitToQueues", submit, queues, conditions={"StringEquals": {_STAGE: self._stage, **share}})
+        self.allow(
+            "SubmitOwnDefinitions",
+            submit,
+            definitions,
+            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+        )
+        asked_for = {_STAGE_ASKED_FOR: self._stage, _TEAM_ASKED_FOR: self._team}
+        self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**asked_for, **share}})
+        self.allow(
+            "TagOwnJobs",
+            ["batch:TagResource"],
+            jobs,
+            conditions={
+                "StringEquals": asked_for,
+                # A job that is there already must be the team's; one that is being submitted has no tags yet.
+                "StringEqualsIfExists": {_STAGE: self._stage, _TEAM: self._team},
+            },
+        )
+        self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
+
+    def _submit_nothing_beyond_the_budget(self) -> None:
+        """Deny submissions while the role has the tag of a stop.
+
+        The statement is always there, so that a stop need not attach a policy, which would keep the role from being
+        deleted.
+        """
+        self.add_to_policy(
+            iam.PolicyStatement(
+                sid="BudgetUsedUp",
+                effect=iam.Effect.DENY,
+                actions=["batch:SubmitJob"],
+                resources=[self._arn("batch", "job-queue")],
+                conditions={"Null": {f"aws:PrincipalTag/{STOP_TAG}": "false"}},
+            )
+        )
+
+    def _watch_and_stop(self) -> None:
+        self.allow(
+            "SeeJobs",
+            [
+                "batch:DescribeComputeEnvironments",
+                "batch:DescribeJobQueues",
+                "batch:DescribeJobs",
+                "batch:ListJobs",
+                # What keeps a run from starting, as `trainyard why` asks.
+                "ec2:DescribeInstanceTypeOfferings",
+                "ec2:DescribeSubnets",
+                "servicequotas:GetServiceQuota",
+            ],
+            "*",
+        )
+        self.explain(
+            "These look something up, or open the channel of a session with the token that its start answered: they "
+            "know no resources",
+            "*",
+        )
+        self.allow(
+            "SeeQueues",
+            ["batch:GetJobQueueSnapshot"],
+            self._arn("batch", "job-queue"),
+            conditions={"StringEquals": {_STAGE: self._stage}},
+        )
+        self.allow(
+            "StopOwnJobs",
+            ["batch:CancelJob", "batch:TerminateJob"],
+            self._jobs,
+            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+        )
+
+    def _connect(self) -> None:
+        """Allow `trainyard connect`: a port of an instance that runs the team's job, and no shell on it.
+
+        The tag of an instance names the team whose job came last, some seconds after that has begun (see
+        observability/functions/tag_instances.py), and a session that is open is not looked at again. So the tag keeps
+        teams off each other's instances but for such moments. What always keeps them off each other's notebooks is the
+        token, which lies with the run's files. IAM cannot limit which of the instance's ports is forwarded.
+        """
+        instances = self._arn("ec2", "instance")
+        stack = cdk.Stack.of(self)
+        document = stack.format_arn(service="ssm", account="", resource="document", resource_name=PORT_DOCUMENT)
+        # With it, a document that is not allowed here is refused, the default one included, which gives a shell.
+        checked = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+        start = ["ssm:StartSession"]
+        self.allow("ForwardPorts", start, document, conditions=checked)
+        self.allow(
+            "ForwardPortsOfOwnInstances",
+            start,
+            instances,
+            conditions={**checked, "StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
+        )
+        sessions, members = self._arn("ssm", "session"), self._arn("ecs", "container-instance")
+        # Its tag says whose a session is; its id begins with the name of the role's session, not with `aws:userid`.
+        own_sessions = {"StringLike": {"ssm:resourceTag/aws:ssmmessages:session-id": "${aws:userid}*"}}
+        self.allow("EndOwnSessions", ["ssm:ResumeSession", "ssm:TerminateSession"], sessions, conditions=own_sessions)
+        self.allow("OpenChannels", ["ssmmessages:OpenDataChannel"], "*")
+        self.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
+        self.explain("A condition admits the team's instances and one's own sessions only", instances, sessions)
+        self.explain("Batch's clusters have names of their own, and no tag of the stage's; this only looks up", members)
+
+    @property
+    def _jobs(self) -> str:
+        return self._arn("batch", "job")
+
+    def _arn(self, service: str, resource: str, name: str = "*") -> str:
+        return cdk.Stack.of(self).format_arn(service=service, resource=resource, resource_name=name)

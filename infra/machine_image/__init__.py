@@ -1,0 +1,1 @@
+"""The stack that builds the AMIs of Gaudi instances, from the shell scripts in documents/."""

@@ -1,0 +1,245 @@
+"""Network: a VPC whose jobs reach out and that nothing reaches into; the stage's own, or one that is there already."""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from aws_cdk import Annotations, CfnResource
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra.constructs.log_group import RetainedLogGroup
+from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.network.task_network import TaskNetwork, admit_nodes
+from infra.network.zone import VPC_ADDRESSES, Zone
+from infra.stages import ExistingVpc, Stage
+from infra.stages.network_plan import (
+    ENDPOINT_SERVICES,
+    ZONES_WHERE_NONE_IS_KNOWN,
+    has_interface_endpoints,
+    uses_default_security_group,
+    zone_ids,
+)
+from jobs.contract.instance_types import InstanceType
+
+ENDPOINT_SECURITY_GROUP = "security-group/endpoints"
+"""Parameter that holds the group of the interface endpoints, to which other stacks add whom it admits; there only where
+the stage makes endpoints."""
+
+
+class NetworkStack(StageStack):
+    """The stack of the VPC, its way out, and the security group of the instances that run jobs."""
+
+    vpc: ec2.IVpc
+    job_subnets: Sequence[ec2.ISubnet]
+    """Where instances start, none of which gets a public address."""
+
+    def __init__(self, scope: Construct, *, stage: Stage) -> None:
+        super().__init__(scope, "network", stage=stage, description="VPC and the security group of jobs")
+        self._zone_ids = zone_ids(stage) if stage.vpc is None else ()
+        route_tables = self._make_vpc() if stage.vpc is None else self._use_vpc(stage.vpc)
+        if route_tables:
+            # Free, and what S3 sends does not pass (and pay for) NAT.
+            ec2.CfnVPCEndpoint(
+                self,
+                "S3Endpoint",
+                vpc_id=self.vpc.vpc_id,
+                service_name=f"com.amazonaws.{self.region}.s3",
+                vpc_endpoint_type="Gateway",
+                route_table_ids=list(route_tables),
+            )
+        self.job_security_group = self._job_security_group()
+        endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
+        if endpoint_group:
+            # By name, not by reference: endpoints come and go.
+            self.publish(ENDPOINT_SECURITY_GROUP, endpoint_group.security_group_id)
+        if uses_default_security_group(stage):
+            self._let_nodes_through(endpoint_group)
+        self._export_always()
+
+    def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
+        """Return the subnets of jobs in zones that are known to offer the instance type; all where none is known to."""
+        known = row.zone_ids.get(self.stage_row.region or "", ())
+        # `zip` is empty for zones without an id: nothing is known of them.
+        return [
+            subnet for zone_id, subnet in zip(self._zone_ids, self.job_subnets, strict=False) if zone_id in known
+        ] or list(self.job_subnets)
+
+    @property
+    def availability_zones(self) -> list[str]:
+        """Return none: ec2.Vpc compares them with its own, and the CDK would look up those of a named account."""
+        return []
+
+    @property
+    def multinode_subnet(self) -> ec2.ISubnet:
+        """Return the subnet of multi-node jobs and FSx: EFA and a placement group do not span zones."""
+        return self.subnets_offering(self.stage_row.row)[0]
+
+    def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
+        if isinstance(self.vpc, ec2.Vpc):
+            default_group_id = self.vpc.vpc_default_security_group
+            TaskNetwork(self, "TaskNetwork", default_group_id=default_group_id, endpoint_group=endpoint_group)
+        # The default group of somebody else's VPC stays as its owner has it.
+        elif endpoint_group and self.stage_row.vpc and self.stage_row.vpc.default_security_group_id:
+            admit_nodes(self, endpoint_group, default_group_id=self.stage_row.vpc.default_security_group_id)
+
+    def _export_always(self) -> None:
+        """Export what other stacks may import even while none does.
+
+        Else the deployment in which the last of them stops would begin here, by deleting an export that it still uses:
+        one that takes the file system away, for instance.
+        """
+        self.export_value(self.job_security_group.security_group_id)
+        if self.stage_row.vpc is None:
+            for value in (self.vpc.vpc_id, *(subnet.subnet_id for subnet in self.job_subnets)):
+                self.export_value(value)
+
+    def _make_vpc(self) -> Sequence[str]:
+        """Make a VPC with a private subnet in each zone; return the subnets' route tables."""
+        stage = self.stage_row
+        vpc = ec2.Vpc(
+            self,
+            "Vpc",
+            ip_addresses=ec2.IpAddresses.cidr(VPC_ADDRESSES),
+            # Subnets are made below, since those of the L2 move when a zone comes or goes. It would also look zones up
+            # in the account where the stage names one, for subnets that are not made.
+            subnet_configuration=[],
+            availability_zones=[],
+            create_internet_gateway=False,
+            restrict_default_security_group=True,
+        )
+        self.vpc = vpc
+        ids: Sequence[str | None] = self._zone_ids or [None] * ZONES_WHERE_NONE_IS_KNOWN
+        zones = [Zone(vpc, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
+        self.job_subnets = [zone.private_subnet for zone in zones]
+        if stage.nat_gateways:
+            self._reach_out(zones, zones[: stage.nat_gateways])
+        self._tidy_default_group_handler()
+        self._log_traffic()
+        return [zone.private_subnet.route_table.route_table_id for zone in zones]
+
+    def _use_vpc(self, existing: ExistingVpc) -> Sequence[str]:
+        """Take the VPC that the settings name; return the route tables that they name."""
+        # CDK wants a zone, to divide subnets between zones; but it is told of none here.
+        self.vpc = ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=existing.vpc_id, availability_zones=["any"])
+        Annotations.of(self).acknowledge_warning(
+            "@aws-cdk/aws-ec2:noSubnetRouteTableId", "nothing here asks a subnet for its route table"
+        )
+        self.job_subnets = [
+            ec2.Subnet.from_subnet_id(self, subnet_id, subnet_id) for subnet_id in existing.private_subnet_ids
+        ]
+        return existing.private_route_table_ids
+
+    def _reach_out(self, zones: Sequence[Zone], zones_with_nat: Sequence[Zone]) -> None:
+        gateway = ec2.CfnInternetGateway(self, "InternetGateway")
+        attached = ec2.CfnVPCGatewayAttachment(
+            self, "InternetGatewayAttachment", vpc_id=self.vpc.vpc_id, internet_gateway_id=gateway.ref
+        )
+        nat_gateways = [zone.add_nat_gateway(attached) for zone in zones_with_nat]
+        for zone, nat_gateway in zip(zones, cycle(nat_gateways), strict=False):
+            zone.private_subnet.add_default_nat_route(nat_gateway.ref)
+
+    def _log_traffic(self) -> None:
+        log = RetainedLogGroup(self, "FlowLogs", retention_days=self.stage_row.log_retention_days)
+        role = iam.Role(
+            self,
+            "FlowLogRole",
+            description="The VPC's flow log: write to its log group",
+            assumed_by=iam.ServicePrincipal(
+                "vpc-flow-logs.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": self.account},
+                    "ArnLike": {
+                        "aws:SourceArn": self.format_arn(service="ec2", resource="vpc-flow-log", resource_name="*")
+                    },
+                },
+            ),
+        )
+        iam.ManagedPolicy(
+            self,
+            "WriteFlowLogs",
+            roles=[role],
+            statements=[
+                iam.PolicyStatement(
+                    actions=["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
+                    resources=[log.log_group_arn],
+                )
+            ],
+        )
+        ec2.CfnFlowLog(
+            self,
+            "FlowLog",
+            resource_type="VPC",
+            resource_id=self.vpc.vpc_id,
+            traffic_type="ALL",
+            log_destination_type="cloud-watch-logs",
+            log_group_name=log.log_group_name,
+            deliver_logs_permission_arn=role.role_arn,
+        )
+
+    def _tidy_default_group_handler(self) -> None:
+        """Let the log expire of the function with which CDK empties the VPC's default security group."""
+        provider = self.node.find_child("Custom::VpcRestrictDefaultSGCustomResourceProvider")
+        handler, role = provider.node.find_child("Handler"), provider.node.find_child("Role")
+        assert isinstance(handler, CfnResource)  # noqa: S101 - narrows the types; CDK makes both as bare resources
+        assert isinstance(role, CfnResource)  # noqa: S101
+        log = RetainedLogGroup(self, "DefaultGroupHandlerLogs", retention_days=self.stage_row.log_retention_days)
+        handler.add_property_override("LoggingConfig", {"LogGroup": log.log_group_name})
+        handler.remove_resource_dependency(role)  # already given by its reference to the role
+
+    def _job_security_group(self) -> ec2.SecurityGroup:
+        group = ec2.SecurityGroup(
+            self,
+            "JobSecurityGroup",
+            vpc=self.vpc,
+            description="Instances that run jobs: HTTPS out, anything among themselves, nothing in",
+            allow_all_outbound=False,
+        )
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
+        # EFA's traffic is matched by rules that name the group, both ways, and never by 0.0.0.0/0. Written as bare
+        # resources, since the L2 leaves the egress one out of a group that may reach everything, now or later.
+        reason = "Ranks on other instances, over TCP and EFA"
+        from_jobs = ec2.CfnSecurityGroupIngress(
+            self,
+            "JobsFromJobs",
+            group_id=group.security_group_id,
+            source_security_group_id=group.security_group_id,
+            ip_protocol="-1",
+            description=reason,
+        )
+        acknowledge(
+            from_jobs,
+            "The rule lets in the members of this very group and no address; EFA demands that it names no port",
+            "NIST.800.53.R5-EC2RestrictedCommonPorts",
+        )
+        ec2.CfnSecurityGroupEgress(
+            self,
+            "JobsToJobs",
+            group_id=group.security_group_id,
+            destination_security_group_id=group.security_group_id,
+            ip_protocol="-1",
+            description=reason,
+        )
+        return group
+
+    def _interface_endpoints(self) -> ec2.SecurityGroup:
+        """Make endpoints, a way to AWS that needs no NAT, and that is taken where there is NAT as well."""
+        group = ec2.SecurityGroup(
+            self,
+            "EndpointSecurityGroup",
+            vpc=self.vpc,
+            description="VPC endpoints: HTTPS from instances of the stage",
+            allow_all_outbound=False,
+        )
+        group.add_ingress_rule(self.job_security_group, ec2.Port.tcp(443), "Jobs")
+        for name in ENDPOINT_SERVICES:
+            ec2.InterfaceVpcEndpoint(
+                self,
+                f"Endpoint-{name}",
+                vpc=self.vpc,
+                service=ec2.InterfaceVpcEndpointAwsService(name),
+                subnets=ec2.SubnetSelection(subnets=list(self.job_subnets)),
+                security_groups=[group],
+                open=False,  # the rule above is narrower than the whole VPC
+            )
+        return group

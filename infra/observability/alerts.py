@@ -1,0 +1,82 @@
+"""Alerts to people: a topic, its subscribers, and one call for each thing to be told of."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from constructs import Construct
+
+from infra.constructs.stage_stack import acknowledge
+
+
+class Topic(sns.Topic):
+    """A topic that takes messages over TLS only, encrypted with the stage's own key where it has one."""
+
+    def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, publishers: Sequence[str]) -> None:
+        """`publishers`: AWS services that publish to it, on behalf of this account only."""
+        super().__init__(scope, name, master_key=key, enforce_ssl=True)
+        account = cdk.Stack.of(self).account
+        for service in publishers:
+            self.add_to_resource_policy(
+                iam.PolicyStatement(
+                    sid=f"From{service.split('.', maxsplit=1)[0].capitalize()}",
+                    principals=[iam.ServicePrincipal(service)],
+                    actions=["sns:Publish"],
+                    resources=[self.topic_arn],
+                    conditions={"StringEquals": {"aws:SourceAccount": account}},
+                )
+            )
+        if key is None:
+            acknowledge(
+                self,
+                "AWS's own key for SNS admits no service that publishes here, and a key of one's own is paid for each "
+                "month: own_kms_key of the settings makes it. Messages name runs and reasons, never data or secrets.",
+                "NIST.800.53.R5-SNSEncryptedKMS",
+            )
+
+
+class Alerts(Construct):
+    """The stage's alerts. A new one is a call of `on_event` or `alarm`."""
+
+    def __init__(self, scope: Construct, name: str, *, key: kms.IKey | None, emails: Sequence[str]) -> None:
+        super().__init__(scope, name)
+        # EventBridge is admitted by its targets, without a condition: it supports none in a topic's policy.
+        self.topic = Topic(self, "Topic", key=key, publishers=["cloudwatch.amazonaws.com", "budgets.amazonaws.com"])
+        for address in emails:
+            self.topic.add_subscription(subscriptions.EmailSubscription(address))
+
+    def on_event(
+        self, name: str, *, source: str, detail_type: str, detail: Mapping[str, Any], text: str, description: str
+    ) -> events.Rule:
+        """Publish `text` at each such event; in it events.EventField stands for what the event says."""
+        rule = events.Rule(
+            self,
+            name,
+            description=description,
+            event_pattern=events.EventPattern(source=[source], detail_type=[detail_type], detail=dict(detail)),
+        )
+        rule.add_target(targets.SnsTopic(self.topic, message=events.RuleTargetInput.from_text(text)))
+        return rule
+
+    def alarm(self, name: str, metric: cloudwatch.IMetric, *, at_least: float, text: str) -> cloudwatch.Alarm:
+        """Make an alarm that is raised once the metric's one period reaches `at_least`; no value means all is well."""
+        alarm = cloudwatch.Alarm(
+            self,
+            name,
+            alarm_description=text,
+            metric=metric,
+            threshold=at_least,
+            evaluation_periods=1,
+            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        )
+        alarm.add_alarm_action(actions.SnsAction(self.topic))
+        return alarm

@@ -1,0 +1,99 @@
+"""The stage's dashboard: what waits, what runs, what it costs an hour, and what Spot took away."""
+
+from collections.abc import Sequence
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from constructs import Construct
+
+UTILIZATION = "AcceleratorUtilization"
+"""Metric that the jobs' own lines bring."""
+
+
+class StageDashboard(cloudwatch.Dashboard):
+    """The dashboard of the metrics in `namespace`. An account's first three are free, others are paid by the month."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        name: str,
+        *,
+        namespace: str,
+        queues: Sequence[str],
+        alarms: Sequence[cloudwatch.IAlarm],
+        price_note: str,
+    ) -> None:
+        super().__init__(scope, name, default_interval=Duration.days(7))
+        self._namespace = namespace
+        self._queues = queues
+        self.add_widgets(
+            self._graph("Jobs that wait", "QueueDepth", "jobs"),
+            self._graph("Nodes that run", "RunningNodes", "nodes"),
+        )
+        self.add_widgets(
+            self._graph("Spend, estimated", "SpendUsdPerHour", "USD an hour"),
+            self._bars("Spot reclaims and failed jobs an hour", "Reclaims", "FailedJobs"),
+        )
+        self.add_widgets(
+            cloudwatch.GraphWidget(
+                title="Accelerator utilisation, where jobs report it",
+                width=12,
+                left=[
+                    cloudwatch.Metric(
+                        namespace=namespace, metric_name=UTILIZATION, statistic=statistic, period=Duration.minutes(5)
+                    )
+                    for statistic in ("Average", "Minimum")
+                ],
+                left_y_axis=cloudwatch.YAxisProps(min=0, max=100, label="%", show_units=False),
+            ),
+            cloudwatch.AlarmStatusWidget(title="Alarms", width=12, alarms=list(alarms)),
+        )
+        self.add_widgets(
+            cloudwatch.TextWidget(
+                width=24,
+                height=2,
+                markdown=f"Numbers are written when a job changes its state, and hold until the next one. {price_note}",
+            )
+        )
+
+    def _graph(self, title: str, metric: str, label: str) -> cloudwatch.GraphWidget:
+        """Return a graph of a level, which stays what it was between two events."""
+        return cloudwatch.GraphWidget(
+            title=title,
+            width=12,
+            left=[
+                cloudwatch.MathExpression(
+                    expression=f"FILL({metric.lower()}{index}, REPEAT)",
+                    using_metrics={f"{metric.lower()}{index}": self._metric(metric, queue, "Maximum")},
+                    label=queue,
+                    period=Duration.minutes(5),
+                )
+                for index, queue in enumerate(self._queues)
+            ],
+            left_y_axis=cloudwatch.YAxisProps(min=0, label=label, show_units=False),
+            stacked=True,
+        )
+
+    def _bars(self, title: str, *metrics: str) -> cloudwatch.GraphWidget:
+        return cloudwatch.GraphWidget(
+            title=title,
+            width=12,
+            view=cloudwatch.GraphWidgetView.BAR,
+            left=[
+                self._metric(metric, queue, "Sum", hours=1, label=f"{metric} {queue}")
+                for metric in metrics
+                for queue in self._queues
+            ],
+        )
+
+    def _metric(
+        self, name: str, queue: str, statistic: str, *, hours: float = 1 / 12, label: str | None = None
+    ) -> cloudwatch.Metric:
+        return cloudwatch.Metric(
+            namespace=self._namespace,
+            metric_name=name,
+            dimensions_map={"Queue": queue},
+            statistic=statistic,
+            period=Duration.minutes(round(hours * 60)),
+            label=label,
+        )

@@ -1,0 +1,260 @@
+"""Stops what a stage or a team starts anew once its month's budget is used up, and lets it go on the month after.
+
+A budget at 100 % publishes to a topic of its own, which calls this function. Instances are launched by Batch's
+service-linked role, out of reach of IAM policies that a budget's own action could set; so the function does it:
+
+- the stage's budget: its compute environments are disabled. What runs goes on to its end, nothing new starts.
+- a team's: the parameter is written by which `trainyard submit` refuses, its waiting jobs are cancelled, and where the
+  team has a role for its members, that role gets a tag with which its own policy denies it SubmitJob.
+
+On the first of a month a schedule calls it to undo all that. A deployment may enable a compute environment that was
+disabled; CloudFormation's own event of it brings the function to disable it again.
+
+Budgets, stops and the teams' roles are parameters of the stage, one each: however many teams there are, they fit.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+STAGE_BUDGET, STAGE_STOP = "stage-budget", "stage-budget-stop"
+TEAM_BUDGETS, TEAM_STOPS, MEMBER_ROLES = "budget/", "budget-stop/", "member-role/"
+"""Parameters below the stage's path; of the latter three there is one for each team, by its name.
+
+A budget is deployed as {"limit_usd": …, "topic": …}; a stop is written here while its budget is used up.
+"""
+
+
+STOP_TAG = "trainyard:budget-stop"
+"""Of a role of a team's people: while it is there, the role submits nothing. Its value says until when."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The limit of the stage or of one team."""
+
+    team: str | None
+    """None: the whole stage's."""
+    limit_usd: float
+    topic: str
+    """ARN of the topic that it publishes to at 100 %."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The stage's parameters, keyed by their names below its path."""
+
+    values: dict[str, str]
+
+    @property
+    def budgets(self) -> list[Budget]:
+        teams = [name.removeprefix(TEAM_BUDGETS) for name in self.values if name.startswith(TEAM_BUDGETS)]
+        named = [(None, STAGE_BUDGET)] if STAGE_BUDGET in self.values else []
+        return [
+            Budget(team=team, **json.loads(self.values[name]))
+            for team, name in (*named, *((team, TEAM_BUDGETS + team) for team in teams))
+        ]
+
+    @property
+    def stopped(self) -> list[str | None]:
+        """Return the teams whose stop is written, whether or not they have a budget any more; None for the stage."""
+        teams = [name.removeprefix(TEAM_STOPS) for name in self.values if name.startswith(TEAM_STOPS)]
+        return [*([None] if STAGE_STOP in self.values else []), *teams]
+
+    def stop(self, team: str | None) -> dict[str, Any] | None:
+        """Return what was written when the budget was used up; None: it is not."""
+        value = self.values.get(stop_parameter(team))
+        return json.loads(value) if value else None
+
+    def member_role(self, team: str) -> str | None:
+        """Return the name of the role of the team's people; None where it has none."""
+        arn = self.values.get(MEMBER_ROLES + team)
+        return arn.rsplit("/", 1)[-1] if arn else None
+
+
+def stop_parameter(team: str | None) -> str:
+    return STAGE_STOP if team is None else TEAM_STOPS + team
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The stage's values, which the stack hands over in the environment."""
+
+    stage: str
+    topic: str
+    """Where people are told."""
+    path: str
+    """Under which the stage's parameters lie."""
+
+    @classmethod
+    def from_environment(cls) -> "Rules":
+        return cls(
+            stage=os.environ["STAGE"],
+            topic=os.environ["TOPIC_ARN"],
+            path=os.environ["PARAMETER_PATH"],
+        )
+
+
+def next_month(now: datetime) -> datetime:
+    """Return when budgets begin anew: AWS counts months in UTC."""
+    first = now.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (first + timedelta(days=32)).replace(day=1)
+
+
+def stop_record(budget: Budget, now: datetime) -> dict[str, Any]:
+    """Return what the parameter of a stop holds."""
+    return {
+        "budget_usd": budget.limit_usd,
+        "since": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
+        "until": next_month(now).isoformat(timespec="seconds"),
+    }
+
+
+def is_over(record: dict[str, Any], now: datetime) -> bool:
+    return now >= datetime.fromisoformat(record["until"])
+
+
+def cancel_reason(budget: Budget, record: dict[str, Any]) -> str:
+    return (
+        f"budget of team {budget.team} ({budget.limit_usd:g} USD a month) is used up until {record['until'][:10]}; "
+        "submit it again then: trainyard submit SPEC"
+    )
+
+
+class Account:
+    """The calls to AWS."""
+
+    def __init__(self, rules: Rules) -> None:
+        import boto3  # noqa: PLC0415 - the decisions above are used and tested without it
+
+        self._rules = rules
+        self._batch: Any = boto3.client("batch")
+        self._ssm: Any = boto3.client("ssm")
+        self._sns: Any = boto3.client("sns")
+        self._iam: Any = boto3.client("iam")
+
+    def say(self, text: str) -> None:
+        self._sns.publish(TopicArn=self._rules.topic, Message=text)
+
+    def ledger(self) -> Ledger:
+        path = self._rules.path
+        pages = self._ssm.get_paginator("get_parameters_by_path").paginate(Path=path.rstrip("/"), Recursive=True)
+        return Ledger({item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]})
+
+    def write(self, parameter: str, record: dict[str, Any]) -> None:
+        name = self._rules.path + parameter
+        self._ssm.put_parameter(Name=name, Value=json.dumps(record), Type="String", Overwrite=True)
+
+    def forget(self, parameter: str) -> None:
+        with contextlib.suppress(self._ssm.exceptions.ParameterNotFound):
+            self._ssm.delete_parameter(Name=self._rules.path + parameter)
+
+    def set_environments(self, state: str) -> int:
+        """Enable or disable the stage's compute environments; return how many were not so already."""
+        pages = self._batch.get_paginator("describe_compute_environments").paginate()
+        changed = [
+            environment["computeEnvironmentArn"]
+            for page in pages
+            for environment in page["computeEnvironments"]
+            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage and environment["state"] != state
+        ]
+        for arn in changed:
+            self._batch.update_compute_environment(computeEnvironment=arn, state=state)
+        return len(changed)
+
+    def _queues(self) -> list[str]:
+        """Return the ARNs of the stage's queues, those of pools that retire included."""
+        pages = self._batch.get_paginator("describe_job_queues").paginate()
+        return [
+            queue["jobQueueArn"]
+            for page in pages
+            for queue in page["jobQueues"]
+            if queue.get("tags", {}).get("trainyard:stage") == self._rules.stage
+        ]
+
+    def cancel_waiting(self, team: str, reason: str) -> int:
+        """Cancel the team's jobs that do not run yet; return how many."""
+        cancelled = 0
+        for queue in self._queues():
+            for state in ("SUBMITTED", "PENDING", "RUNNABLE"):
+                pages = self._batch.get_paginator("list_jobs").paginate(jobQueue=queue, jobStatus=state)
+                ids = [summary["jobId"] for page in pages for summary in page["jobSummaryList"]]
+                for start in range(0, len(ids), 100):  # the service's limit
+                    for job in self._batch.describe_jobs(jobs=ids[start : start + 100])["jobs"]:
+                        if job.get("tags", {}).get("trainyard:team") == team:
+                            # CancelJob leaves alone what has begun to start in the meantime.
+                            self._batch.cancel_job(jobId=job["jobId"], reason=reason)
+                            cancelled += 1
+        return cancelled
+
+    def deny(self, role: str, until: str) -> None:
+        self._iam.tag_role(RoleName=role, Tags=[{"Key": STOP_TAG, "Value": until}])
+
+    def allow(self, role: str) -> None:
+        self._iam.untag_role(RoleName=role, TagKeys=[STOP_TAG])
+
+
+def stop(budget: Budget, account: Account, rules: Rules, now: datetime) -> None:
+    """Stop what a budget pays for; done twice it changes nothing more."""
+    ledger = account.ledger()
+    record = ledger.stop(budget.team)
+    if record is None or is_over(record, now):
+        record = stop_record(budget, now)
+        account.write(stop_parameter(budget.team), record)
+    until = record["until"][:10]
+    if budget.team is None:
+        disabled = account.set_environments("DISABLED")
+        account.say(
+            f"Stage {rules.stage} has used up its budget of {budget.limit_usd:g} USD: {disabled} compute environments "
+            f"were disabled. What runs goes on, nothing new starts before {until}, unless monthly_budget_usd is raised "
+            "in infra/settings.py and deployed."
+        )
+        return
+    cancelled = account.cancel_waiting(budget.team, cancel_reason(budget, record))
+    role = ledger.member_role(budget.team)
+    if role:
+        account.deny(role, record["until"])
+    account.say(
+        f"Team {budget.team} (stage {rules.stage}) has used up its budget of {budget.limit_usd:g} USD: {cancelled} "
+        f"waiting jobs were cancelled, new ones are refused until {until}, unless monthly_budget_usd is raised in "
+        "infra/settings.py and deployed."
+    )
+
+
+def review(account: Account, rules: Rules, now: datetime) -> None:
+    """End stops whose month is over, or whose budget was raised or is none any more; enforce the others anew."""
+    ledger = account.ledger()
+    limits = {budget.team: budget.limit_usd for budget in ledger.budgets}
+    for team in ledger.stopped:
+        record, limit, role = ledger.stop(team), limits.get(team), ledger.member_role(team) if team else None
+        if record and limit is not None and not is_over(record, now) and limit <= record["budget_usd"]:
+            if team is None:
+                account.set_environments("DISABLED")
+            elif role:
+                account.deny(role, record["until"])
+            continue
+        if team is None:
+            account.set_environments("ENABLED")
+        elif role:
+            account.allow(role)
+        account.forget(stop_parameter(team))
+        who = f"Team {team} (stage {rules.stage})" if team else f"Stage {rules.stage}"
+        budget = "without a budget of its own" if limit is None else f"with a budget of {limit:g} USD a month"
+        account.say(f"{who} may start jobs again, {budget}.")
+
+
+def handler(event: dict[str, Any], _context: object) -> None:
+    """Lambda's entry: `event` comes from a budget by SNS, from the monthly schedule, or from CloudFormation."""
+    rules = Rules.from_environment()
+    account, now = Account(rules), datetime.now(timezone.utc)
+    if "Records" not in event:
+        review(account, rules, now)
+        return
+    topics = {record["Sns"]["TopicArn"] for record in event["Records"]}
+    # A budget may have been taken out of the settings since it said so.
+    for budget in account.ledger().budgets:
+        if budget.topic in topics:
+            stop(budget, account, rules, now)

@@ -1,0 +1,210 @@
+"""Observability: who hears of what, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
+
+Everything here is called by events: where nothing runs, nothing of it runs. Queues, roles and the log group are read
+from what the other stacks publish, since those come and go with pools and teams.
+"""
+
+from collections.abc import Mapping
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_events as events
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_sqs as sqs
+from aws_cdk import aws_ssm as ssm
+from constructs import Construct
+
+from infra.compute.stack import ComputeStack
+from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.job.stack import JobStack
+from infra.observability.alerts import Alerts
+from infra.observability.budgets import BudgetStop
+from infra.observability.dashboard import UTILIZATION, StageDashboard
+from infra.observability.event_functions import EventFunctions, StageQueue
+from infra.stages import Stage
+from infra.storage.stack import StorageStack
+from jobs.contract.log_lines import UTILIZATION_KEY
+from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, Queue
+from jobs.contract.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
+
+
+class ObservabilityStack(StageStack):
+    """The stack of alerts, metrics, the functions behind them, and budgets."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        *,
+        stage: Stage,
+        storage: StorageStack,
+        compute: ComputeStack,
+        jobs: JobStack,
+        queues: Mapping[str, Queue] = QUEUES,
+    ) -> None:
+        super().__init__(scope, "observability", stage=stage, description="alerts, metrics, dashboard and budgets")
+        self.add_stack_dependency(compute, "the queues' ARNs")
+        self.add_stack_dependency(jobs, "the log group's name and the members' roles")
+        self._others = (compute, jobs)
+        self._key = self._own_key(storage)
+        self._namespace = f"trainyard/{stage.name}"
+        self._queues = list(self._stage_queues(queues))
+        self._dead_letters = sqs.Queue(self, "DeadLetters", enforce_ssl=True, retention_period=Duration.days(14))
+        acknowledge(
+            self._dead_letters,
+            "This is the dead-letter queue: what lies here is looked at by people, and has nowhere to go on to.",
+            "AwsSolutions-SQS3",
+        )
+        self._alerts = Alerts(self, "Alerts", key=self._key, emails=stage.alerts.emails)
+        self._functions(storage)
+        self._utilization()
+        self._dashboard(self._alarms())
+        self._budgets()
+
+    def _stage_queues(self, queues: Mapping[str, Queue]) -> list[StageQueue]:
+        stage = self.stage_row
+        pools = [(stage.pool.row, None), *((pool.row, pool.id) for pool in stage.retiring)]
+        return [
+            StageQueue(
+                queue=queue,
+                retiring=retiring,
+                row=row,
+                arn=self._published(queue_parameter(queue.name, retiring=retiring)),
+            )
+            for queue in queues.values()
+            if _has(stage, queue)
+            for row, retiring in (pools if queue.accelerated else [(stage.cpu_row, None)])
+        ]
+
+    def _successors(self) -> list[tuple[str, str]]:
+        """Return the ARNs of each pool's Spot queue and of its On-Demand queue, where the stage has both."""
+        by_pool = {(queue.queue.name, queue.retiring): queue.arn for queue in self._queues}
+        return [
+            (arn, by_pool[GAUDI_ON_DEMAND, pool])
+            for (name, pool), arn in by_pool.items()
+            if name == GAUDI_SPOT and (GAUDI_ON_DEMAND, pool) in by_pool
+        ]
+
+    def _published(self, name: str) -> str:
+        """Return what another stack publishes, read at each deployment, so that what it names may be replaced."""
+        return ssm.StringParameter.value_for_string_parameter(self, parameter_path(self.stage_row.name) + name)
+
+    def _own_key(self, storage: StorageStack) -> kms.IKey | None:
+        key_arn = storage.key_arn(self)
+        return kms.Key.from_key_arn(self, "StageKey", key_arn) if key_arn else None
+
+    def _functions(self, storage: StorageStack) -> None:
+        successors = self._successors()
+        functions = EventFunctions(
+            self,
+            queues=self._queues,
+            successors=successors,
+            alerts=self._alerts,
+            key=self._key,
+            dead_letters=self._dead_letters,
+        )
+        functions.report(self._namespace)
+        functions.tag_instances()
+        if successors:
+            functions.move_to_on_demand(
+                run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)
+            )
+        if self.stage_row.alerts.webhook_secret:
+            functions.post_to_webhook(self.stage_row.alerts.webhook_secret)
+
+    def _alarms(self) -> list[cloudwatch.Alarm]:
+        stage = self.stage_row
+        run = events.EventField.from_path("$.detail.jobName")
+        blocked = self._alerts.on_event(
+            "QueueBlocked",
+            source="aws.batch",
+            detail_type="Batch Job Queue Blocked",
+            detail={"jobQueue": self._queue_arns},
+            text=f"A queue of stage {stage.name} is blocked by {run} at its head: "
+            f"{events.EventField.from_path('$.detail.statusReason')}. Look: trainyard why {run} --stage {stage.name}",
+            description="A job at a queue's head cannot start, and those behind it wait",
+        )
+        return [
+            self._alerts.alarm(
+                "FailedJobs",
+                cloudwatch.Metric(
+                    namespace=self._namespace, metric_name="FailedJobs", statistic="Sum", period=Duration.hours(1)
+                ),
+                at_least=stage.alerts.failed_jobs_an_hour,
+                text=f"{stage.alerts.failed_jobs_an_hour} or more jobs of stage {stage.name} failed within an hour. "
+                f"Look: trainyard list --stage {stage.name}",
+            ),
+            self._alerts.alarm(
+                "BlockedQueue",
+                cloudwatch.Metric(
+                    namespace="AWS/Events",
+                    metric_name="MatchedEvents",
+                    dimensions_map={"RuleName": blocked.rule_name},
+                    statistic="Sum",
+                    period=Duration.hours(1),
+                ),
+                at_least=1,
+                text=f"A queue of stage {stage.name} was blocked within an hour; a message of its own says why.",
+            ),
+            self._alerts.alarm(
+                "FailedCalls",
+                self._dead_letters.metric_approximate_number_of_messages_visible(
+                    statistic="Maximum", period=Duration.minutes(5)
+                ),
+                at_least=1,
+                text=f"A function of stage {stage.name} failed three times at an event, which lies in the queue "
+                f"{self._dead_letters.queue_name}; a run may be waiting for it. Its log group says why.",
+            ),
+        ]
+
+    def _utilization(self) -> None:
+        logs.CfnMetricFilter(
+            self,
+            "Utilization",
+            log_group_name=self._published(LOG_GROUP),
+            filter_pattern=f"{{ $.{UTILIZATION_KEY} >= 0 }}",
+            metric_transformations=[
+                logs.CfnMetricFilter.MetricTransformationProperty(
+                    metric_namespace=self._namespace,
+                    metric_name=UTILIZATION,
+                    metric_value=f"$.{UTILIZATION_KEY}",
+                    unit="Percent",
+                )
+            ],
+        )
+
+    def _dashboard(self, alarms: list[cloudwatch.Alarm]) -> None:
+        row = self.stage_row.row
+        StageDashboard(
+            self,
+            "Dashboard",
+            namespace=self._namespace,
+            queues=[queue.label for queue in self._queues],
+            alarms=alarms,
+            price_note=f"Spend is an estimate: nodes times the price recorded on {row.price_date} "
+            f"({row.price_source}); it leaves out storage and transfer, and Spot prices change.",
+        )
+
+    def _budgets(self) -> None:
+        stage = self.stage_row
+        if stage.monthly_budget_usd is None and not any(team.monthly_budget_usd for team in stage.teams):
+            return
+        BudgetStop(
+            self,
+            "Budgets",
+            alerts=self._alerts,
+            key=self._key,
+            dead_letters=self._dead_letters,
+            deployments=[stack.stack_name for stack in self._others],
+        )
+
+    @property
+    def _queue_arns(self) -> list[str]:
+        return [queue.arn for queue in self._queues]
+
+
+def _has(stage: Stage, queue: Queue) -> bool:
+    """Return whether the stage allows capacity for a queue."""
+    if not queue.accelerated or queue.capacity == "spot":
+        return True
+    return (stage.max_multinode_nodes if queue.several_nodes else stage.max_on_demand_nodes) > 0

@@ -1,0 +1,187 @@
+"""Refuse rows of infra/settings.py that cannot be deployed, before synthesis rather than at AWS."""
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from infra.stages.limits import OUT_OF_LIMITS
+from infra.stages.loading import load
+from infra.stages.model import Pool, Stage
+from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group
+from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
+from jobs.contract.stage import SHARED_PREFIX, share_identifier
+
+_ROW = TypeAdapter(Stage)
+
+
+def selected_stages(only: str | None = None) -> tuple[Stage, ...]:
+    """Return all stages of the settings, or the one called `only`, each checked.
+
+    Raises ConfigurationError where the settings cannot be loaded or have no stage of that name, or with every mistake
+    of a row on a line of its own.
+    """
+    stages = load()
+    if only is not None and only not in stages:
+        raise ConfigurationError(
+            f"stage '{only}' is not in infra/settings.py{did_you_mean(only, stages)}",
+            next_step="name one that is there, or add a row",
+        )
+    chosen = tuple(stages.values()) if only is None else (stages[only],)
+    for stage in chosen:
+        check(stage)
+    return chosen
+
+
+def check(stage: Stage) -> None:
+    """Raise ConfigurationError with every mistake of a row on a line of its own.
+
+    Where a value has the wrong type, only such mistakes are told: the other checks rely on the types.
+    """
+    try:
+        _ROW.validate_python(stage)
+        errors = []
+    except ValidationError as error:
+        errors = error.errors()
+    mistakes = [_wrong_type(error) for error in errors if error["type"] != OUT_OF_LIMITS]
+    mistakes = mistakes or [*(_out_of_limits(error, stage) for error in errors), *_what_does_not_fit(stage)]
+    if mistakes:
+        raise ConfigurationError(
+            "\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes)
+        )
+
+
+def _wrong_type(error: ErrorDetails) -> str:
+    """Say where a value has the wrong type, which type it must have, and what it is instead."""
+    place, wanted = "", Any
+    for step in error["loc"]:
+        if isinstance(step, int):
+            place += f"[{step}]"
+            wanted = get_args(wanted)[0]
+        else:
+            place += f": {step}" if place else step
+            row = next((choice for choice in _choices(wanted) if is_dataclass(choice)), Stage)
+            wanted = get_type_hints(row)[step]
+    choices = _choices(wanted)
+    return f"{place}: must be {' or '.join(map(_name, choices))}{_remark(error['input'], choices[0])}"
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
+
+
+def _name(wanted: Any) -> str:
+    if get_origin(wanted) is tuple:
+        of = get_args(wanted)[0]
+        return "a tuple of " + ("strings" if of is str else of.__name__)
+    return _NAMES.get(wanted) or f"{wanted.__name__}(…)"
+
+
+def _remark(value: Any, wanted: Any) -> str:
+    """Say what the value is instead; where it is one item of the tuple that is wanted, how to write that tuple."""
+    is_tuple = get_origin(wanted) is tuple
+    if is_tuple and isinstance(value, get_args(wanted)[0]):
+        item = repr(value) if isinstance(value, str) else f"{type(value).__name__}(…)"
+        return f"; a tuple of one needs a comma: ({item},)"
+    if is_tuple or is_dataclass(value) or isinstance(value, list | dict | set | tuple):
+        return f", not {_NAMES.get(type(value), type(value).__name__)}"
+    return f", not {value!r}"
+
+
+def _out_of_limits(error: ErrorDetails, stage: Stage) -> str:
+    """Say whose field it is and what is wrong there; teams have names, which tell more than their places."""
+    match error["loc"]:
+        case ("teams", int(index), "name"):
+            return f"team '{stage.teams[index].name}': {error['msg']}"
+        case ("teams", int(index), str(field), *_):
+            return f"team '{stage.teams[index].name}': {field}: {error['msg']}"
+        case loc:
+            return ": ".join([*(step for step in loc if isinstance(step, str)), error["msg"]])
+
+
+def _what_does_not_fit(stage: Stage) -> Iterator[str]:
+    """Yield mistakes that no value has by itself, but beside others."""
+    for other in load():
+        if stage.name.startswith(f"{other}-"):
+            yield (
+                f"name: names of stage '{other}' begin like this one's, so in one account its roles would reach what "
+                "is this one's; choose another beginning"
+            )
+    zones = len(stage.availability_zone_ids) or 2
+    if not 0 <= stage.nat_gateways <= zones:
+        yield f"nat_gateways: must be from 0 to {zones}, one a zone, not {stage.nat_gateways}"
+    if stage.vpc and stage.availability_zone_ids:
+        yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
+    yield from _team_mistakes(stage)
+    yield from _accelerator_mistakes(stage)
+
+
+def _team_mistakes(stage: Stage) -> Iterator[str]:
+    if not stage.teams:
+        yield "teams: at least one is needed"
+    taken: dict[str, str] = {}
+    for team in stage.teams:
+        if team.name == SHARED_PREFIX:
+            yield f"team '{team.name}': what lies under '{SHARED_PREFIX}/' is for all teams; choose another name"
+        other = taken.get(share_identifier(team.name))
+        if other == team.name:
+            yield f"team '{team.name}': there are two of that name"
+        elif other is not None:
+            yield f"team '{team.name}': Batch's fair share drops hyphens and cannot tell it from team '{other}'"
+        taken[share_identifier(team.name)] = team.name
+
+
+def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
+    try:
+        if stage.cpu_row.accelerator != "cpu":
+            yield f"cpu_instance_type: must be a row without an accelerator, not '{stage.cpu_instance_type}'"
+    except UsageError as error:
+        yield f"cpu_instance_type: {error}"
+    try:
+        _ = stage.row
+    except UsageError as error:
+        yield f"instance_type: {error}"
+        return
+    try:
+        _ = stage.gaudi_release
+    except (ConfigurationError, UsageError) as error:
+        yield f"release: {error}"
+        return
+    yield from _machine_image_mistakes(stage, stage.pool, "machine_image")
+    ids = [stage.pool.id]
+    for pool in stage.retiring:
+        try:
+            ids.append(pool.id)
+        except (ConfigurationError, UsageError) as error:
+            yield f"retiring: {error}"
+            continue
+        yield from _machine_image_mistakes(stage, pool, "retiring: machine_image")
+    if ids[0] in ids[1:]:
+        yield f"retiring: '{ids[0]}' is what new jobs run on; it cannot retire as well"
+    if len(set(ids[1:])) < len(ids[1:]):
+        yield "retiring: names a pool twice"
+    every_row_is_there = len(ids) == 1 + len(stage.retiring)
+    if every_row_is_there and stage.vpc is not None and stage.vpc.default_security_group_id is None:
+        yield from _default_group_mistakes(stage)
+
+
+def _default_group_mistakes(stage: Stage) -> Iterator[str]:
+    if has_interface_endpoints(stage) and uses_default_security_group(stage):
+        yield (
+            "vpc: default_security_group_id: is needed with max_multinode_nodes and interface_endpoints: containers of "
+            "such jobs are in the VPC's default group, and the endpoints have to admit it"
+        )
+
+
+def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:
+    if pool.builds_machine_image and stage.vpc is None and stage.nat_gateways == 0:
+        yield (
+            f"{field}: the AMI of '{pool.id}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; "
+            "allow 1, or name an AMI that another stage or account has built"
+        )

@@ -1,0 +1,149 @@
+"""The types of single values in a stage's row, with their limits, which pydantic applies."""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from jobs.contract.stage import TEAM_PATTERN
+
+OUT_OF_LIMITS = "out_of_limits"
+"""Type of the errors that these limits raise. All other errors of pydantic's tell of a value of the wrong type."""
+
+
+def accepted(test: Callable[[Any], bool], otherwise: str) -> AfterValidator:
+    """Refuse a value for which `test` is false, with the message `otherwise`, in which {} stands for the value."""
+
+    def validate(value: Any) -> Any:
+        if not test(value):
+            said = otherwise.format(f"{value:g}" if isinstance(value, float) else value)
+            raise PydanticCustomError(OUT_OF_LIMITS, "{said}", {"said": said})
+        return value
+
+    return AfterValidator(validate)
+
+
+def between(low: float, high: float) -> AfterValidator:
+    """Refuse a number that is not from `low` to `high`, both included."""
+    return accepted(lambda value: low <= value <= high, f"must be from {low} to {high}, not {{}}")
+
+
+def like(pattern: str, wanted: str) -> AfterValidator:
+    """Refuse a string that `pattern` does not match as a whole; `wanted` says in words what it has to be."""
+    return accepted(lambda value: bool(re.fullmatch(pattern, value)), f"must be {wanted}, not '{{}}'")
+
+
+def distinct(otherwise: str) -> AfterValidator:
+    """Refuse a tuple in which a value stands twice."""
+    return accepted(lambda values: len(set(values)) == len(values), otherwise)
+
+
+def _ec2_id(kind: str) -> AfterValidator:
+    return like(rf"{kind}-[0-9a-f]{{8,17}}", f"like '{kind}-0123456789abcdef0'")
+
+
+# Names
+StageName = Annotated[
+    str,
+    # CloudFormation cuts `trainyard-<stage>-` to 24 characters where it makes a name of it, by which the permissions
+    # boundary knows what is the stage's.
+    like(r"[a-z][a-z0-9-]{0,12}", "1 to 13 lower-case letters, digits and hyphens"),
+]
+TeamName = Annotated[
+    str,
+    accepted(
+        lambda value: bool(re.fullmatch(TEAM_PATTERN, value)),
+        "must be at most 31 lower-case letters, digits and hyphens",
+    ),
+]
+# ECR's own rule for a tag.
+ImageTag = Annotated[str, like(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", "at most 128 letters, digits, '_', '.' and '-'")]
+MachineImage = Annotated[str, like(r"ami-[0-9a-f]{8,17}|ssm:/[A-Za-z0-9._/-]+", "'ami-…' or 'ssm:/…'")]
+DeviceName = Annotated[str, like(r"/dev/\w+", "a device such as '/dev/sda1'")]
+PolicyName = Annotated[str, like(r"[\w+=,.@-]{1,128}", "a managed policy's name, without its ARN")]
+MemberPrincipal = Annotated[
+    str, like(r"arn:aws[\w-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+", "ARNs of IAM users or roles")
+]
+SecretName = Annotated[
+    str,
+    # The message leaves the URL out: whoever has it can write to the chat.
+    accepted(lambda value: "://" not in value, "must be the name of the secret that holds the URL, not the URL"),
+    # The characters that Secrets Manager allows in a name.
+    like(r"[\w/+=.@-]{1,512}", "the name of a secret"),
+]
+Emails = Annotated[
+    tuple[
+        Annotated[
+            str,
+            accepted(lambda value: bool(re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", value)), "'{}' is no e-mail address"),
+        ],
+        ...,
+    ],
+    distinct("names an address twice"),
+]
+
+# GitHub. A wildcard in one of these would let other repositories in.
+Repository = Annotated[str, like(r"[\w.-]+/[\w.-]+", "'owner/name'")]
+GitHubEnvironment = Annotated[str, like(r"[\w .-]{1,255}", "a name")]
+Branch = Annotated[str, like(r"[\w./-]{1,255}", "a branch's name")]
+OidcProvider = Annotated[
+    str,
+    like(
+        r"arn:aws[\w-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com",
+        "that of token.actions.githubusercontent.com",
+    ),
+]
+
+# The network
+VpcId = Annotated[str, _ec2_id("vpc")]
+SecurityGroupId = Annotated[str, _ec2_id("sg")]
+SubnetIds = Annotated[
+    tuple[Annotated[str, _ec2_id("subnet")], ...],
+    distinct("names one twice"),
+    accepted(bool, "at least one is needed"),
+]
+RouteTableIds = Annotated[tuple[Annotated[str, _ec2_id("rtb")], ...], distinct("names one twice")]
+ZoneIds = Annotated[
+    tuple[
+        # Addresses are set aside for eight of a region's zones (infra/network/zone.py); no region has more than six.
+        Annotated[str, like(r"[a-z]+\d-az[1-8]", "ids such as 'use1-az2'")],
+        ...,
+    ],
+    distinct("names a zone twice"),
+]
+
+# Numbers
+Nodes = Annotated[int, between(0, 1_000)]
+NodesAtLeastOne = Annotated[int, between(1, 1_000)]
+Share = Annotated[float, between(0.01, 1_000)]  # Batch's weight factor, its inverse, goes from 0.0001 to 999.9999
+UsdAMonth = Annotated[float, accepted(lambda value: value > 0, "must be above 0, not {}")]
+Reclaims = Annotated[int, between(1, 10)]  # Batch starts a job ten times at most
+FailedJobs = Annotated[int, accepted(lambda value: value >= 1, "must be at least 1, not {}")]
+VolumeGib = Annotated[int, between(100, 16_384)]  # the Gaudi image takes tens of GiB; gp3 ends at 16 TiB
+CpuVolumeGib = Annotated[int, between(30, 16_384)]  # 30 GiB: the ECS-optimised AMI's own
+FsxGib = Annotated[
+    int,
+    # PERSISTENT_2 file systems start at 1,200 GiB and grow by 2,400.
+    accepted(
+        lambda value: value == 1_200 or (value >= 0 and value % 2_400 == 0),
+        "must be 0, 1200 or a multiple of 2400, not {}",
+    ),
+]
+
+# Times
+BlockedQueueMinutes = Annotated[int, between(10, 1_440)]
+SpotWaitHours = Annotated[
+    float,
+    # What jobStateTimeLimitActions takes: 600 to 86,400 seconds.
+    accepted(lambda value: 1 / 6 <= value <= 24, "must be from 10 minutes (0.17) to 24, not {}"),
+]
+ShareDecayHours = Annotated[int, between(1, 168)]  # Batch ends at 604,800 s
+RetentionDays = Annotated[int, between(1, 3_650)]
+LOG_RETENTION_DAYS = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3653)
+"""What CloudWatch Logs accepts (API reference of PutRetentionPolicy)."""
+LogRetentionDays = Annotated[
+    int,
+    accepted(lambda value: value in LOG_RETENTION_DAYS, f"must be one of {', '.join(map(str, LOG_RETENTION_DAYS))}"),
+]

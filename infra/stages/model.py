@@ -1,0 +1,248 @@
+"""A stage's fields: what each is for, its default, and the type that limits its value."""
+
+from dataclasses import dataclass
+
+from pydantic import ConfigDict
+
+from infra.stages import limits
+from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.releases import Release, release_for
+
+_CHECKED = ConfigDict(strict=True, revalidate_instances="always")
+"""How infra/stages/checks.py looks at rows: no value is converted, and rows that exist already are looked into."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """A team: who pays, and whose files are whose."""
+
+    __pydantic_config__ = _CHECKED
+
+    name: limits.TeamName
+    """Lower-case letters, digits and hyphens; also the team's prefix in the buckets."""
+    share: limits.Share = 1.0
+    """Capacity it gets while others wait too, in relation to theirs: 2.0 gets twice what 1.0 gets."""
+    monthly_budget_usd: limits.UsdAMonth | None = None
+    """At 80 % alerts are sent; at 100 % its waiting jobs are cancelled and new ones refused until the month is over.
+    None: only the stage's budget counts."""
+    huggingface_token: bool = False
+    """True: a secret is made for its Hugging Face token, and its jobs get what is put into it as HF_TOKEN. They do not
+    start before something is."""
+    member_principals: tuple[limits.MemberPrincipal, ...] = ()
+    """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
+    None given: no such role is made, and people submit with rights of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Accelerator instances that go together: a type, and the software release that their driver and images have."""
+
+    __pydantic_config__ = _CHECKED
+
+    instance_type: str
+    """A row of jobs/contract/instance_types.py."""
+    release: str | None = None
+    """A row of images/releases.toml. None: the default one there."""
+    machine_image: limits.MachineImage | None = None
+    """The AMI of its instances, as `Stage.machine_image` says it."""
+    root_device_name: limits.DeviceName | None = None
+    """Root device of an AMI that is given, as `Stage.root_device_name` says it. None: the same as the stage's."""
+
+    @property
+    def row(self) -> InstanceType:
+        """Return the row of its instance type. Raises UsageError where there is none."""
+        return instance_type(self.instance_type)
+
+    @property
+    def software(self) -> Release:
+        """Return its release.
+
+        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
+        """
+        return release_for(self.row, self.release)
+
+    @property
+    def builds_machine_image(self) -> bool:
+        """Return whether the stage builds its AMI: as the type's row says, unless one is given."""
+        return self.machine_image is None and self.row.machine_image == "stage"
+
+    @property
+    def id(self) -> str:
+        """Return what names its resources: another type or release makes new ones beside the old."""
+        return f"{self.instance_type}-{self.software.name}".replace(".", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExistingVpc:
+    """A VPC that is there already: the stage adds security groups and endpoints that are asked for, nothing else."""
+
+    __pydantic_config__ = _CHECKED
+
+    vpc_id: limits.VpcId
+    private_subnet_ids: limits.SubnetIds
+    """Where instances start: each with a way to AWS (NAT or endpoints), in zones that offer the instance type. Jobs of
+    several nodes and FSx live in the first."""
+    private_route_table_ids: limits.RouteTableIds = ()
+    """Of those subnets: each gets a route to S3's gateway endpoint, which is free. None given: no such endpoint."""
+    default_security_group_id: limits.SecurityGroupId | None = None
+    """The VPC's default group, which Batch puts the containers of jobs of several nodes into where instances have EFA:
+    the endpoints that the stage makes admit it. It stays as its owner has it, and has to let its members reach each
+    other by TCP, and AWS by HTTPS. Needed with `max_multinode_nodes` and `interface_endpoints`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alerts:
+    """The people who are told of failed jobs, blocked queues, reclaims and budgets."""
+
+    __pydantic_config__ = _CHECKED
+
+    emails: limits.Emails = ()
+    """Each address gets a message from SNS and must confirm it once."""
+    webhook_secret: limits.SecretName | None = None
+    """Name of a secret in Secrets Manager that holds the URL of a chat's incoming webhook (it takes JSON with `text`,
+    as Slack's and Mattermost's do)."""
+    blocked_queue_minutes: limits.BlockedQueueMinutes = 60
+    """A job that waits at a queue's head for longer, for a reason that Batch names, is a stuck one: 10 to 1440."""
+    failed_jobs_an_hour: limits.FailedJobs = 3
+    """As many raise the alarm of failed jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitHub:
+    """The repository that CI deploys from: GitHub Actions, by OIDC, without a long-lived key."""
+
+    __pydantic_config__ = _CHECKED
+
+    repository: limits.Repository
+    """`owner/name`."""
+    environment: limits.GitHubEnvironment | None = None
+    """GitHub environment whose protection rules guard the stage. None: the branch below."""
+    branch: limits.Branch = "main"
+    """Branch that may deploy where no environment is named."""
+    oidc_provider_arn: limits.OidcProvider | None = None
+    """The account's provider of token.actions.githubusercontent.com, of which there can be one. None: it is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One deployed environment: an account and a region."""
+
+    __pydantic_config__ = _CHECKED
+
+    name: limits.StageName
+    teams: tuple[Team, ...]
+    account: str | None = None
+    """None: whichever the credentials belong to at deploy time."""
+    region: str | None = None
+    """None: whichever the CDK CLI is set to. dl1.24xlarge is (or was) offered in us-east-1 and us-west-2 only."""
+
+    # What jobs run on
+    instance_type: str = "dl1.24xlarge"
+    """What accelerated jobs run on: a row of jobs/contract/instance_types.py."""
+    cpu_instance_type: str = "m6i.4xlarge"
+    """What corpus and tokenizer jobs run on: a row of jobs/contract/instance_types.py without an accelerator."""
+    release: str | None = None
+    """Gaudi software release, a row of images/releases.toml: driver, images and what is in them. None: the default one
+    there."""
+    image_tag: limits.ImageTag | None = None
+    """Tag of the images that jobs run, in the stage's repositories: one that `trainyard images push` made, to stay with
+    it or to go back to it. None: what was pushed last for the release."""
+    retiring: tuple[Pool, ...] = ()
+    """Pools that the stage used before: they and their queues stay for what was submitted to them."""
+    machine_image: limits.MachineImage | None = None
+    """AMI of the accelerator instances: an id, or `ssm:` and the parameter that holds one, read at every deployment.
+
+    None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, AWS's own for
+    Batch. One that is given must carry the driver of `release`, habana-container-runtime as Docker's default runtime,
+    and the ECS agent.
+    """
+    root_device_name: limits.DeviceName = "/dev/sda1"
+    """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda. Of AMIs that the stage builds, or
+    that are Batch's own, it is known."""
+    root_volume_gib: limits.VolumeGib = 500
+    """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
+    cpu_root_volume_gib: limits.CpuVolumeGib = 200
+
+    # How much of it
+    max_nodes: limits.NodesAtLeastOne = 2
+    """Accelerator instances on Spot that may run at once; Batch may exceed it by one instance."""
+    max_on_demand_nodes: limits.Nodes = 0
+    """Accelerator instances at the On-Demand price that may run at once: where Spot has none, for jobs that were
+    reclaimed too often, and for specs that ask for them. 0: none."""
+    max_multinode_nodes: limits.Nodes = 0
+    """Accelerator instances, On-Demand and side by side, for jobs of several nodes that start together. 0: no such
+    jobs; those of several nodes on Spot draw on `max_nodes`."""
+    max_cpu_nodes: limits.NodesAtLeastOne = 4
+    reclaims_before_on_demand: limits.Reclaims = 3
+    """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""
+    spot_wait_hours: limits.SpotWaitHours | None = None
+    """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
+    where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
+    overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
+    share_decay_hours: limits.ShareDecayHours = 24
+    """For how long what a team has used counts against it while teams compete."""
+
+    # Network
+    vpc: ExistingVpc | None = None
+    """None: the stage makes its own."""
+    availability_zone_ids: limits.ZoneIds = ()
+    """Zones of the subnets, by id (`use1-az2`), which means the same zone in every account, unlike its letter.
+
+    None given: where the region is given and the instance type's row knows its zones there, those; else the first two
+    that the region lists. `python -m infra.preflight` asks EC2 which zones offer the type.
+    """
+    nat_gateways: int = 1
+    """0 saves the gateways' hourly price; jobs then reach AWS through VPC endpoints (priced by the hour too) and
+    nothing else, so no hf:// source, and no AMI can be built: a Gaudi stage has to be given a `machine_image`."""
+    interface_endpoints: bool | None = None
+    """VPC endpoints for the AWS services that instances and jobs call. None: where the stage's own VPC has no NAT."""
+
+    # Storage
+    own_kms_key: bool = False
+    """True: buckets, repositories, secrets and topics are encrypted with a key of the stage's own, not with AWS's.
+
+    To be chosen on the first day. Another choice makes new repositories, whose images have to be built again, and a new
+    FSx file system; and jobs of a stage that gives its key up may no longer read what lies there under it.
+    """
+    fsx_gib: limits.FsxGib = 0
+    """FSx for Lustre that shows `shared/` of the data bucket as a file system to accelerated jobs: 1200, or a multiple
+    of 2400. 0: none."""
+    checkpoint_retention_days: limits.RetentionDays = 30
+    """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay."""
+    noncurrent_retention_days: limits.RetentionDays = 90
+    """How long an overwritten or deleted object can be brought back."""
+    log_retention_days: limits.LogRetentionDays = 90
+
+    # Organisation
+    monthly_budget_usd: limits.UsdAMonth | None = None
+    """What the stage may cost a month: at 80 % alerts are sent; at 100 % no instance starts until the month is over."""
+    alerts: Alerts = Alerts()
+    deploy_from: GitHub | None = None
+    """Who may deploy besides people with rights of their own. None: nobody."""
+    permissions_boundary: limits.PolicyName | None = None
+    """Name of the account's managed policy that every role must carry. None: the stage makes one."""
+    termination_protection: bool = False
+    """True: CloudFormation refuses to delete any of the stage's stacks."""
+
+    @property
+    def pool(self) -> Pool:
+        """Return the pool that new jobs run on."""
+        return Pool(instance_type=self.instance_type, release=self.release, machine_image=self.machine_image)
+
+    @property
+    def row(self) -> InstanceType:
+        """Return the accelerator instances' row. Raises UsageError where there is none."""
+        return instance_type(self.instance_type)
+
+    @property
+    def cpu_row(self) -> InstanceType:
+        """Return the CPU instances' row. Raises UsageError where there is none."""
+        return instance_type(self.cpu_instance_type)
+
+    @property
+    def gaudi_release(self) -> Release:
+        """Return the release of new jobs.
+
+        Raises ConfigurationError where the release does not support the accelerators, UsageError where none is.
+        """
+        return release_for(self.row, self.release)

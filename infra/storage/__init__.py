@@ -1,0 +1,1 @@
+"""The stack that keeps data, runs and secrets: what stays when all else is deleted."""

@@ -1,0 +1,205 @@
+"""Storage: the data bucket that jobs read, the run bucket that they write, and the log of who touched them.
+
+With `own_kms_key` also the key that these buckets, and what other stacks keep, are encrypted with; with `fsx_gib` a
+file system that shows what all teams share of the data bucket.
+"""
+
+from collections.abc import Sequence
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.network.stack import NetworkStack
+from infra.stages import Stage
+from infra.storage.huggingface_secret import HuggingFaceSecret
+from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem
+from jobs.contract.run import CHECKPOINT_TAG
+from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
+
+KMS_KEY = "kms-key"
+"""Parameter that holds the ARN of the stage's own key; there only while the stage has one."""
+FSX_DNS_NAME = "fsx/dns-name"
+"""Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
+FSX_MOUNT_NAME = "fsx/mount-name"
+
+_ACCESS_LOG_DAYS = 365
+
+
+class StorageStack(StageStack):
+    """The stack of buckets, which are kept when it is deleted."""
+
+    def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
+        """`network` is where the file system is; without one nothing is taken from it."""
+        super().__init__(scope, "storage", stage=stage, description="data and run buckets")
+        self._key = self._own_key() if stage.own_kms_key else None
+        if self._key:
+            # By name, not by reference: a stage may come to have a key, and give it up.
+            self.publish(KMS_KEY, self._key.key_arn)
+        self._noncurrent_days = stage.noncurrent_retention_days
+        self._access_logs = self._bucket("AccessLogs", expire=Duration.days(_ACCESS_LOG_DAYS))
+        acknowledge(
+            self._access_logs,
+            "It receives the other buckets' access logs; a log of it would log its own writing without end",
+            "AwsSolutions-S1",
+        )
+        self.data_bucket = self._bucket("Data", access_logs_prefix="data/")
+        self.run_bucket = self._bucket(
+            "Runs",
+            access_logs_prefix="runs/",
+            rules=[
+                s3.LifecycleRule(
+                    id="old-checkpoints",
+                    tag_filters=dict([CHECKPOINT_TAG]),
+                    expiration=Duration.days(stage.checkpoint_retention_days),
+                )
+            ],
+        )
+        access_logs_arn = self.resolve(self._access_logs.bucket_arn)["Fn::GetAtt"]
+        acknowledge(
+            self._access_logs,
+            "S3's logging service names the log objects itself; it may write from these buckets of this account only",
+            *(f"AwsSolutions-IAM5[Resource::<{'.'.join(access_logs_arn)}>/{prefix}*]" for prefix in ("data/", "runs/")),
+        )
+        self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
+        self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
+        if stage.fsx_gib:
+            file_system = SharedFileSystem(
+                self,
+                "SharedFileSystem",
+                capacity_gib=stage.fsx_gib,
+                bucket=self.data_bucket,
+                vpc=network.vpc,
+                subnet=network.multinode_subnet,
+                jobs=network.job_security_group,
+                key=self._key,
+            )
+            # By name, not by reference: another file system, in another subnet for instance, changes both.
+            self.publish(FSX_DNS_NAME, file_system.dns_name)
+            self.publish(FSX_MOUNT_NAME, file_system.mount_name)
+            self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
+        for team in stage.teams:
+            if team.huggingface_token:
+                HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)
+
+    def key_arn(self, reader: Construct) -> str | None:
+        """Return the ARN of the stage's own key, which encrypts another stack's images, secrets and topics as well.
+
+        Its policy leaves to IAM who of the account may use it: another stack grants its roles in their own policies.
+        """
+        return self.published(KMS_KEY, reader=reader) if self._key else None
+
+    def _own_key(self) -> kms.Key:
+        key = kms.Key(
+            self,
+            "Key",
+            description=f"trainyard {self.stage_row.name}: data, runs, images, secrets and alerts",
+            enable_key_rotation=True,
+            # What is encrypted with it outlives the stack, and is lost without it.
+            removal_policy=RemovalPolicy.RETAIN,
+        )
+        # Services that publish to a topic need the topic's key, and have no IAM policy to be allowed it in. SNS names
+        # the topic in the encryption context; EventBridge supports no condition on the source of a message to an
+        # encrypted topic (SNS's guide on key management).
+        key.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="PublishToTopicsOfThisAccount",
+                principals=[
+                    iam.ServicePrincipal(f"{service}.amazonaws.com") for service in ("budgets", "cloudwatch", "events")
+                ],
+                actions=["kms:Decrypt", "kms:GenerateDataKey*"],
+                resources=["*"],  # in a key's policy: this key
+                conditions={
+                    "ArnLike": {
+                        "kms:EncryptionContext:aws:sns:topicArn": self.format_arn(service="sns", resource="*"),
+                    }
+                },
+            )
+        )
+        if self.stage_row.fsx_gib:
+            key.add_to_resource_policy(self._file_system_may_use_the_key())
+        return key
+
+    def _file_system_may_use_the_key(self) -> iam.PolicyStatement:
+        """Let FSx use the key, under a role that it makes with the file system, after the key.
+
+        As in FSx's user guide on encrypted buckets, but for the role's name, which is not known beforehand.
+        """
+        service = "s3.data-source.lustre.fsx.amazonaws.com"
+        return iam.PolicyStatement(
+            sid="FileSystemReadsTheBuckets",
+            principals=[iam.AnyPrincipal()],  # narrowed to that role of this account, by way of S3, below
+            actions=["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+            resources=["*"],  # in a key's policy: this key
+            conditions={
+                "StringEquals": {
+                    "kms:CallerAccount": self.account,
+                    "kms:ViaService": f"s3.{self.region}.amazonaws.com",
+                },
+                "ArnLike": {
+                    "aws:PrincipalArn": self.format_arn(
+                        service="iam",
+                        region="",
+                        resource="role",
+                        resource_name=f"aws-service-role/{service}/AWSServiceRoleForFSxS3Access_*",
+                    )
+                },
+            },
+        )
+
+    def _bucket(
+        self,
+        name: str,
+        *,
+        access_logs_prefix: str | None = None,
+        expire: Duration | None = None,
+        rules: Sequence[s3.LifecycleRule] = (),
+    ) -> s3.Bucket:
+        # S3 delivers access logs only into buckets that it encrypts with its own keys.
+        key = self._key if access_logs_prefix else None
+        bucket = s3.Bucket(
+            self,
+            name,
+            versioned=True,
+            encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
+            encryption_key=key,
+            # One request to KMS for many objects, instead of one for each.
+            bucket_key_enabled=True if key else None,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            server_access_logs_bucket=self._access_logs if access_logs_prefix else None,
+            server_access_logs_prefix=access_logs_prefix,
+            removal_policy=RemovalPolicy.RETAIN,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="abandoned-parts-and-old-versions",
+                    abort_incomplete_multipart_upload_after=Duration.days(7),
+                    noncurrent_version_expiration=Duration.days(self._noncurrent_days),
+                    expired_object_delete_marker=None if expire else True,
+                    expiration=expire,
+                ),
+                *rules,
+            ],
+        )
+        acknowledge(
+            bucket,
+            "S3 keeps each object in three zones and versions bring back what was deleted; a second copy in another "
+            "region would cost as much again, and an organisation that wants one adds it to this one place",
+            "NIST.800.53.R5-S3BucketReplicationEnabled",
+        )
+        if key is None:
+            acknowledge(
+                bucket,
+                "S3 encrypts each object with its own keys at no charge; a stage that sets own_kms_key gets a KMS key, "
+                "except for access logs, which S3 does not deliver into a bucket with one",
+                "NIST.800.53.R5-S3DefaultEncryptionKMS",
+            )
+        # A bucket that outlives its stack keeps its rules too. enforce_ssl has made the policy.
+        assert bucket.policy is not None  # noqa: S101 - narrows the type
+        bucket.policy.apply_removal_policy(RemovalPolicy.RETAIN)
+        return bucket

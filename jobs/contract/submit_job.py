@@ -1,0 +1,90 @@
+"""The SubmitJob request of a plan, as the dict that boto3 takes, and what job definitions have in common with it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.contract.dependencies import Awaited
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
+from jobs.contract.locations import S3Location
+from jobs.contract.moves import RESUMED_TAG
+from jobs.contract.placement import Placement
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage, share_identifier
+
+CONTAINER_NAME = "main"
+"""The one container of every job definition; an override names it."""
+
+NODE_RANGE = "0:"
+"""The one node range of every multi-node job definition: all of them, however many a submission asks for."""
+
+RETRY_RULES: tuple[Mapping[str, str], ...] = (
+    # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
+    {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the Spot reclaim, in Batch's own words
+    {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
+    {"onReason": "*", "action": "EXIT"},
+    {"onExitCode": "*", "action": "EXIT"},
+)
+"""evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
+
+
+def submit_job_request(
+    spec: JobSpec,
+    stage: DeployedStage,
+    placement: Placement,
+    *,
+    run_id: str,
+    run_location: S3Location,
+    flags: Sequence[str],
+    awaited: Sequence[Awaited],
+    resumed_job_id: str | None,
+) -> dict[str, Any]:
+    """Return SubmitJob's arguments.
+
+    `flags` follow the launcher's name on the command line. `resumed_job_id`: the job that the run went through last.
+    """
+    several_nodes = placement.queue.several_nodes
+    overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags)
+    timeout_hours = spec.timeout_hours or spec.kind.timeout_hours
+    return {
+        "jobName": run_id,
+        "jobQueue": stage.queue(placement.queue.name),
+        "jobDefinition": stage.job_definition(spec.team, spec.job, several_nodes=several_nodes),
+        # A queue with fair share refuses a job that names no share.
+        "shareIdentifier": share_identifier(spec.team),
+        **(_node_overrides(placement.nnodes, overrides) if several_nodes else {"ecsPropertiesOverride": overrides}),
+        **({"arrayProperties": {"size": placement.nnodes}} if spec.resources.is_gang else {}),
+        # Given here the strategy replaces the definition's whole, so the rules go along with the number.
+        "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
+        "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
+        "tags": {
+            "trainyard:stage": stage.name,
+            "trainyard:run": run_id,
+            "trainyard:team": spec.team,
+            "trainyard:job": spec.job,
+            **({RESUMED_TAG: resumed_job_id} if resumed_job_id else {}),
+        },
+        "propagateTags": True,
+        **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
+    }
+
+
+def _container_overrides(run_location: S3Location, *, accelerator: str, flags: Sequence[str]) -> dict[str, Any]:
+    container = {
+        "name": CONTAINER_NAME,
+        "command": ["python", "-m", "jobs.train.launch", *flags],
+        "environment": [
+            {"name": RUN_URI_VARIABLE, "value": str(run_location)},
+            {"name": ACCELERATOR_VARIABLE, "value": accelerator},
+        ],
+    }
+    return {"taskProperties": [{"containers": [container]}]}
+
+
+def _node_overrides(nnodes: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same command for all nodes.
+
+    Their number can be overridden since the definition's one range is open; the range named here must be that one.
+    """
+    nodes = {"targetNodes": NODE_RANGE, "ecsPropertiesOverride": overrides}
+    return {"nodeOverrides": {"numNodes": nnodes, "nodePropertyOverrides": [nodes]}}

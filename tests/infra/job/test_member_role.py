@@ -1,0 +1,300 @@
+"""A team's people: whatever a `trainyard` command asks of AWS is allowed them, for their own team and stage."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from infra.observability.functions.stop_at_budget import STOP_TAG
+from infra.stages import Stage, Team
+from jobs.client.port_forwarding import DOCUMENT
+from jobs.contract.catalog import CATALOG
+from tests.support.infra.calls import permissions_of
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
+from tests.support.infra.policy_evaluation import as_list
+from tests.support.infra.synthesis import ROOT, Templates, resources, stacks_of
+
+Context = dict[str, str | list[str]]
+
+ROW = Stage(
+    name="test",
+    teams=tuple(
+        Team(name=name, member_principals=("arn:aws:iam::123456789012:role/people",)) for name in ("our-team", "theirs")
+    ),
+    max_multinode_nodes=2,
+    max_on_demand_nodes=2,
+)
+JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/0f0f"
+
+
+@pytest.fixture(scope="module")
+def templates() -> Templates:
+    return stacks_of(ROW)
+
+
+@pytest.fixture(scope="module")
+def stage(templates: Templates) -> DeployedStage:
+    return DeployedStage(ROW.name, templates)
+
+
+@pytest.fixture(scope="module")
+def people(stage: DeployedStage) -> Role:
+    return stage.role("jobs", "Membersourteam")
+
+
+def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people: Role, templates: Templates) -> None:
+    # GIVEN for each permission what the command line needs it for
+    buckets = {name: stage.arn("storage", stage.only("storage", "AWS::S3::Bucket", name)) for name in ("Data", "Runs")}
+    run = f"{buckets['Runs']}/our-team/a-run"
+    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
+    queue = stage.published("queue/gaudi-spot")
+    parameters = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
+    own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+    needed: dict[str, list[tuple[str, Context]]] = {
+        "batch:DescribeComputeEnvironments": [("*", {})],
+        "batch:DescribeJobQueues": [("*", {})],
+        "batch:DescribeJobs": [("*", {})],
+        "batch:GetJobQueueSnapshot": [(queue, tags_of(templates, "compute", "AWS::Batch::JobQueue"))],
+        "batch:ListJobs": [("*", {})],
+        "batch:SubmitJob": list(submission(stage, templates, "our-team")),
+        "batch:TerminateJob": [(JOB, own_job)],
+        "ec2:DescribeInstanceTypeOfferings": [("*", {})],
+        "ec2:DescribeSubnets": [("*", {})],
+        "ecs:DescribeContainerInstances": [(f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f", {})],
+        "logs:GetLogEvents": [(f"{group}:log-stream:our-team/finetune-classification/main/0f0f", {})],
+        "s3:DeleteObject": [(f"{run}/spec.yaml", {}), (f"{run}/moves/0f0f.json", {})],
+        "s3:GetObject": [
+            (f"{run}/model/model.safetensors", {}),
+            (f"{buckets['Data']}/shared/models/x/config.json", {}),
+            (f"{buckets['Data']}/our-team/train.jsonl", {}),
+        ],
+        "s3:ListBucket": [
+            (buckets["Runs"], {"s3:prefix": "our-team/a-run"}),
+            (buckets["Runs"], {"s3:prefix": "our-team/"}),
+            (buckets["Data"], {"s3:prefix": "shared/models/x/"}),
+        ],
+        "s3:PutObject": [
+            (f"{run}/spec.yaml", {}),
+            (f"{run}/moves/0f0f.json", {}),
+            (f"{buckets['Data']}/our-team/train.jsonl", {}),
+        ],
+        "servicequotas:GetServiceQuota": [("*", {})],
+        "ssm:GetParametersByPath": [(parameters, {}), (f"{parameters}/queue", {})],
+    }
+    # WHEN a command makes a call, THEN its permission is among them
+    assert permissions_of_commands() == needed.keys()
+    # AND the role has it
+    refused = [
+        f"{action} on {resource}: {decision}"
+        for action, requests in needed.items()
+        for resource, context in requests
+        if (decision := people.decide_in(action, resource, context)) != "allowed"
+    ]
+    assert refused == []
+    # AND with SubmitJob, which tags the job, the permission to do that
+    asked: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
+    tags: Context = {**asked, "aws:TagKeys": ["trainyard:run", "trainyard:stage", "trainyard:team"]}
+    assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
+
+
+@pytest.mark.parametrize("several_nodes", [False, True])
+def test_people_submit_their_own_definitions_old_revisions_too(
+    stage: DeployedStage, templates: Templates, people: Role, several_nodes: bool
+) -> None:
+    kind = next(kind for kind in CATALOG.values() if kind.accelerated)
+    name = f"job-definition{'-multinode' if several_nodes else ''}/our-team/{kind.name}"
+    definition = stage.published(name)
+    context = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", "Jobourteam")
+    for revision in (definition, re.sub(r":\d+$", ":17", definition)):
+        assert people.decide_in("batch:SubmitJob", revision, context) == "allowed"
+
+
+INSTANCE = f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/i-0"
+OWN_INSTANCE: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+CHECKED: Context = {"ssm:SessionDocumentAccessCheck": "true"}
+
+
+def test_people_forward_ports_of_instances_that_run_their_jobs(people: Role) -> None:
+    # GIVEN what `trainyard connect` starts, and the two resources that Session Manager wants a permission on
+    document = f"arn:aws:ssm:{REGION}::document/{DOCUMENT}"
+    assert people.decide_in("ssm:StartSession", INSTANCE, {**OWN_INSTANCE, **CHECKED}) == "allowed"
+    assert people.decide_in("ssm:StartSession", document, CHECKED) == "allowed"
+    assert people.decide_in("ssmmessages:OpenDataChannel", "*", {}) == "allowed"
+    # AND the end of a session of their own
+    own = {"aws:userid": "AROA:ada", "ssm:resourceTag/aws:ssmmessages:session-id": "AROA:ada"}
+    session = f"arn:aws:ssm:{REGION}:{ACCOUNT}:session/ada-0f0f"
+    for action in ("ssm:TerminateSession", "ssm:ResumeSession"):
+        assert people.decide_in(action, session, own) == "allowed"
+        assert people.decide_in(action, session, {**own, "aws:userid": "AROA:bob"}) == "implicitly denied"
+
+
+@pytest.mark.parametrize(
+    "document", ["SSM-SessionManagerRunShell", "AWS-StartSSHSession", "AWS-StartPortForwardingSessionToRemoteHost"]
+)
+@pytest.mark.parametrize("account", ["", ACCOUNT])
+def test_people_get_no_shell_and_no_way_to_other_hosts(people: Role, document: str, account: str) -> None:
+    assert not people.may("ssm:StartSession", f"arn:aws:ssm:{REGION}:{account}:document/{document}")
+
+
+def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(people: Role) -> None:
+    # Without the check, StartSession with no document asks for the instance only, and gives a shell.
+    starts = [s for s in statements(people) if "ssm:StartSession" in as_list(s["Action"])]
+    assert len(starts) == 2
+    for statement in starts:
+        assert statement["Condition"]["BoolIfExists"] == {"ssm:SessionDocumentAccessCheck": "true"}
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {},
+        {"aws:ResourceTag/trainyard:stage": "test"},
+        {"aws:ResourceTag/trainyard:stage": "test", "aws:ResourceTag/trainyard:team": "theirs"},
+        {"aws:ResourceTag/trainyard:stage": "prod", "aws:ResourceTag/trainyard:team": "our-team"},
+    ],
+    ids=str,
+)
+def test_people_reach_no_instance_of_another_team_or_stage(people: Role, tags: Context) -> None:
+    assert people.decide_in("ssm:StartSession", INSTANCE, {**tags, **CHECKED}) != "allowed"
+
+
+def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(
+    stage: DeployedStage, templates: Templates, people: Role
+) -> None:
+    # GIVEN the tag that the function puts on their role
+    stopped: Context = {f"aws:PrincipalTag/{STOP_TAG}": "2026-12-01T00:00:00+00:00"}
+    # THEN a submission that was allowed is denied, for the queue
+    queue, *others = submission(stage, templates, "our-team")
+    assert people.decide_in("batch:SubmitJob", queue[0], {**queue[1], **stopped}) == "explicitly denied"
+    for resource, context in others:
+        assert people.decide_in("batch:SubmitJob", resource, {**context, **stopped}) == "allowed"
+    # AND an empty value is a tag as well
+    assert people.decide_in("batch:SubmitJob", queue[0], {**queue[1], **dict.fromkeys(stopped, "")}) != "allowed"
+    # AND what runs can be looked at and stopped
+    own: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+    assert people.decide_in("batch:TerminateJob", JOB, {**own, **stopped}) == "allowed"
+    assert people.decide_in("batch:DescribeJobs", "*", stopped) == "allowed"
+    # AND nobody takes the tag off himself, or hides it behind one of his session
+    assert not people.may("iam:UntagRole", people.arn)
+    assert {action for s in people.trust["Statement"] for action in as_list(s["Action"])} == {"sts:AssumeRole"}
+
+
+def test_people_of_another_team_are_refused(stage: DeployedStage, templates: Templates) -> None:
+    others = stage.role("jobs", "Memberstheirs")
+    requests = dict(submission(stage, templates, "our-team"))
+    assert len(requests) == 3
+    for resource, context in requests.items():
+        assert others.decide_in("batch:SubmitJob", resource, context) == "implicitly denied", resource
+    group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
+    assert not others.may("logs:GetLogEvents", f"{group}:log-stream:our-team/finetune-classification/main/0f0f")
+    ours: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
+    for action in ("batch:TerminateJob", "batch:CancelJob"):
+        assert others.decide_in(action, JOB, ours) == "implicitly denied"
+        assert not others.may(action, JOB)
+
+
+def test_people_stop_jobs_of_their_stage_only(people: Role) -> None:
+    # GIVEN a stage in the same account that has a team of the same name
+    elsewhere: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "prod"}
+    assert people.decide_in("batch:TerminateJob", JOB, elsewhere) != "allowed"
+
+
+def test_no_one_claims_another_teams_job_by_a_tag(people: Role) -> None:
+    # What is tagged as another team's stays so, though the request names one's own.
+    own: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
+    theirs: Context = {"aws:ResourceTag/trainyard:team": "theirs"}
+    assert people.decide_in("batch:TagResource", JOB, own) == "allowed"
+    assert people.decide_in("batch:TagResource", JOB, {**own, **theirs}) == "implicitly denied"
+    assert people.decide_in("batch:TagResource", JOB, {**own, "aws:RequestTag/trainyard:team": "theirs"}) != "allowed"
+    assert not people.may("batch:UntagResource", JOB)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("batch:ShareIdentifier", "theirs"),
+        ("batch:ShareIdentifier", None),
+        ("aws:RequestTag/trainyard:team", "theirs"),
+        ("aws:RequestTag/trainyard:team", None),
+        ("aws:RequestTag/trainyard:stage", "prod"),
+        ("aws:RequestTag/trainyard:stage", None),
+        ("aws:ResourceTag/trainyard:stage", "prod"),
+        ("aws:ResourceTag/trainyard:stage", None),
+        ("aws:ResourceTag/trainyard:team", "theirs"),
+        ("aws:ResourceTag/trainyard:team", None),
+    ],
+)
+def test_no_one_pays_with_another_teams_share_or_uses_what_is_not_the_stages(
+    stage: DeployedStage, templates: Templates, people: Role, key: str, value: str | None
+) -> None:
+    # GIVEN a submission that is allowed but for one key, which says something else or is missing
+    decisions = []
+    for resource, context in submission(stage, templates, "our-team"):
+        given = {name: what for name, what in context.items() if name != key}
+        changed = {key: value} if key in context and value is not None else {}
+        decisions.append(people.decide_in("batch:SubmitJob", resource, {**given, **changed}))
+    # THEN one of the three resources that it needs is refused
+    assert set(decisions) != {"allowed"}
+
+
+@pytest.mark.parametrize(
+    ("action", "resource"),
+    [
+        ("batch:RegisterJobDefinition", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-definition/x"),
+        ("batch:UpdateJobQueue", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/x"),
+        ("ec2:RunInstances", "*"),
+        ("iam:PassRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
+        ("logs:DeleteLogGroup", f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:x"),
+        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/budget-stop/our-team"),
+        ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/testing/bucket/run"),
+        ("ssm:StartSession", f"arn:aws:ec2:{REGION}:{ACCOUNT}:instance/i-0"),
+        ("sts:AssumeRole", f"arn:aws:iam::{ACCOUNT}:role/x"),
+    ],
+)
+def test_people_change_nothing_of_the_stage(people: Role, action: str, resource: str) -> None:
+    assert not people.may(action, resource)
+
+
+def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterator[tuple[str, Context]]:
+    """The resources that Batch wants a permission on when a job is submitted, and what each request carries."""
+    request: Context = {
+        "batch:ShareIdentifier": team.replace("-", ""),
+        "aws:RequestTag/trainyard:team": team,
+        "aws:RequestTag/trainyard:stage": "test",
+    }
+    queue = {**request, **tags_of(templates, "compute", "AWS::Batch::JobQueue")}
+    definition = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", f"Job{team.replace('-', '')}")
+    yield stage.published("queue/gaudi-spot"), queue
+    yield stage.published(f"job-definition/{team}/finetune-classification"), {**request, **definition}
+    yield JOB, request
+
+
+def tags_of(templates: Templates, stack: str, resource_type: str, beginning: str = "") -> Context:
+    """The tags of the resources of a type, which must not differ, as a request for one of them carries them."""
+    found = [
+        properties["Tags"]
+        for name, properties in resources(templates[stack], resource_type).items()
+        if name.startswith(beginning)
+    ]
+    assert found
+    assert all(tags == found[0] for tags in found)
+    return {f"aws:ResourceTag/{key}": value for key, value in found[0].items()}
+
+
+def test_people_do_not_push_images(people: Role) -> None:
+    for name in ("image/gaudi/1.21.0", "image-repository/gaudi"):
+        assert not people.may("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test/{name}")
+    for action in ("ecr:GetAuthorizationToken", "ecr:PutImage", "codebuild:StartBuild"):
+        assert not people.may(action)
+
+
+def permissions_of_commands() -> set[str]:
+    """The permissions that the calls in jobs/ need, read from the code itself.
+
+    But for those of the container, which has a role of its own, and of jobs/images: whoever runs the platform pushes
+    and lists images, by CodeBuild's role or his own, and tests/infra/image/test_stack.py holds what that needs.
+    """
+    others = (ROOT / "jobs/train", ROOT / "jobs/images")
+    return permissions_of(
+        path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others)
+    )

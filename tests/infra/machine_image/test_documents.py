@@ -1,0 +1,476 @@
+"""The shell of infra/machine_image/documents/, run for real below a stand-in for the root, among stand-in commands."""
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.machine_image.build import DOCUMENTS
+
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+PARAMETERS = {
+    "LustreClient": "false",
+    "Release": "1.21.0",
+    "PackageVersion": "1.21.0-555",
+    "HugePages": "15000",
+    "Version": "1.42.0",
+    "Sha256": "0" * 64,
+    "Image": "registry/gaudi:1.21.0",
+}
+
+STEPS = {
+    f"{path.stem}/{phase['name']}/{step['name']}": "\n".join(step["inputs"]["commands"])
+    for path in sorted(DOCUMENTS.glob("*.yaml"))
+    for phase in yaml.safe_load(path.read_text())["phases"]
+    for step in phase["steps"]
+    if step["action"] == "ExecuteBash"
+}
+
+COMMANDS = {
+    **dict.fromkeys(("apt-cache", "apt-get", "apt-mark", "dpkg", "dpkg-query", "snap", "update-grub"), "exit 0"),
+    **dict.fromkeys(("docker", "gpg", "hl-smi", "modinfo", "sysctl", "systemctl", "uname"), "exit 0"),
+    **dict.fromkeys(
+        ("blkid", "findmnt", "lsblk", "mdadm", "mkfs.xfs", "mount", "mount.lustre", "mountpoint"), "exit 0"
+    ),
+    "curl": 'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then : >"$2"; fi; shift; done',
+}
+"""What the commands of the machine do unless a test says otherwise: nothing, successfully."""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    output: str
+    errors: str
+    calls: list[str]
+
+    def called(self, beginning: str) -> list[str]:
+        return [call for call in self.calls if call.startswith(beginning)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A root folder, and the commands that are found on it."""
+
+    root: Path
+    programs: Path
+
+    def answers(self, command: str, script: str) -> None:
+        """Let `command` run `script`, besides noting that it was called."""
+        program = self.programs / command
+        program.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "{command} $*" >>"{self.root}/calls"\n{script}\n')
+        program.chmod(0o755)
+
+    def run(self, step: str, **parameters: str) -> Result:
+        return self.bash(self.rooted(substituted(STEPS[step], **parameters)))
+
+    def bash(self, script: str) -> Result:
+        calls = self.root / "calls"
+        calls.unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.root,
+            env={"PATH": f"{self.programs}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        noted = calls.read_text().replace(str(self.root), "").splitlines() if calls.exists() else []
+        return Result(done.returncode, done.stdout, done.stderr, noted)
+
+    def rooted(self, script: str) -> str:
+        """Return the script with all that it reads and writes below the folder."""
+        return re.sub(
+            r"(?<![\w/.:-])/(etc|usr/local|usr/share|var/lib|scratch|tmp)(?=[/\s\"';]|$)",
+            rf"{self.root}/\1",
+            script,
+            flags=re.MULTILINE,
+        )
+
+    def text(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    root, programs = tmp_path / "root", tmp_path / "programs"
+    for folder in (
+        "etc",
+        "etc/apt/sources.list.d",
+        "etc/systemd/system",
+        "usr/share/keyrings",
+        "usr/local/sbin",
+        "tmp",
+    ):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "etc/os-release").write_text('VERSION_ID="22.04"\nVERSION_CODENAME=jammy\n')
+    programs.mkdir()
+    made = Machine(root, programs)
+    for command, script in COMMANDS.items():
+        made.answers(command, script)
+    return made
+
+
+def substituted(script: str, **parameters: str) -> str:
+    for name, value in {**PARAMETERS, **parameters}.items():
+        script = script.replace("{{ " + name + " }}", value)
+    assert "{{" not in script
+    return script
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_shellcheck_finds_nothing(step: str) -> None:
+    script = substituted(STEPS[step])
+    done = subprocess.run(
+        [SHELLCHECK, "--shell=bash", "--external-sources", "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    # A step that goes on after a failure would end in an AMI without what failed.
+    assert script.startswith("set -euo pipefail\n")
+
+
+# The kernel
+
+
+def test_the_newest_kernel_is_installed_held_and_booted(machine: Machine) -> None:
+    machine.answers(
+        "apt-cache",
+        "printf '%s\\n' linux-image-aws '  Depends: linux-image-6.8.0-1031-aws' '  Depends: linux-firmware'",
+    )
+    result = machine.run("kernel/build/Install")
+    assert result.code == 0, result.errors
+    packages = "linux-image-6.8.0-1031-aws linux-headers-6.8.0-1031-aws linux-modules-extra-6.8.0-1031-aws"
+    assert result.called("apt-get --yes install") == [f"apt-get --yes install {packages}"]
+    assert result.called("apt-mark") == [f"apt-mark hold {packages}"]
+    assert "Ubuntu, with Linux 6.8.0-1031-aws'" in machine.text("etc/default/grub.d/90-trainyard-kernel.cfg")
+    assert result.calls[-1].startswith("update-grub")
+    assert machine.text("etc/trainyard/kernel") == "6.8.0-1031-aws\n"
+    assert not result.called("curl")
+
+
+def test_with_fsx_it_is_the_newest_that_the_lustre_client_has_modules_for(machine: Machine) -> None:
+    names = ("aws", "6.8.0-999-aws", "6.8.0-1029-aws", "5.15.0-1080-aws")
+    machine.answers("apt-cache", f"printf 'lustre-client-modules-%s\\n' {' '.join(names)}")
+    result = machine.run("kernel/build/Install", LustreClient="true")
+    assert result.code == 0, result.errors
+    (installed,) = result.called("apt-get --yes install")
+    assert installed.endswith(" linux-modules-extra-6.8.0-1029-aws lustre-client-modules-6.8.0-1029-aws")
+    source = machine.text("etc/apt/sources.list.d/fsx-lustre.list")
+    assert source.endswith(" https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu jammy main\n")
+    assert "signed-by=" in source
+
+
+def test_a_package_list_without_kernels_ends_the_build(machine: Machine) -> None:
+    result = machine.run("kernel/build/Install")
+    assert result.code == 1
+    assert "the package lists name no kernel" in result.errors
+    assert not result.called("apt-get --yes install")
+
+
+@pytest.mark.parametrize(
+    ("installed", "running", "message"),
+    [
+        ("6.8.0-1031-aws", "6.8.0-1031-aws", ""),
+        ("5.15.0-1080-aws", "5.15.0-1080-aws", ""),
+        ("6.8.0-1031-aws", "6.8.0-1030-aws", "error: kernel 6.8.0-1030-aws runs, 6.8.0-1031-aws was installed\n"),
+        ("5.4.0-1100-aws", "5.4.0-1100-aws", "error: kernel 5.4.0-1100-aws is older than 5.15\n"),
+    ],
+)
+def test_the_kernel_that_runs_is_looked_at(machine: Machine, installed: str, running: str, message: str) -> None:
+    (machine.root / "etc/trainyard").mkdir()
+    (machine.root / "etc/trainyard/kernel").write_text(f"{installed}\n")
+    machine.answers("uname", f"echo {running}")
+    result = machine.run("kernel/build/Check")
+    assert (result.code, result.errors) == (int(bool(message)), message)
+
+
+# What Batch needs
+
+
+def container_host(machine: Machine, version: str) -> Result:
+    machine.answers("dpkg-query", f"echo {version}")
+    machine.answers(
+        "dpkg", '[ "$1" != --compare-versions ] || [ "$(printf "%s\\n" "$4" "$2" | sort -V | head -1)" = "$4" ]'
+    )
+    (machine.root / "var/lib/ecs/data").mkdir(parents=True)
+    return machine.run("container-host/build/EcsAgent")
+
+
+def test_the_ecs_agent_starts_after_user_data_and_in_no_cycle(machine: Machine) -> None:
+    result = container_host(machine, "1.98.0-1")
+    assert result.code == 0, result.errors
+    # Wanted by multi-user.target it would wait for cloud-final.service, which waits for that target.
+    assert result.called("systemctl") == [
+        "systemctl disable --now ecs.service",
+        "systemctl daemon-reload",
+        "systemctl add-wants cloud-init.target ecs.service",
+    ]
+    unit = machine.text("etc/systemd/system/ecs.service.d/after-user-data.conf")
+    assert unit == "[Unit]\nAfter=cloud-final.service\n"
+    assert not (machine.root / "var/lib/ecs/data").exists()
+
+
+def test_an_ecs_agent_that_cannot_start_tasks_ends_the_build(machine: Machine) -> None:
+    result = container_host(machine, "1.79.2-1")
+    assert (result.code, result.errors) == (1, "error: ECS agent 1.79.2-1 is older than 1.80\n")
+
+
+# Gaudi
+
+
+def test_all_of_habanas_packages_are_of_the_one_version_and_held(machine: Machine) -> None:
+    result = machine.run("gaudi/build/Driver", PackageVersion="1.20.0-543")
+    assert result.code == 0, result.errors
+    installed = result.called("apt-get --yes install habanalabs")[0].split()[3:]
+    assert {package.split("=")[1] for package in installed} == {"1.20.0-543"}
+    names = [package.split("=")[0] for package in installed]
+    assert {"habanalabs-dkms", "habanalabs-firmware", "habanalabs-thunk", "habanalabs-container-runtime"} < set(names)
+    assert result.called("apt-mark") == [f"apt-mark hold {' '.join(names)}"]
+    source = machine.text("etc/apt/sources.list.d/habana.list")
+    assert source.endswith(" https://vault.habana.ai/artifactory/debian jammy main\n")
+    assert "signed-by=" in source
+
+
+def test_a_build_without_a_way_to_habana_says_so(machine: Machine) -> None:
+    machine.answers("curl", "exit 28")
+    result = machine.run("gaudi/build/Driver")
+    assert result.code == 1
+    assert "vault.habana.ai cannot be reached. Next: give the subnet a way out" in result.errors
+    assert not result.called("apt-get")
+
+
+def test_docker_and_the_kernel_are_set_up_for_the_cards(machine: Machine) -> None:
+    result = machine.run("gaudi/build/Configuration")
+    assert result.code == 0, result.errors
+    daemon = json.loads(machine.text("etc/docker/daemon.json"))
+    assert daemon["default-runtime"] == "habana"
+    assert daemon["runtimes"]["habana"]["path"] == "/usr/bin/habana-container-runtime"
+    assert daemon["default-ulimits"]["memlock"] == {"Name": "memlock", "Soft": -1, "Hard": -1}
+    assert machine.text("etc/sysctl.d/60-hugepages.conf") == "vm.nr_hugepages=15000\n"
+    assert machine.text("etc/security/limits.d/60-memlock.conf").splitlines() == [
+        "* soft memlock unlimited",
+        "* hard memlock unlimited",
+    ]
+    assert result.calls[-1] == "systemctl restart docker.service"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, ""),
+        ({"dpkg-query": "echo 1.20.0-543"}, "habanalabs-container-runtime is '1.20.0-543', not '1.21.0-555'"),
+        ({"modinfo": "echo 1.20.0-0a1b2c"}, "the habanalabs module is '1.20.0-0a1b2c', not '1.21.0-…'"),
+        ({"docker": "echo ' Default Runtime: runc'"}, "Docker's default runtime is 'runc', not 'habana'"),
+        ({"sysctl": "echo 0"}, "vm.nr_hugepages is '0', not '15000'"),
+    ],
+)
+def test_an_ami_with_another_driver_than_its_release_fails_its_test(
+    machine: Machine, wrong: dict[str, str], message: str
+) -> None:
+    right = {
+        "dpkg-query": "echo 1.21.0-555",
+        "modinfo": "echo 1.21.0-0a1b2c",
+        "docker": "printf ' %s\\n' 'Runtimes: habana runc' 'Default Runtime: habana'",
+        "sysctl": "echo 15000",
+    }
+    for command, script in {**right, **wrong}.items():
+        machine.answers(command, script)
+    result = machine.run("gaudi/test/Check")
+    assert (result.code, result.errors) == ((1, f"error: {message}\n") if message else (0, ""))
+
+
+def test_an_ami_without_hl_smi_fails_its_test(machine: Machine) -> None:
+    for command, script in (
+        ("dpkg-query", "echo 1.21.0-555"),
+        ("modinfo", "echo 1.21.0-x"),
+        ("docker", "echo ' Default Runtime: habana'"),
+        ("sysctl", "echo 15000"),
+    ):
+        machine.answers(command, script)
+    (machine.programs / "hl-smi").unlink()
+    assert machine.run("gaudi/test/Check").code != 0
+
+
+# EFA
+
+
+@pytest.mark.parametrize("genuine", [True, False])
+def test_the_efa_installer_is_run_only_if_it_is_the_one_that_is_pinned(machine: Machine, genuine: bool) -> None:
+    archive = machine.root / "served.tar.gz"
+    script = f'#!/bin/sh\nprintf "%s\\n" "efa_installer $*" >>{machine.root}/calls\n'.encode()
+    with tarfile.open(archive, "w:gz") as files:
+        entry = tarfile.TarInfo("aws-efa-installer/efa_installer.sh")
+        entry.size, entry.mode = len(script), 0o755
+        files.addfile(entry, io.BytesIO(script))
+    machine.answers("curl", f"cp {archive} installer.tar.gz")
+    pinned = hashlib.sha256(archive.read_bytes() if genuine else b"another").hexdigest()
+    result = machine.run("efa/build/Install", Sha256=pinned)
+    assert (result.code == 0) is genuine
+    assert result.called("efa_installer") == (["efa_installer -y --minimal"] if genuine else [])
+    assert result.called("curl")[0].endswith("/aws-efa-installer-1.42.0.tar.gz")
+
+
+# NVMe disks, at boot
+
+EBS = "/dev/nvme0n1 Amazon Elastic Block Store"
+DISKS = [f"/dev/nvme{number}n1 Amazon EC2 NVMe Instance Storage" for number in (1, 2, 3, 4)]
+NAMES = [disk.split()[0] for disk in DISKS]
+
+Boot = Callable[..., Result]
+
+
+@pytest.fixture
+def boot(machine: Machine) -> Boot:
+    """Install the script and run it as its unit does, on a machine with the given disks."""
+    installed = machine.run("scratch/build/Script")
+    assert installed.code == 0, installed.errors
+
+    def run(*disks: str, job_image: bool, labelled: str = "", mounted: bool = False) -> Result:
+        machine.answers("lsblk", "".join(f"echo '{line}'\n" for line in disks))
+        machine.answers("blkid", f"[ -n '{labelled}' ] && echo '{labelled}'")
+        machine.answers("mountpoint", "exit 0" if mounted else "exit 1")
+        machine.answers("mdadm", '[ "$1" != --assemble ]')  # it fails where there is no array yet
+        if job_image:
+            (machine.root / "etc/trainyard").mkdir()
+            (machine.root / "etc/trainyard/job-image").write_text("registry/gaudi:1.21.0\n")
+        return machine.bash(machine.text("usr/local/sbin/trainyard-scratch"))
+
+    return run
+
+
+def test_docker_waits_for_the_disks_but_does_not_depend_on_them(machine: Machine) -> None:
+    result = machine.run("scratch/build/Script")
+    unit = machine.text("etc/systemd/system/trainyard-scratch.service")
+    assert "Before=docker.service\n" in unit
+    assert "WantedBy=docker.service\n" in unit
+    assert "Require" not in unit
+    assert "systemctl enable trainyard-scratch.service" in result.calls
+    script = machine.root / "usr/local/sbin/trainyard-scratch"
+    assert f"ExecStart={script}\n" in unit
+    assert script.stat().st_mode & 0o777 == 0o755
+    checked = subprocess.run([SHELLCHECK, script], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_all_nvme_disks_and_no_volume_become_one_array(boot: Boot, machine: Machine) -> None:
+    result = boot(EBS, *DISKS, job_image=False)
+    assert result.code == 0, result.errors
+    (created,) = result.called("mdadm --create")
+    assert created.split()[2] == "/dev/md/scratch"
+    assert "--level=0 --raid-devices=4 " + " ".join(NAMES) in created
+    assert result.called("mkfs.xfs") == ["mkfs.xfs -f -L scratch /dev/md/scratch"]
+    assert result.called("mount ")[0] == "mount -o noatime /dev/md/scratch /scratch"
+    assert not [call for call in result.calls if "/dev/nvme0n1" in call]
+    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_without_a_job_image_all_of_docker_moves_to_the_disks(boot: Boot) -> None:
+    result = boot(EBS, *DISKS, job_image=False)
+    assert result.called("mount --bind") == ["mount --bind /scratch/docker/ /var/lib/docker/"]
+
+
+def test_a_job_image_that_was_pulled_in_stays_visible(boot: Boot) -> None:
+    result = boot(EBS, *DISKS, job_image=True)
+    assert result.code == 0, result.errors
+    assert result.called("mount --bind") == [
+        "mount --bind /scratch/docker/volumes /var/lib/docker/volumes",
+        "mount --bind /scratch/docker/tmp /var/lib/docker/tmp",
+    ]
+
+
+def test_after_a_reboot_what_is_there_is_mounted_and_not_made_anew(boot: Boot) -> None:
+    result = boot(EBS, *DISKS, job_image=True, labelled="/dev/md127")
+    assert result.code == 0, result.errors
+    assert not result.called("mdadm --create")
+    assert not result.called("mkfs.xfs")
+    assert result.called("mount ")[0] == "mount -o noatime /dev/md127 /scratch"
+
+
+def test_run_twice_it_mounts_nothing_twice(boot: Boot) -> None:
+    result = boot(EBS, *DISKS, job_image=True, mounted=True)
+    assert result.code == 0, result.errors
+    assert not result.called("mount ")
+    assert not result.called("mdadm")
+
+
+def test_one_disk_is_an_array_too(boot: Boot) -> None:
+    result = boot(EBS, DISKS[0], job_image=False)
+    (created,) = result.called("mdadm --create")
+    assert "--force" in created
+    assert created.endswith("--raid-devices=1 /dev/nvme1n1")
+
+
+def test_an_instance_without_disks_has_scratch_on_its_root_volume(boot: Boot, machine: Machine) -> None:
+    result = boot(EBS, job_image=True)
+    assert result.code == 0
+    assert "has no NVMe disks of its own" in result.output
+    assert not result.called("mount ")
+    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
+
+
+# The job image
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said", "noted"),
+    [
+        ("exit 0", 0, "pulled registry/gaudi:1.21.0", True),
+        ("echo 'manifest for registry/gaudi:1.21.0 not found: manifest unknown' >&2; exit 1", 0, "no registry", False),
+        ("echo 'denied: User is not authorized' >&2; exit 1", 1, "error: denied: User is not authorized", False),
+    ],
+    ids=["there", "not yet built", "refused"],
+)
+def test_a_job_image_that_is_not_built_yet_is_no_failure(
+    machine: Machine, answer: str, code: int, said: str, noted: bool
+) -> None:
+    machine.answers("docker", f'cat "$DOCKER_CONFIG/config.json" >>{machine.root}/docker-config; {answer}')
+    result = machine.run("job-image/build/Pull")
+    assert result.code == code
+    assert said in result.output + result.errors
+    assert (machine.root / "etc/trainyard/job-image").exists() is noted
+    assert json.loads(machine.text("docker-config")) == {"credsStore": "ecr-login"}
+    assert result.called("docker") == ["docker pull --quiet registry/gaudi:1.21.0"]
+
+
+def test_the_job_image_is_the_one_that_was_pushed_last(machine: Machine) -> None:
+    # GIVEN a parameter's name in the image's place
+    digest = f"registry/gaudi@sha256:{'ab' * 32}"
+    machine.answers("aws", f"echo {digest}")
+    machine.answers("cloud-init", "echo us-west-2")
+    machine.answers("apt-get", "exit 0")
+    machine.answers("docker", "exit 0")
+    result = machine.run("job-image/build/Pull", Image="ssm:/trainyard/dev/image/gaudi/1.21.0")
+    assert result.code == 0, result.errors
+    assert f"pulled {digest}" in result.output
+    assert (machine.root / "etc/trainyard/job-image").read_text() == f"{digest}\n"
+    (asked,) = result.called("aws")
+    assert asked == (
+        "aws ssm get-parameter --region us-west-2 --name /trainyard/dev/image/gaudi/1.21.0 "
+        "--query Parameter.Value --output text"
+    )
+    # What was installed for that is in no AMI.
+    assert [call.split()[2] for call in result.called("apt-get")] == ["install", "purge"]
+
+
+def test_every_parameter_of_a_document_is_used_and_every_use_declared() -> None:
+    for path in DOCUMENTS.glob("*.yaml"):
+        document: dict[str, Any] = yaml.safe_load(path.read_text())
+        declared = {name for parameter in document.get("parameters", []) for name in parameter}
+        assert set(re.findall(r"\{\{ (\w+) \}\}", path.read_text())) == declared, path.name
+        assert document["name"] == path.stem

@@ -1,0 +1,222 @@
+"""Handlers as Lambda calls them, in this process, against the embedded AWS with queues and jobs of the tests' own."""
+
+import contextlib
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.messages import Inbox
+from tests.support.jobs.submitting import environment_of
+from tests.support.waiting import wait_until
+
+STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
+
+
+@dataclass(frozen=True)
+class World:
+    """Two queues, a bucket, and a job definition in the shape of the stacks'."""
+
+    aws: EmbeddedAws
+    spot: str
+    on_demand: str
+    bucket: str
+    definition: str
+
+    @property
+    def batch(self) -> Any:
+        return self.aws.client("batch")
+
+    def submit(self, *command: str, queue: str | None = None, team: str = "research", **more: Any) -> str:
+        """Submit a job, whose name is a run's id; return the job's id."""
+        run_id = f"probe-20260131-120000-{uuid.uuid4().hex[:4]}"
+        request = {
+            "jobName": run_id,
+            "jobQueue": queue or self.spot,
+            "jobDefinition": self.definition,
+            "shareIdentifier": team,
+            "ecsPropertiesOverride": {
+                "taskProperties": [
+                    {
+                        "containers": [
+                            {
+                                "name": "main",
+                                "command": list(command),
+                                "environment": [
+                                    {"name": "TRAINYARD_RUN_URI", "value": f"s3://{self.bucket}/{team}/{run_id}/"},
+                                    {"name": "TRAINYARD_ACCELERATOR", "value": "auto"},
+                                ],
+                            }
+                        ]
+                    }
+                ]
+            },
+            "retryStrategy": {
+                "attempts": 5,
+                "evaluateOnExit": [
+                    {"onStatusReason": "Host EC2*", "action": "RETRY"},
+                    {"onReason": "*", "action": "EXIT"},
+                ],
+            },
+            "timeout": {"attemptDurationSeconds": 600},
+            "tags": {"trainyard:run": run_id, "trainyard:team": team, "trainyard:job": "probe"},
+            "propagateTags": True,
+        }
+        job_id: str = self.batch.submit_job(**{**request, **more})["jobId"]
+        return job_id
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        (job,) = self.batch.describe_jobs(jobs=[job_id])["jobs"]
+        return dict(job)
+
+    def reached(self, job_id: str, *states: str) -> dict[str, Any]:
+        return wait_until(lambda: self.job(job_id), lambda job: job["status"] in states)
+
+    def named(self, name: str, *, queue: str | None = None) -> list[dict[str, Any]]:
+        """All jobs of a name in a queue, On-Demand's by default."""
+        filters = [{"name": "JOB_NAME", "values": [name]}]
+        found: list[dict[str, Any]] = self.batch.list_jobs(jobQueue=queue or self.on_demand, filters=filters)[
+            "jobSummaryList"
+        ]
+        return found
+
+    def log(self, job_id: str) -> list[str]:
+        """The lines of the attempt that runs, or ran last."""
+        [task] = self.job(job_id)["ecsProperties"]["taskProperties"]
+        stream = task["containers"][0].get("logStreamName")
+        if stream is None:
+            return []
+        logs = self.aws.client("logs")
+        with contextlib.suppress(logs.exceptions.ResourceNotFoundException):
+            events = logs.get_log_events(logGroupName="/aws/batch/job", logStreamName=stream, startFromHead=True)
+            return [event["message"] for event in events["events"]]
+        return []
+
+    def reclaim(self, job_id: str) -> dict[str, Any]:
+        """Take a running job's instance away; return the job once it waits or runs again, or has ended."""
+        before = len(self.reached(job_id, "RUNNING")["attempts"])
+        url = f"{self.aws.endpoint}/trainyard/jobs/{job_id}/reclaim"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+            assert json.load(answer)["reclaimed"]
+        return wait_until(lambda: self.job(job_id), lambda job: len(job["attempts"]) > before)
+
+    def event(self, job_id: str, **detail: Any) -> dict[str, Any]:
+        """Return a 'Batch Job State Change' as the user guide documents it, of the job as it is."""
+        job = self.job(job_id)
+        return {
+            "version": "0",
+            "id": str(uuid.uuid4()),
+            "detail-type": "Batch Job State Change",
+            "source": "aws.batch",
+            "account": "123456789012",
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "region": "us-east-1",
+            "resources": [job["jobArn"]],
+            "detail": {**job, **detail},
+        }
+
+
+@pytest.fixture(autouse=True)
+def _endpoint(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment_of(embedded_aws.endpoint).items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def _network(embedded_aws: EmbeddedAws) -> dict[str, Any]:
+    iam, ec2 = embedded_aws.client("iam"), embedded_aws.client("ec2")
+    name = f"functions-{uuid.uuid4().hex[:8]}"
+    iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")
+    profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]
+    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+    subnet = ec2.describe_subnets()["Subnets"][0]
+    [group, *_] = ec2.describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])[
+        "SecurityGroups"
+    ]
+    return {
+        "subnets": [subnet["SubnetId"]],
+        "securityGroupIds": [group["GroupId"]],
+        "instanceRole": profile["Arn"],
+        "instanceTypes": ["dl1.24xlarge"],
+        "minvCpus": 0,
+        "maxvCpus": 960,
+    }
+
+
+@pytest.fixture
+def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World]:
+    batch, unique = embedded_aws.client("batch"), uuid.uuid4().hex[:8]
+    policy = batch.create_scheduling_policy(name=f"shares-{unique}", fairsharePolicy={"shareDistribution": []})["arn"]
+    queues = {}
+    for name, kind in (("spot", "SPOT"), ("on-demand", "EC2")):
+        environment = batch.create_compute_environment(
+            computeEnvironmentName=f"{name}-{unique}",
+            type="MANAGED",
+            computeResources={"type": kind, **_network},
+            tags=STAGE_TAGS,
+        )["computeEnvironmentArn"]
+        queues[name] = batch.create_job_queue(
+            jobQueueName=f"{name}-{unique}",
+            state="ENABLED",
+            priority=1,
+            schedulingPolicyArn=policy,
+            computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
+            tags=STAGE_TAGS,
+        )["jobQueueArn"]
+    bucket = f"runs-{unique}"
+    embedded_aws.client("s3").create_bucket(Bucket=bucket)
+    definition = batch.register_job_definition(
+        jobDefinitionName=f"probe-{unique}",
+        type="container",
+        schedulingPriority=1,
+        ecsProperties={
+            "taskProperties": [
+                {
+                    "containers": [
+                        {
+                            "name": "main",
+                            "image": "probe",
+                            "essential": True,
+                            "command": ["true"],
+                            "resourceRequirements": [
+                                {"type": "VCPU", "value": "96"},
+                                {"type": "MEMORY", "value": "760000"},
+                            ],
+                        }
+                    ]
+                }
+            ]
+        },
+    )["jobDefinitionArn"]
+    world = World(
+        aws=embedded_aws, spot=queues["spot"], on_demand=queues["on-demand"], bucket=bucket, definition=definition
+    )
+    yield world
+    left = [
+        job["jobId"]
+        for queue in queues.values()
+        for state in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+        for job in batch.list_jobs(jobQueue=queue, jobStatus=state)["jobSummaryList"]
+    ]
+    for job_id in left:
+        batch.terminate_job(jobId=job_id, reason="the test is over")
+    for job_id in left:
+        world.reached(job_id, "FAILED", "SUCCEEDED")
+
+
+@pytest.fixture
+def inbox(embedded_aws: EmbeddedAws) -> Inbox:
+    sns, sqs, name = embedded_aws.client("sns"), embedded_aws.client("sqs"), f"inbox-{uuid.uuid4().hex[:8]}"
+    topic = sns.create_topic(Name=name)["TopicArn"]
+    queue = sqs.create_queue(QueueName=name)["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn)
+    return Inbox(topic=topic, queue=queue, sqs=sqs)

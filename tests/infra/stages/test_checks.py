@@ -1,0 +1,373 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra import settings
+from infra.access.permissions_boundary import name_prefix
+from infra.settings import STAGES, TEAMS
+from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
+from infra.stages.checks import check, selected_stages
+from infra.stages.limits import LOG_RETENTION_DAYS
+from jobs.contract.errors import ConfigurationError
+from jobs.contract.releases import release, releases
+
+FITTING = ", ".join(row.name for row in releases().values() if 1 in row.gaudi)
+OLDER = list(releases())[-1]
+
+WHERE = "infra/settings.py: stage 'test': "
+
+
+def test_the_stages_of_this_repository_pass() -> None:
+    assert [stage.name for stage in selected_stages()] == ["dev", "prod"]
+
+
+def test_one_stage_can_be_selected() -> None:
+    assert selected_stages("prod") == (STAGES["prod"],)
+
+
+def test_a_stage_that_is_not_there_is_named_with_the_closest_one() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        selected_stages("dve")
+    assert str(caught.value) == (
+        "stage 'dve' is not in infra/settings.py; did you mean 'dev'?\nNext: name one that is there, or add a row"
+    )
+    assert caught.value.exit_code == 3
+
+
+def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.STAGES, "broken", Stage(name="broken", teams=()))
+    with pytest.raises(ConfigurationError, match="stage 'broken': teams: at least one is needed"):
+        selected_stages()
+    # The other stages can still be worked on.
+    assert selected_stages("dev")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_nodes", 0, "must be from 1 to 1000, not 0"),
+        ("max_cpu_nodes", 1001, "must be from 1 to 1000, not 1001"),
+        ("root_volume_gib", 50, "must be from 100 to 16384, not 50"),
+        ("cpu_root_volume_gib", 16_385, "must be from 30 to 16384, not 16385"),
+        ("share_decay_hours", 169, "must be from 1 to 168, not 169"),
+        ("checkpoint_retention_days", 0, "must be from 1 to 3650, not 0"),
+        ("noncurrent_retention_days", 0, "must be from 1 to 3650, not 0"),
+        ("nat_gateways", 3, "must be from 0 to 2, one a zone, not 3"),
+        ("nat_gateways", -1, "must be from 0 to 2, one a zone, not -1"),
+        (
+            "log_retention_days",
+            91,
+            (
+                "must be one of 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, "
+                "1827, 2192, 2557, 2922, 3653"
+            ),
+        ),
+        ("max_on_demand_nodes", -1, "must be from 0 to 1000, not -1"),
+        ("max_multinode_nodes", 1001, "must be from 0 to 1000, not 1001"),
+        ("reclaims_before_on_demand", 0, "must be from 1 to 10, not 0"),
+        ("spot_wait_hours", 25.0, "must be from 10 minutes (0.17) to 24, not 25"),
+        ("spot_wait_hours", 0.1, "must be from 10 minutes (0.17) to 24, not 0.1"),
+        ("fsx_gib", 1_000, "must be 0, 1200 or a multiple of 2400, not 1000"),
+        ("fsx_gib", -2_400, "must be 0, 1200 or a multiple of 2400, not -2400"),
+        ("monthly_budget_usd", 0.0, "must be above 0, not 0"),
+        (
+            "permissions_boundary",
+            "arn:aws:iam::aws:policy/x",
+            "must be a managed policy's name, without its ARN, not 'arn:aws:iam::aws:policy/x'",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-1", private_subnet_ids=("subnet-0123456789abcdef0",)),
+            "vpc_id: must be like 'vpc-0123456789abcdef0', not 'vpc-1'",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=()),
+            "private_subnet_ids: at least one is needed",
+        ),
+        (
+            "vpc",
+            ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",) * 2),
+            "private_subnet_ids: names one twice",
+        ),
+        (
+            "vpc",
+            ExistingVpc(
+                vpc_id="vpc-0123456789abcdef0",
+                private_subnet_ids=("subnet-0123456789abcdef0",),
+                default_security_group_id="default",
+            ),
+            "default_security_group_id: must be like 'sg-0123456789abcdef0', not 'default'",
+        ),
+        ("alerts", Alerts(emails=("someone",)), "emails: 'someone' is no e-mail address"),
+        ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
+        ("alerts", Alerts(webhook_secret="a b"), "webhook_secret: must be the name of a secret, not 'a b'"),
+        (
+            "alerts",
+            Alerts(webhook_secret="https://chat.example.org/hook/1234"),
+            "webhook_secret: must be the name of the secret that holds the URL, not the URL",
+        ),
+        ("alerts", Alerts(blocked_queue_minutes=5), "blocked_queue_minutes: must be from 10 to 1440, not 5"),
+        ("alerts", Alerts(failed_jobs_an_hour=0), "failed_jobs_an_hour: must be at least 1, not 0"),
+        ("deploy_from", GitHub(repository="trainyard"), "repository: must be 'owner/name', not 'trainyard'"),
+        ("deploy_from", GitHub(repository="org/*"), "repository: must be 'owner/name', not 'org/*'"),
+        ("deploy_from", GitHub(repository="org/trainyard", branch="*"), "branch: must be a branch's name, not '*'"),
+        ("deploy_from", GitHub(repository="org/trainyard", environment="*"), "environment: must be a name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
+            (
+                "oidc_provider_arn: must be that of token.actions.githubusercontent.com, not "
+                "'arn:aws:iam::123456789012:role/x'"
+            ),
+        ),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge"),),
+            f"'dl1-24xlarge-{release().name.replace('.', '-')}' is what new jobs run on; it cannot retire as well",
+        ),
+        ("retiring", (Pool(instance_type="dl1.24xlarge", release=OLDER),) * 2, "names a pool twice"),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge", release="1.22.0"),),
+            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
+        ),
+        (
+            "retiring",
+            (Pool(instance_type="dl1.24xlarge", release=OLDER, machine_image="ami"),),
+            "machine_image: must be 'ami-…' or 'ssm:/…', not 'ami'",
+        ),
+        ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
+        ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
+        ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
+        ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
+        (
+            "availability_zone_ids",
+            ("us-east-1a",),
+            "must be ids such as 'use1-az2', not 'us-east-1a'",
+        ),
+        ("availability_zone_ids", ("use1-az2", "use1-az2"), "names a zone twice"),
+        ("availability_zone_ids", ("use1-az9",), "must be ids such as 'use1-az2', not 'use1-az9'"),
+        (
+            "cpu_instance_type",
+            "dl1.24xlarge",
+            "must be a row without an accelerator, not 'dl1.24xlarge'",
+        ),
+        (
+            "instance_type",
+            "dl1.24xlarg",
+            (
+                "instance type 'dl1.24xlarg' has no row; did you mean 'dl1.24xlarge'?\n"
+                "Next: add a row to jobs/contract/instance_types.py, or name one that is there"
+            ),
+        ),
+        (
+            "release",
+            "1.22.0",
+            (f"release '1.22.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1\nNext: choose one of {FITTING}"),
+        ),
+        ("release", "1.21.1", "release '1.21.1' has no row; did you mean '1.21.0'?"),
+    ],
+)
+def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(**{"name": "test", "teams": TEAMS, field: value}))
+    assert str(caught.value) == f"{WHERE}{field}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("teams", "message"),
+    [
+        ((), "teams: at least one is needed"),
+        ((Team(name="Research"),), "team 'Research': must be at most 31 lower-case letters, digits and hyphens"),
+        ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
+        ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
+        ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
+        ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be above 0, not -5"),
+        (
+            (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
+            "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
+        ),
+        (
+            (Team(name="ml-ops"), Team(name="mlops")),
+            "team 'mlops': Batch's fair share drops hyphens and cannot tell it from team 'ml-ops'",
+        ),
+    ],
+)
+def test_teams_that_cannot_be_told_apart_or_served_are_refused(teams: tuple[Team, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=teams))
+    assert str(caught.value) == WHERE + message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_nodes", "three", "max_nodes: must be a whole number, not 'three'"),
+        ("max_nodes", 2.5, "max_nodes: must be a whole number, not 2.5"),
+        ("max_nodes", True, "max_nodes: must be a whole number, not True"),
+        ("max_nodes", None, "max_nodes: must be a whole number, not None"),
+        ("name", None, "name: must be a string, not None"),
+        ("region", 1, "region: must be a string or None, not 1"),
+        ("spot_wait_hours", "2", "spot_wait_hours: must be a number or None, not '2'"),
+        ("monthly_budget_usd", True, "monthly_budget_usd: must be a number or None, not True"),
+        ("own_kms_key", 1, "own_kms_key: must be True or False, not 1"),
+        ("interface_endpoints", "no", "interface_endpoints: must be True or False or None, not 'no'"),
+        ("teams", Team(name="x"), "teams: must be a tuple of Team; a tuple of one needs a comma: (Team(…),)"),
+        ("teams", [Team(name="x")], "teams: must be a tuple of Team, not list"),
+        ("teams", None, "teams: must be a tuple of Team, not None"),
+        ("teams", (Team(name="x", share="2"),), "teams[0]: share: must be a number, not '2'"),  # type: ignore[arg-type]
+        (
+            "teams",
+            (Team(name="x"), Team(name="y", member_principals=("arn", 7))),  # type: ignore[arg-type]
+            "teams[1]: member_principals[1]: must be a string, not 7",
+        ),
+        (
+            "retiring",
+            Pool(instance_type="dl1.24xlarge"),
+            "retiring: must be a tuple of Pool; a tuple of one needs a comma: (Pool(…),)",
+        ),
+        ("retiring", ("dl1.24xlarge",), "retiring[0]: must be Pool(…), not 'dl1.24xlarge'"),
+        ("alerts", None, "alerts: must be Alerts(…), not None"),
+        ("alerts", "me@x.org", "alerts: must be Alerts(…), not 'me@x.org'"),
+        (
+            "alerts",
+            Alerts(emails="me@x.org"),  # type: ignore[arg-type]
+            "alerts: emails: must be a tuple of strings; a tuple of one needs a comma: ('me@x.org',)",
+        ),
+        ("vpc", "vpc-0123456789abcdef0", "vpc: must be ExistingVpc(…) or None, not 'vpc-0123456789abcdef0'"),
+        ("deploy_from", Team(name="x"), "deploy_from: must be GitHub(…) or None, not Team"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(field: str, value: Any, message: str) -> None:
+    row = {"name": "test", "teams": TEAMS, field: value}
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(**row))
+    assert str(caught.value) == f"infra/settings.py: stage '{row['name']}': {message}"
+
+
+def test_wrong_types_are_told_together_and_alone() -> None:
+    settings: dict[str, Any] = {"max_nodes": "three", "alerts": Alerts(failed_jobs_an_hour=1.5)}  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError) as caught:
+        # No team is a mistake too, but of another kind.
+        check(Stage(name="test", teams=(), **settings))
+    assert str(caught.value).splitlines() == [
+        f"{WHERE}max_nodes: must be a whole number, not 'three'",
+        f"{WHERE}alerts: failed_jobs_an_hour: must be a whole number, not 1.5",
+    ]
+
+
+def test_a_number_may_be_written_without_its_point() -> None:
+    check(Stage(name="test", teams=(Team(name="a", share=2, monthly_budget_usd=500),), spot_wait_hours=3))
+
+
+def test_the_name_of_a_stage_is_part_of_stack_names() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="My Stage", teams=TEAMS))
+    assert str(caught.value) == (
+        "infra/settings.py: stage 'My Stage': name: must be 1 to 13 lower-case letters, digits and hyphens, "
+        "not 'My Stage'"
+    )
+
+
+def test_the_name_of_a_stage_is_never_cut() -> None:
+    longest = "m" * 13
+    check(Stage(name=longest, teams=TEAMS))
+    # What the boundary admits is all of the name: nothing of a stage whose name goes on differently.
+    assert name_prefix(longest) == f"trainyard-{longest}-"
+    with pytest.raises(ConfigurationError, match="name: must be 1 to 13 lower-case letters"):
+        check(Stage(name=f"{longest}m", teams=TEAMS))
+
+
+def test_no_stage_is_called_like_part_of_another() -> None:
+    # Trap: the boundary of `dev` admits names that begin with `trainyard-dev-`, so all of a stage `dev-2`.
+    for name in STAGES:
+        with pytest.raises(ConfigurationError, match=f"name: names of stage '{name}' begin like this one's"):
+            check(Stage(name=f"{name}-2", teams=TEAMS))
+        check(Stage(name=f"{name}2", teams=TEAMS))
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=(Team(name="shared"),), max_nodes=0, release="2.0"))
+    assert [line.removeprefix(WHERE).split(":")[0] for line in str(caught.value).splitlines()] == [
+        "max_nodes",
+        "team 'shared'",
+        "release",
+    ]
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        {"nat_gateways": 0, "machine_image": "ami-0123456789abcdef0"},
+        {"nat_gateways": 0, "instance_type": "p4d.24xlarge"},
+        {"vpc": ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))},
+        {"fsx_gib": 1_200},
+        {"fsx_gib": 4_800},
+        {"spot_wait_hours": 24.0},
+        {"alerts": Alerts(emails=("ml@example.org",), webhook_secret="chat/webhook")},
+        {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER),)},
+        {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
+        {"machine_image": "ami-0123456789abcdef0"},
+        {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER, machine_image="ami-0123456789abcdef0"),)},
+        {
+            "instance_type": "g5.4xlarge",
+            "machine_image": "ssm:/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id",
+            "root_device_name": "/dev/xvda",
+        },
+        {"instance_type": "p4d.24xlarge", "machine_image": None},
+        {"instance_type": "m6i.4xlarge", "release": "1.22.0"},
+        {"image_tag": "1.21.0-2"},
+        {"log_retention_days": LOG_RETENTION_DAYS[-1]},
+        {"teams": (Team(name="a", share=0.01), Team(name="b-2", share=1000))},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_the_ends_of_what_is_possible_are_accepted(accepted: dict[str, Any]) -> None:
+    check(Stage(**{"name": "test", "teams": TEAMS, **accepted}))
+
+
+def test_an_ami_cannot_be_built_where_there_is_no_way_out() -> None:
+    retiring = (Pool(instance_type="dl1.24xlarge", release=OLDER),)
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, nat_gateways=0, retiring=retiring))
+    assert [line.removeprefix(WHERE) for line in str(caught.value).splitlines()] == [
+        f"{field}: the AMI of '{pool}' is built from vault.habana.ai, which nat_gateways=0 leaves no way to; allow 1, "
+        "or name an AMI that another stage or account has built"
+        for field, pool in (
+            ("machine_image", f"dl1-24xlarge-{release().name.replace('.', '-')}"),
+            ("retiring: machine_image", f"dl1-24xlarge-{OLDER.replace('.', '-')}"),
+        )
+    ]
+    # Whether a VPC that is given has a way out is for its owner to know.
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))
+    check(Stage(name="test", teams=TEAMS, nat_gateways=0, vpc=vpc))
+
+
+def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
+    retiring = (Pool(instance_type="dl1.24xlarge", release=OLDER, root_device_name="sda1"),)
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, retiring=retiring))
+    assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
+
+
+def test_endpoints_for_jobs_of_several_nodes_have_to_know_the_vpcs_default_group() -> None:
+    # On instances with EFA Batch puts containers of such jobs into the VPC's default group.
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
+    stage = Stage(name="test", teams=TEAMS, vpc=vpc, interface_endpoints=True, max_multinode_nodes=2)
+    with pytest.raises(ConfigurationError) as caught:
+        check(stage)
+    assert str(caught.value).startswith(f"{WHERE}vpc: default_security_group_id: is needed")
+    check(replace(stage, vpc=replace(vpc, default_security_group_id="sg-0123456789abcdef0")))
+    check(replace(stage, interface_endpoints=None))
+    check(replace(stage, max_multinode_nodes=0))
+
+
+def test_a_vpc_that_is_there_has_its_own_zones() -> None:
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, vpc=vpc, availability_zone_ids=("use1-az2",)))
+    assert str(caught.value) == f"{WHERE}availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
