@@ -43,7 +43,7 @@ class Instances:
     security_group: ec2.ISecurityGroup
     instance_profile: iam.IInstanceProfile
     tags: dict[str, str]
-    """Of instances and volumes, which CloudFormation does not tag."""
+    """Tags of instances and volumes, which CloudFormation does not tag."""
     file_system: FileSystem | None = None
     """What instances mount at /fsx."""
 

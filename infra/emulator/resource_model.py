@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from moto.core.common_models import CloudFormationModel
 
 Properties = Mapping[str, Any]
-"""Of a resource, as its template has them once references are resolved."""
+"""The properties of a resource, as its template has them once references are resolved."""
 
 
 @dataclass(frozen=True)

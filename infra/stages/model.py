@@ -83,7 +83,7 @@ class ExistingVpc:
     """Where instances start: each with a way to AWS (NAT or endpoints), in zones that offer the instance type. Jobs of
     several nodes and FSx live in the first."""
     private_route_table_ids: limits.RouteTableIds = ()
-    """Of those subnets: each gets a route to S3's gateway endpoint, which is free. None given: no such endpoint."""
+    """The route tables of those subnets. Each gets a route to S3's gateway endpoint, which is free."""
     default_security_group_id: limits.SecurityGroupId | None = None
     """The VPC's default group, which Batch puts the containers of jobs of several nodes into where instances have EFA:
     the endpoints that the stage makes admit it. It stays as its owner has it, and has to let its members reach each

@@ -22,7 +22,7 @@ from docker.models.images import Image as DockerImage
 from jobs.contract.errors import ConfigurationError, TrainyardError
 
 PLATFORM = "linux/amd64"
-"""Of every image: all instance types here are x86-64, and so are the packages that are locked."""
+"""The platform of every image: all instance types here are x86-64, and so are the packages that are locked."""
 
 ANSWER_SECONDS = 120
 """How long the engine may take for one answer; it counts the layers of all images for some."""

@@ -79,7 +79,7 @@ def container_environment(
 
 
 _ARN_PARTS = 7
-"""Of a secret's ARN: arn:aws:secretsmanager:<region>:<account>:secret:<name>."""
+"""The number of parts of a secret's ARN: arn:aws:secretsmanager:<region>:<account>:secret:<name>."""
 
 
 class SecretError(Exception):

@@ -84,10 +84,10 @@ class Job:
         self.array = array
         self.node = node
         self.children: list[Job] = []
-        """Of an array's parent."""
+        """The children, where this is the parent of an array."""
         self.unfinished_children = 0
         self.nodes: list[Job] = []
-        """Of a multi-node job, by their index."""
+        """The nodes of a multi-node job, by their index."""
         self.status = Status.PENDING if array else Status.SUBMITTED
         self.status_reason: str | None = None
         self.created_at = now_milliseconds()
@@ -102,7 +102,7 @@ class Job:
         self.outstanding: set[str] = set()
         """Ids of jobs that must succeed first."""
         self.blocked_since: float | None = None
-        """Of the time.monotonic() clock: since when it holds up its queue, for the reason in `status_reason`."""
+        """The reading of time.monotonic() since when it holds up its queue, for the reason in `status_reason`."""
         self.cancel_reason: str | None = None
         """Why it was asked to end: while PENDING, carried out when the dependencies are through; an array's parent ends
         with it when all its children have ended."""

@@ -19,7 +19,7 @@ class JobEvents:
     account_id: str
     region: str
     tags_of: Callable[[str], Mapping[str, str]]
-    """Of a job, by its ARN."""
+    """Gives the tags of a job, by its ARN."""
 
     def state_changed(self, job: Job) -> None:
         """Tell of a job or a child of an array; the nodes of a multi-node job are no jobs of their own."""

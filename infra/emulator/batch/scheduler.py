@@ -51,7 +51,7 @@ class Scheduler:
         """By the queue's ARN, in the order of submission."""
         self._attempts: dict[str, Attempt] = {}
         self._usages: dict[str, dict[str, fair_share.Usage]] = {}
-        """Of queues with a scheduling policy: what was used lately, by job and attempt."""
+        """The latest use of queues with a scheduling policy, by job and attempt."""
         self._ended: deque[Job] = deque()
         """Jobs whose end is still to be followed up."""
         self._head_watch = HeadWatch(wake=self.dispatch, on_blocked=on_blocked)

@@ -30,7 +30,7 @@ class Submission:
     """Where the request came in, which is where the job finds the embedded AWS."""
     nodes: tuple[Node, ...]
     node_properties: Mapping[str, Any] | None
-    """Of a multi-node job, overrides applied."""
+    """The node properties of a multi-node job, with overrides applied."""
     parameters: Mapping[str, str]
     retry_strategy: Mapping[str, Any]
     timeout_seconds: float | None

@@ -23,7 +23,7 @@ NOT_SHOWN = "****"
 """In place of a value that a parameter with NoEcho is part of."""
 
 _OTHER_ATTRIBUTES = ("CreationPolicy", "DeletionPolicy", "Metadata", "UpdatePolicy", "UpdateReplacePolicy")
-"""Of a resource, beside its properties; Scope and Target.Attribute have the same names."""
+"""The attributes of a resource beside its properties; Scope and Target.Attribute have the same names."""
 
 _ONLY_WITH_VALUES = frozenset(
     {"AfterContext", "AfterValue", "AttributeChangeType", "BeforeContext", "BeforeValue", "Path"}
@@ -60,7 +60,7 @@ class _Preview:
         self._changed: set[str] = set()
         """Logical ids of resources that change and stay what they are."""
         self._renewed: set[str] = set()
-        """Of those that will have another physical id."""
+        """The resources that will have another physical id."""
 
     def resource_changes(self) -> list[dict[str, Any]]:
         """Return the changes of resources by their logical ids."""

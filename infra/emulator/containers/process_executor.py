@@ -50,7 +50,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 _starting = threading.Lock()
 _init_pids: set[int] = set()
-"""Of the processes that this one has started. All other children of the server are orphans that it has adopted."""
+"""Ids of the processes that this one has started. All other children of the server are orphans that it has adopted."""
 _adopts = threading.Event()
 
 _INIT = Path(__file__).with_name("container_init.py")

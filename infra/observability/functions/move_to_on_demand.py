@@ -35,7 +35,7 @@ minutes over which Lambda tries an asynchronous call again."""
 
 
 CAPACITY_FLAG = "--capacity="
-"""Of the launcher: what a job's instances are priced at."""
+"""The launcher's flag that says what a job's instances are priced at."""
 
 
 class MoveUnderwayError(Exception):

@@ -29,7 +29,7 @@ A budget is deployed as {"limit_usd": …, "topic": …}; a stop is written here
 
 
 STOP_TAG = "trainyard:budget-stop"
-"""Of a role of a team's people: while it is there, the role submits nothing. Its value says until when."""
+"""Tag of a role of a team's people: while it is there, the role submits nothing. Its value says until when."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ _PORT = 9000
 """On the container's own loopback, where nothing else listens."""
 
 _STOP_SECONDS = 20
-"""Of the 30 that AWS leaves a container after SIGTERM."""
+"""Seconds that a stop may take, of the 30 that AWS leaves a container after SIGTERM."""
 
 _TRAINING_SECONDS = 600
 """For what takes 20 to 60 s on two idle cores."""

@@ -36,7 +36,7 @@ class Input:
 
     location: str
     column: str
-    """Of the text; a .txt file has none."""
+    """Column of the text; a .txt file has none."""
     paragraphs: bool
     """A document of a .txt file ends at an empty line, not at each line's end."""
     max_document_bytes: int

@@ -56,7 +56,7 @@ class Index(BaseModel):
 
     sequence_length: int
     vocabulary_size: int
-    """Of the tokenizer, added tokens included: each id is below it."""
+    """Size of the tokenizer's vocabulary, added tokens included: each id is below it."""
     special_ids: dict[str, int]
     """`pad`, `unk`, `cls`, `sep`, `mask`."""
     files: dict[Split, list[PackedFile]]
