@@ -16,8 +16,9 @@ from constructs import Construct
 from infra.constructs.log_group import RetainedLogGroup
 from jobs.contract.instance_types import SCRATCH, InstanceType
 from jobs.contract.job_kind import JobKind
+from jobs.contract.retries import RETRY_RULES
 from jobs.contract.spec import JobSpec
-from jobs.contract.submit_job import CONTAINER_NAME, RETRY_RULES
+from jobs.contract.submit_job import CONTAINER_NAME
 
 DEFAULT_NODES = 2
 """Nodes of a multi-node job that is submitted without a number; a plan always gives one."""

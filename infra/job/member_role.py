@@ -16,7 +16,7 @@ from infra.constructs.stage_stack import StageStack
 from infra.job.team_files import TeamFiles
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Team
-from jobs.contract.moves import CLAIMS
+from jobs.contract.retries import CLAIMS
 from jobs.contract.run import SPEC
 from jobs.contract.stage import parameter_path, share_identifier
 

@@ -16,8 +16,8 @@ from infra.observability.alerts import Alerts
 from infra.observability.function import Function
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.instance_types import InstanceType
-from jobs.contract.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue
+from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 
 _STATE_CHANGE = "Batch Job State Change"
 

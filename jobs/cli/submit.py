@@ -32,9 +32,9 @@ from jobs.contract.errors import (
     UsageError,
 )
 from jobs.contract.locations import S3Location
-from jobs.contract.moves import is_reclaim
 from jobs.contract.plan import Plan, plan
 from jobs.contract.records import Receipt
+from jobs.contract.retries import is_reclaim
 from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage

@@ -18,8 +18,8 @@ from jobs.aws.errors import is_throttling, is_transient
 from jobs.client.job import Job, job_from, part_ids
 from jobs.contract.dependencies import DEPENDENCY_FAILED
 from jobs.contract.errors import MaybeSubmittedError, TrainyardError
-from jobs.contract.moves import DUPLICATE_REASON
 from jobs.contract.plan import Plan
+from jobs.contract.retries import DUPLICATE_REASON
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage, parameter_path
 

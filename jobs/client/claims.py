@@ -13,7 +13,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
-from jobs.contract.moves import CLAIMS
+from jobs.contract.retries import CLAIMS
 
 CLAIM_SECONDS = 120
 """After so long a claim without a successor counts as abandoned. The function that moves runs has the same number."""

@@ -10,8 +10,8 @@ from jobs.client.batch import describe, find_job
 from jobs.client.job import Job
 from jobs.client.logs import LogLine, LogReader
 from jobs.contract.errors import NotFoundError
-from jobs.contract.moves import MOVED_REASON, is_reclaim
 from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, SPOT_WAITED_TOO_LONG
+from jobs.contract.retries import MOVED_REASON, is_reclaim
 from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 4.0

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.moves import MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+from jobs.contract.retries import MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
 
 ENDED = ("SUCCEEDED", "FAILED")
 _STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)

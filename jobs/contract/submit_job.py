@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.contract.dependencies import Awaited
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
-from jobs.contract.moves import RESUMED_TAG
 from jobs.contract.placement import Placement
+from jobs.contract.retries import RESUMED_TAG, RETRY_RULES
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage, share_identifier
 
@@ -17,15 +16,6 @@ CONTAINER_NAME = "main"
 
 NODE_RANGE = "0:"
 """The one node range of every multi-node job definition: all of them, however many a submission asks for."""
-
-RETRY_RULES: tuple[Mapping[str, str], ...] = (
-    # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
-    {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the Spot reclaim, in Batch's own words
-    {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
-    {"onReason": "*", "action": "EXIT"},
-    {"onExitCode": "*", "action": "EXIT"},
-)
-"""evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
 
 
 def submit_job_request(

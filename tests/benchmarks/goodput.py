@@ -35,9 +35,9 @@ from rich.table import Table
 
 from jobs.contract.recipe import Recipe
 from jobs.train.trainer.checkpoint_interval import interval
-from tests.benchmarks.launched import launcher
-from tests.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.benchmarks.trainer_overhead import packed_tokens
+from tests.support.benchmarks.launched import launcher
+from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
 
 MEAN_HOURS = (1.0, 6.0, 24.0)

@@ -34,9 +34,9 @@ from rich.table import Table
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.train.launcher.outcome import RESUMES
-from tests.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
-from tests.benchmarks.launched import differences, finished, launcher
-from tests.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
+from tests.support.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
+from tests.support.benchmarks.launched import differences, finished, launcher
+from tests.support.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
 from tests.support.train.launching import Launched, Run
 from tests.support.train.recipes import finetuning
 from tests.support.train.reviews import save_tiny_bert

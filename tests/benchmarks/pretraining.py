@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.cli.demo_data import Package, download
-from tests.benchmarks.launched import finished, launcher
+from tests.support.benchmarks.launched import finished, launcher
 from tests.support.train.launching import NewRun
 from tests.support.train.packing import publish, save_packed
 from tests.support.train.reviews import write_jsonl

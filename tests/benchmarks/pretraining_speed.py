@@ -35,8 +35,8 @@ from typing import Any
 import numpy as np
 
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from tests.benchmarks.launched import finished, launcher
 from tests.benchmarks.masking import SPECIAL, VOCABULARY, arrow_table, memory_map
+from tests.support.benchmarks.launched import finished, launcher
 from tests.support.train.launching import NewRun
 from tests.support.train.packing import publish
 

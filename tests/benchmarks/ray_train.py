@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from jobs.cli import demo_data
-from tests.benchmarks.launched import launcher
+from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import Run
 from tests.support.train.reviews import write_jsonl
 

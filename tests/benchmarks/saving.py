@@ -43,7 +43,7 @@ from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
 from jobs.train.trainer.metrics import RunMetrics, Throughput
 from jobs.train.trainer.trainer import Options, trainer_class
-from tests.benchmarks.launched import launcher
+from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import Run
 
 LENGTH = 16

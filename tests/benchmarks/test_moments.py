@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tests.benchmarks.moments import KILL_RANK, WAYS, drawn
-from tests.benchmarks.phases import LAUNCHER, PARTS, PHASES, START_UP
+from tests.support.benchmarks.moments import KILL_RANK, WAYS, drawn
+from tests.support.benchmarks.phases import LAUNCHER, PARTS, PHASES, START_UP
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.benchmarks.simulated_day import Costs, Policy, goodput, reclaims, useful_seconds
+from tests.support.benchmarks.simulated_day import Costs, Policy, goodput, reclaims, useful_seconds
 
 COSTS = Costs(step=1, stall=10, upload=30, ending=20, restart=50)
 PERIODIC = Policy(name="periodic", save_every_seconds=90, resumes=True, heeds_notice=False)

@@ -30,7 +30,7 @@ from jobs.train.data.corpus_files import END
 from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import HuggingFace, load
 from jobs.train.data.tables import At
-from tests.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
+from tests.support.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
 
 LENGTH = 512
 VOCABULARY = 32_000

@@ -32,7 +32,7 @@ from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, pack
 from jobs.train.kinds.pretrain_mlm import Inputs, masked_data, new_model
-from tests.benchmarks.launched import launcher
+from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import NewRun
 from tests.support.train.packing import publish
 from tests.support.train.reviews import save_tiny_bert

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ReclaimRules:
-    """The words and the exit code of a reclaim, as the stack hands them over from `jobs.contract.moves`."""
+    """The words and the exit code of a reclaim, as the stack hands them over from `jobs.contract.retries`."""
 
     reclaim_reason: str
     """Begins the reason of an attempt whose instance was gone before its container."""

@@ -16,8 +16,9 @@ from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import instance_type
 from jobs.contract.job_kind import JobKind
 from jobs.contract.releases import release
+from jobs.contract.retries import RETRY_RULES
 from jobs.contract.stage import DeployedStage, job_definition_parameter
-from jobs.contract.submit_job import CONTAINER_NAME, RETRY_RULES
+from jobs.contract.submit_job import CONTAINER_NAME
 from tests.support.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
 MAX_DEFINITION_BYTES = 24 * 1024

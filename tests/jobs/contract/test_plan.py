@@ -9,9 +9,9 @@ from jobs.contract.dependencies import Awaited
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.contract.flags import parse_flags
 from jobs.contract.plan import plan
+from jobs.contract.retries import RETRY_RULES
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
-from jobs.contract.submit_job import RETRY_RULES
 from jobs.kinds.finetune_classification import FinetuneClassification
 from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 

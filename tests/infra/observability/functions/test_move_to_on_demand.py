@@ -20,9 +20,8 @@ from infra.observability.functions.move_to_on_demand import (
     with_children,
 )
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, is_reclaim
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.submit_job import RETRY_RULES
+from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES, is_reclaim
 from tests.infra.observability.functions.conftest import World
 from tests.support.waiting import wait_until
 

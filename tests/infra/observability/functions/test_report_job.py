@@ -8,9 +8,8 @@ import pytest
 
 from infra.observability.functions.report_job import Report, Rules, handler, metrics, report
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.moves import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.submit_job import RETRY_RULES
+from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON, RETRY_RULES
 from tests.infra.observability.functions.conftest import World
 from tests.support.infra.messages import Inbox
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 import psutil
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from tests.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
+from tests.support.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import Launched, Run
 from tests.support.train.metadata_service import NOTICE, REBALANCE, MetadataService

@@ -1,12 +1,23 @@
-"""Names of a move, by which a run goes on as another job than its last.
+"""How a run goes on after an attempt: the rules by which Batch starts a job again, and how a run moves to another job.
 
-One that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it (see
+A job that Spot keeps taking away, or has no capacity for, goes on On-Demand: the function that moves it (see
 infra/observability/functions/move_to_on_demand.py) ends the first job with a reason, and submits the second under the
 same name with a tag. `trainyard resume` submits a run that has ended again, with a tag too. The command line knows both
 by them.
 """
 
+from collections.abc import Mapping
+
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+
+RETRY_RULES: tuple[Mapping[str, str], ...] = (
+    # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
+    {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the Spot reclaim, in Batch's own words
+    {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
+    {"onReason": "*", "action": "EXIT"},
+    {"onExitCode": "*", "action": "EXIT"},
+)
+"""evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
 
 RECLAIM_REASON = "Host EC2"
 """Batch's own reason of an attempt whose instance was taken away begins so."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.benchmarks.network import Network
+from tests.support.benchmarks.network import Network
 from tests.support.train.launching import Launched, Run
 from tests.support.train.recipes import Flags
 

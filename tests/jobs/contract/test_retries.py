@@ -11,8 +11,8 @@ from jobs.client import batch
 from jobs.client.follow import may_go_on
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.moves import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.submitting import create_plain_queue, planned_to_run, wait_for
 
