@@ -9,7 +9,7 @@ one of them, and when in it, is random. What happens then is one of six: SIGTERM
 recommendation, SIGKILL of a rank, of the launcher, of all at once. Each phase and each way comes as often as the
 others, in every combination over 30 moments. With --faults a seventh is S3 that denies all access for a while, and that
 share of its requests fails, is slow or is cut off. What was hit is looked at after the blow
-(tests/support/benchmarks/phases.py); where it is not what was to be hit, the moment is drawn again, and the interruption is
+(phases.py); where it is not what was to be hit, the moment is drawn again, and the interruption is
 shown but not counted. A run is started again with the next number of an attempt, as Batch and `trainyard resume` do,
 interrupted again or not, until it ends. Trained are two-layer BERTs, fine-tuned and pre-trained, on one rank and on
 two. S3 is that of the tests, 30 ms away, so that uploads take a while; where there is to be a notice a launcher looks
