@@ -20,6 +20,7 @@ from jobs.contract.plan import Plan
 from jobs.contract.records import Receipt
 from jobs.contract.run import (
     CHECKPOINTS,
+    LATEST,
     MANIFEST,
     METRICS,
     NOTEBOOK_SERVER,
@@ -30,9 +31,6 @@ from jobs.contract.run import (
     spec_name,
 )
 from jobs.contract.stage import DeployedStage
-
-LATEST = "latest"
-"""Names the newest run of the stage in place of a run id."""
 
 _CHECKPOINT = re.compile(rf"{CHECKPOINTS}step-(\d+)/{re.escape(MANIFEST)}")
 

@@ -5,6 +5,7 @@ container gets arguments and environment only), and become the same model again 
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -76,8 +77,15 @@ Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFA
 artifact.json or manifest.json, on S3 (`data://`, `s3://`) or local."""
 
 
+_NO_CHARACTER = re.compile("[\x00\ud800-\udfff]")
+"""A command line can hold no NUL, and UTF-8 no half of a surrogate pair."""
+
+_MAX_NUMBER = 2**53
+"""Beyond it, prices and times are no longer reckoned exactly, and at last not at all."""
+
+
 class Strict(BaseModel):
-    """Base of what users write: refuses unknown keys, infinities, and `true` where a number belongs."""
+    """Base of what users write: refuses unknown keys, infinities, `true` where a number belongs, and the like."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -87,6 +95,16 @@ class Strict(BaseModel):
         annotation = cls.model_fields[str(field.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
             raise ValueError(f"Input should be a number, not {value}")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _nothing_that_no_job_can_have(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+            raise ValueError(f"a number has to lie within {_MAX_NUMBER} of zero")
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and _NO_CHARACTER.search(text) for text in texts):
+            raise ValueError("a NUL or half a surrogate pair is no character of a text")
         return value
 
 

@@ -19,7 +19,7 @@ from jobs.contract.queues import MARKET, Capacity
 from jobs.contract.run import run_prefix, submitted_at
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage
-from jobs.contract.submit_job import submit_job_request
+from jobs.contract.submit_job import check_overrides, submit_job_request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,22 +112,25 @@ def plan(
     _check_ranks(spec, arguments, placement)
     in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
     in_container = _with_locations(in_s3, _mounts(spec, stage))
+    _check_team_reads(in_s3, spec.team, stage)
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
     options = _launcher_options(spec, placement, allow_changes=continued is not None and continued.allow_changes)
+    request = submit_job_request(
+        spec,
+        stage,
+        placement,
+        run_id=run_id,
+        run_location=run_location,
+        flags=[*options.to_flags(), spec.job, *in_container.to_flags()],
+        awaited=awaited,
+        resumed_job_id=continued.job_ids[-1] if continued else None,
+    )
+    check_overrides(request)
     return Plan(
         run_id=run_id,
         run_location=run_location,
         spec=spec.model_copy(update={"arguments": in_s3.model_dump(mode="json", exclude_none=True)}),
-        request=submit_job_request(
-            spec,
-            stage,
-            placement,
-            run_id=run_id,
-            run_location=run_location,
-            flags=[*options.to_flags(), spec.job, *in_container.to_flags()],
-            awaited=awaited,
-            resumed_job_id=continued.job_ids[-1] if continued else None,
-        ),
+        request=request,
         queue=placement.queue.name,
         queue_reason=placement.queue_reason,
         capacity=placement.queue.capacity,
@@ -278,6 +281,18 @@ def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued 
         f"({MARKET[capacity]}){used}; a run needs at least {LEAST_SECONDS / 60:g} to start, train and save",
         next_step=f"set {left.key} to more than {least}",
     )
+
+
+def _check_team_reads(arguments: Arguments, team: str, stage: DeployedStage) -> None:
+    """Raise UsageError where an input lies in the folder of another team, which this team's jobs cannot read."""
+    for argument, location, _ in arguments.sources():
+        for bucket in (stage.data_bucket, stage.run_bucket):
+            owner = location.removeprefix(f"s3://{bucket}/").partition("/")[0]
+            if location.startswith(f"s3://{bucket}/") and owner != team and owner in stage.teams:
+                raise UsageError(
+                    f"arguments.{argument}: {location} is of team '{owner}', which team '{team}' cannot read",
+                    next_step=f"have it copied to {DATA}{SHARED_PREFIX}/, which all teams read, or to {DATA}{team}/",
+                )
 
 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:

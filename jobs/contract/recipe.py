@@ -8,6 +8,12 @@ from pydantic import Field
 from jobs.contract.arguments import Arguments, HubRepository
 from jobs.contract.errors import UsageError
 
+MAX_SEED = 2**32 - 1
+"""NumPy's own limit."""
+
+MAX_BATCH_SIZE = 2**20
+"""Far more sequences than any recipe has in one step."""
+
 
 class Recipe(Arguments):
     """Base of the arguments of every kind that trains."""
@@ -30,11 +36,11 @@ class Recipe(Arguments):
     """Share of the steps in which the learning rate rises to its peak."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
-    global_batch_size: int = Field(default=32, ge=1)
+    global_batch_size: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences in one optimizer step over all ranks, so that a recipe means the same on 8 HPUs and on a laptop."""
-    max_batch_size_per_rank: int = Field(default=32, ge=1)
+    max_batch_size_per_rank: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences that one rank holds at once; a larger share of the global batch is accumulated."""
-    eval_batch_size: int = Field(default=64, ge=1)
+    eval_batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps between evaluations; without it there is one, at the end."""
@@ -53,7 +59,7 @@ class Recipe(Arguments):
     """Optimizer steps between lines of metrics."""
     stop_on_nan: bool = False
     """Ends the run, for good, where a line of metrics has a loss that is no number (NaN) or infinite."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, le=MAX_SEED)
     """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
@@ -82,7 +88,5 @@ class Recipe(Arguments):
         """
         self.check(world_size)
         share = self.global_batch_size // world_size
-        at_once = max(
-            size for size in range(1, share + 1) if share % size == 0 and size <= self.max_batch_size_per_rank
-        )
+        at_once = next(size for size in range(min(share, self.max_batch_size_per_rank), 0, -1) if share % size == 0)
         return at_once, share // at_once

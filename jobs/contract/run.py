@@ -21,6 +21,9 @@ One submission is one run, through all its attempts. Everything it writes lies u
 import re
 from datetime import datetime, timezone
 
+LATEST = "latest"
+"""Names the newest run of the stage in place of a run's id, so that no spec may be called that."""
+
 SPEC = "spec.yaml"
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"

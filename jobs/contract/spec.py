@@ -16,16 +16,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, Strict
 from jobs.contract.budget import Budget
 from jobs.contract.catalog import CATALOG, job_kind
+from jobs.contract.display import shortened
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
 from jobs.contract.queues import Capacity
+from jobs.contract.run import LATEST
 from jobs.contract.stage import TEAM_PATTERN
 
 MAX_ATTEMPTS = 10
@@ -38,6 +40,10 @@ MIN_TIMEOUT_HOURS = 1 / 60
 
 MAX_GANG_NODES = 10_000
 """AWS Batch's own limit: children of an array job."""
+
+
+MAX_TOLD_MISTAKES = 20
+"""Of more mistakes in one spec the first are told, and the others counted."""
 
 
 class Resources(Strict):
@@ -106,6 +112,13 @@ class JobSpec(Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments."""
 
+    @field_validator("name")
+    @classmethod
+    def _stands_for_no_other_run(cls, name: str) -> str:
+        if name == LATEST:
+            raise ValueError(f"'{LATEST}' stands for the newest run; choose another name")
+        return name
+
     @property
     def kind(self) -> JobKind:
         return job_kind(self.job)
@@ -165,7 +178,8 @@ def spec_json_schema() -> dict[str, Any]:
 
 def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], model: type[BaseModel]) -> list[str]:
     lines = []
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items[:MAX_TOLD_MISTAKES]:
         path = ".".join((*prefix, *(str(part) for part in item["loc"]))) or "the spec"
         if item["type"] == "extra_forbidden":
             known = _keys_at(model, item["loc"][:-1])
@@ -176,7 +190,9 @@ def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], mode
             message = f"{item['msg'].removeprefix('Value error, ')}, not {item['input']!r}"
             if item["type"] == "value_error":
                 message = item["msg"].removeprefix("Value error, ")
-        lines.append(f"{origin}: {path}: {message}")
+        lines.append(f"{origin}: {shortened(path)}: {shortened(message)}")
+    if len(items) > MAX_TOLD_MISTAKES:
+        lines.append(f"{origin}: {len(items) - MAX_TOLD_MISTAKES} mistakes more")
     return lines
 
 

@@ -56,12 +56,16 @@ def _default(field: FieldInfo) -> str:
 def _cell(field: FieldInfo) -> str:
     text = " ".join((field.description or "").split()).replace("|", "\\|")
     bounds = ", ".join(
-        f"{sign} {getattr(item, name):g}"
+        f"{sign} {_number(getattr(item, name))}"
         for item in field.metadata
         for name, sign in _BOUNDS.items()
         if isinstance(getattr(item, name, None), (int, float))
     )
     return f"{text} ({bounds})" if bounds else text
+
+
+def _number(bound: int | float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The SubmitJob request of a plan, as the dict that boto3 takes, and what job definitions have in common with it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.contract.dependencies import Awaited
+from jobs.contract.errors import UsageError
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
 from jobs.contract.placement import Placement
@@ -13,6 +15,12 @@ from jobs.contract.stage import DeployedStage, share_identifier
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
+
+MAX_OVERRIDES_CHARACTERS = 8192
+"""Amazon ECS's own limit. AWS Batch takes a job with longer overrides, which then can't start on its instance."""
+
+_BATCH_VARIABLES_CHARACTERS = 1024
+"""Kept for the variables that AWS Batch adds to a job's own, with the names of its queue and compute environment."""
 
 NODE_RANGE = "0:"
 """The one node range of every multi-node job definition: all of them, however many a submission asks for."""
@@ -57,6 +65,24 @@ def submit_job_request(
         "propagateTags": True,
         **({"dependsOn": [run.depends_on() for run in awaited]} if awaited else {}),
     }
+
+
+def check_overrides(request: Mapping[str, Any]) -> None:
+    """Raise UsageError where the command line and the variables of a request are too long for a container to start."""
+    overrides = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if name in request}
+    length = len(json.dumps(overrides, separators=(",", ":"), ensure_ascii=False))
+    if length <= MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS:
+        return
+    properties = overrides.get("ecsPropertiesOverride") or next(
+        nodes["ecsPropertiesOverride"] for nodes in overrides["nodeOverrides"]["nodePropertyOverrides"]
+    )
+    command = properties["taskProperties"][0]["containers"][0]["command"]
+    longest = max(command, key=len).partition("=")[0].removeprefix("--").replace("-", "_")
+    raise UsageError(
+        f"arguments: the job's command line and variables have {length} characters, and '{longest}' is the longest argument; "
+        f"Amazon ECS takes {MAX_OVERRIDES_CHARACTERS}, of which {_BATCH_VARIABLES_CHARACTERS} are kept for what AWS Batch adds",
+        next_step=f"shorten '{longest}': join its files into fewer, or give them shorter names",
+    )
 
 
 def _container_overrides(run_location: S3Location, *, accelerator: str, flags: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing_extensions import Self
 
 from jobs.contract.arguments import Artifact, Folder, OfKind
 from jobs.contract.job_kind import JobKind
-from jobs.contract.recipe import Recipe
+from jobs.contract.recipe import MAX_BATCH_SIZE, Recipe
 
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 
@@ -41,7 +41,7 @@ class PretrainMlm(Recipe):
     """Peak learning rate; it falls linearly to zero."""
     weight_decay: float = Field(default=0.01, ge=0)
     """AdamW's weight decay."""
-    global_batch_size: int = Field(default=256, ge=1)
+    global_batch_size: int = Field(default=256, ge=1, le=MAX_BATCH_SIZE)
     """Sequences in one optimizer step over all ranks."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between lines of metrics."""

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from jobs.contract.arguments import Arguments, Artifact, HubRepository, OfKind
 from jobs.contract.job_kind import JobKind
+from jobs.contract.recipe import MAX_SEED
 
 
 class TrainTokenizer(Arguments):
@@ -25,7 +26,7 @@ class TrainTokenizer(Arguments):
     """Different characters that become tokens, the most frequent ones; rarer ones are unknown. For Chinese, more."""
     model_max_length: int = Field(default=512, ge=8)
     """Tokens that the model to come can take, which the tokenizer tells whoever uses it."""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, le=MAX_SEED)
     """Draws the sample."""
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the tokenizer goes to as well, into a private model repository, with the

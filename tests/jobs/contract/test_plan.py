@@ -292,3 +292,26 @@ def test_a_model_is_pushed_to_the_hub_only_for_a_team_that_has_a_secret() -> Non
     its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
     for stage in (its_own, EMBEDDED):
         assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, stage, run_id=RUN_ID))
+
+
+def test_what_ecs_would_not_start_is_refused_before_anything_is_paid_for() -> None:
+    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(200)]
+    arguments = {**ARGUMENTS, "train_data": tables}
+    with pytest.raises(UsageError, match=r"Amazon ECS takes 8192, of which 1024 are kept") as error:
+        plan(spec(arguments=arguments), STAGE, run_id=RUN_ID)
+    assert "train_data" in str(error.value)
+    several = {"resources": {"nnodes": 2, "capacity": "on-demand"}}
+    with pytest.raises(UsageError, match="Amazon ECS takes 8192"):
+        plan(spec(arguments=arguments, **several), LARGE, run_id=RUN_ID)
+    plan(spec(arguments={**ARGUMENTS, "train_data": tables[:40]}), STAGE, run_id=RUN_ID)
+
+
+@pytest.mark.parametrize(
+    "location", ["data://nlp-core/t.jsonl", "s3://data-bucket/nlp-core/t.jsonl", "s3://run-bucket/nlp-core/t.jsonl"]
+)
+def test_data_of_another_team_is_refused(location: str) -> None:
+    with pytest.raises(UsageError, match=r"arguments.train_data: .* is of team 'nlp-core', .* 'research' cannot read"):
+        plan(spec(arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
+    plan(spec(team="nlp-core", arguments={**ARGUMENTS, "train_data": location}), STAGE, run_id=RUN_ID)
+    elsewhere = location.replace("-bucket", "-elsewhere").replace("data://nlp-core", "data://nlp-cores")
+    plan(spec(arguments={**ARGUMENTS, "train_data": elsewhere}), STAGE, run_id=RUN_ID)

@@ -151,6 +151,55 @@ def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any
     assert refused({**SMALLEST, "arguments": arguments}) == message
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": -1}, "arguments.seed: Input should be greater than or equal to 0, not -1"),
+        ({"seed": 2**70}, f"arguments.seed: Input should be less than or equal to {2**32 - 1}, not {2**70}"),
+        (
+            {"global_batch_size": 10**18},
+            f"arguments.global_batch_size: Input should be less than or equal to {2**20}, not {10**18}",
+        ),
+        (
+            {"max_batch_size_per_rank": 2**20 + 1},
+            f"arguments.max_batch_size_per_rank: Input should be less than or equal to {2**20}, not {2**20 + 1}",
+        ),
+        ({"log_every_steps": 10**400}, f"arguments.log_every_steps: a number has to lie within {2**53} of zero"),
+        ({"text_column": "a\0b"}, "arguments.text_column: a NUL or half a surrogate pair is no character of a text"),
+        ({"text_column": "a\ud800"}, "arguments.text_column: a NUL or half a surrogate pair is no character of a text"),
+        (
+            {"train_data": ["t.csv", "\ud800.csv"]},
+            "arguments.train_data: a NUL or half a surrogate pair is no character of a text",
+        ),
+    ],
+)
+def test_arguments_that_no_job_could_work_with_are_refused(changed: dict[str, Any], message: str) -> None:
+    assert refused({**SMALLEST, "arguments": {**SMALLEST["arguments"], **changed}}) == message
+
+
+def test_a_spec_cannot_be_called_what_stands_for_the_newest_run() -> None:
+    assert refused({**SMALLEST, "name": "latest"}) == "name: 'latest' stands for the newest run; choose another name"
+
+
+@pytest.mark.parametrize("kind", sorted(CATALOG))
+def test_no_kind_takes_a_seed_that_is_no_seed(kind: str) -> None:
+    field = CATALOG[kind].arguments.model_json_schema()["properties"].get("seed")
+    assert field is None or (field["minimum"], field["maximum"]) == (0, 2**32 - 1)
+
+
+def test_a_mistake_is_told_shortly_however_long_the_value_is() -> None:
+    lines = refused({**SMALLEST, "attempts": "x" * 100_000, "y" * 100_000: 1}).splitlines()
+    assert all(len(line) < 1300 for line in lines)
+    assert lines[0].startswith("attempts: Input should be a valid integer")
+    assert lines[1].endswith("'start_timeout_seconds', 'team', 'timeout_hours'")
+
+
+def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted() -> None:
+    lines = refused({**SMALLEST, **{f"k{number}": 1 for number in range(5000)}}).splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == "4980 mistakes more"
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     lines = refused({"nam": "x", "job": "y", "attempts": 0}).splitlines()
     assert [line.split(":")[0] for line in lines] == ["name", "attempts", "nam"]

@@ -1,0 +1,20 @@
+"""Text that others wrote, made fit to be shown: without characters that steer a terminal, and not without end."""
+
+import re
+
+MAX_SHOWN_CHARACTERS = 1000
+"""A longer text is shown without its middle."""
+
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tabs and line ends, those that turn the direction of writing, and halves of pairs."""
+
+
+def printable(text: str) -> str:
+    """Return the text with an escape such as `\\x1b` in place of each character that no terminal should get."""
+    return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def shortened(text: str) -> str:
+    """Return the text, without its middle where it is long."""
+    half = MAX_SHOWN_CHARACTERS // 2
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
