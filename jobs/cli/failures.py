@@ -5,12 +5,12 @@ With `-o json` the error is one JSON object on stderr: {"error": â€¦, "next": â€
 
 import errno
 import itertools
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.contract.errors import Detached, TrainyardError
+from jobs.contract.display import json_text, printable, shortened
+from jobs.contract.errors import Detached, TrainyardError, UsageError
 
 ABORTED_EXIT_CODE = 1
 
@@ -20,6 +20,7 @@ def run_reporting(command: Callable[[Sequence[str]], Any], arguments: Sequence[s
     import typer
 
     try:
+        _check_utf_8(arguments)
         code = command(arguments)
     except TrainyardError as error:
         return _report(error, arguments)
@@ -35,17 +36,26 @@ def run_reporting(command: Callable[[Sequence[str]], Any], arguments: Sequence[s
     return code if isinstance(code, int) else 0
 
 
+def _check_utf_8(arguments: Sequence[str]) -> None:
+    """Raise UsageError where the shell gave bytes that are no text, which neither AWS nor a spec could take."""
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # noqa: PERF203 - the first one ends it
+            raise UsageError(f"argument {number}, {argument}, is not UTF-8", next_step="trainyard --help") from None
+
+
 def _report(error: TrainyardError, arguments: Sequence[str]) -> int:
     message = str(error.args[0])
     if _wants_json(arguments):
         report = {"error": message, "next": error.next_step, "exit_code": error.exit_code}
-        print(json.dumps(report, ensure_ascii=False), file=sys.stderr)
+        print(json_text(report), file=sys.stderr)
     else:
         prefix = "" if isinstance(error, Detached) else "error: "
         for line in message.splitlines():
-            print(prefix + line, file=sys.stderr)
+            print(prefix + printable(shortened(line)), file=sys.stderr)
         if error.next_step:
-            print(f"next: {error.next_step}", file=sys.stderr)
+            print(f"next: {printable(shortened(error.next_step))}", file=sys.stderr)
     return error.exit_code
 
 

@@ -1,6 +1,5 @@
 """The live view of a job that runs: a progress bar, the log above it, and the changes of its state."""
 
-import json
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from jobs.cli.tables import duration, stderr
+from jobs.cli.tables import duration, stderr, stdout
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
+from jobs.contract.display import json_text
 from jobs.contract.errors import Detached
 from jobs.contract.log_lines import Progress as ProgressLine
 
@@ -115,14 +115,16 @@ def prefix(line: LogLine) -> str:
 
 def line_json(line: LogLine) -> str:
     """One line as one JSON object."""
-    return json.dumps(
+    return json_text(
         {"time": line.time.isoformat(), "attempt": line.attempt, "node": line.node, "text": line.text},
-        ensure_ascii=False,
     )
 
 
 def print_line(line: LogLine, *, as_json: bool) -> None:
-    print(line_json(line) if as_json else prefix(line) + line.text)
+    if not as_json and sys.stdout.isatty():
+        stdout().print(Text(prefix(line)) + Text.from_ansi(line.text), soft_wrap=True)
+    else:
+        print(line_json(line) if as_json else prefix(line) + line.text)
 
 
 def print_heading(console: Console, attempt: int, *, origin: str) -> None:

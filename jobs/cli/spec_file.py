@@ -12,10 +12,22 @@ from typing import Any
 
 import yaml
 
+from jobs.contract.display import shortened
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.spec import JobSpec, parse_spec
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
+
+_MAX_BYTES = 1_000_000
+"""A spec has some hundred bytes; what is larger is something else."""
+
+_MAX_VALUES = 10_000
+"""A file has at most so many values, those counted again that an alias repeats."""
+
+_MAX_DEPTH = 100
+"""Values lie inside each other at most so deep."""
+
+_TOO_DEEP = "its values lie too deep inside each other"
 
 _SHOWN_CHARACTERS = 40
 """An error shows so many characters of a value that cannot be read."""
@@ -35,7 +47,7 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
     Raises NotFoundError where there is no such file, UsageError for everything wrong inside it or in `overrides`.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = _read(path).decode("utf-8")
     except FileNotFoundError:
         raise NotFoundError(f"{path}: no such file{_closest(path)}", next_step="trainyard submit SPEC") from None
     except IsADirectoryError:
@@ -45,6 +57,8 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         raise UsageError(
             f"{path}: line {line}: byte {error.object[error.start]:#04x} is not UTF-8", next_step="save it as UTF-8"
         ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
     documents = _parse(text, origin=str(path)) or [_Document(1, None)]
     for override in overrides:
         _override([document.data for document in documents], override)
@@ -56,6 +70,15 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
             raise UsageError(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
         specs[spec.name] = spec
     return list(specs.values())
+
+
+def _read(path: Path) -> bytes:
+    """Return the bytes of a file, of a pipe or of a device. Raises UsageError where there are too many."""
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise UsageError(f"{path}: it is larger than {_MAX_BYTES // 1_000_000} MB, so it is no spec")
+    return content
 
 
 @dataclass(frozen=True)
@@ -76,12 +99,12 @@ def _parse(text: str, *, origin: str) -> list[_Document]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UsageError(f"{origin}: {place}{error.problem or error.context}") from None
+        raise UsageError(f"{origin}: {place}{shortened(str(error.problem or error.context))}") from None
     except yaml.YAMLError as error:
         # A character that YAML forbids; its message carries lines of its own about the reader.
         raise UsageError(f"{origin}: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise UsageError(f"{origin}: its values lie too deep inside each other") from None
+        raise UsageError(f"{origin}: {_TOO_DEEP}") from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -91,8 +114,37 @@ def _parse(text: str, *, origin: str) -> list[_Document]:
 class _Loader(yaml.SafeLoader):
     """A SafeLoader that refuses a key given twice, of which PyYAML would silently keep the last.
 
-    It also says where a value is that looks like a date or a number and is none.
+    It also says where a value is that looks like a date or a number and is none, and it stops at what is too large:
+    a few hundred bytes of aliases can stand for more values than any machine holds.
     """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._values = 0
+        self._sizes: dict[yaml.Node, int] = {}
+        """How many values each finished node holds, itself included."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        before = self._values
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, event.start_mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if not isinstance(event, yaml.AliasEvent):
+            self._values += 1
+            self._sizes[node] = self._values - before
+        elif node in self._sizes:
+            self._values += self._sizes[node]
+        else:
+            raise yaml.composer.ComposerError(None, None, f"'{event.anchor}' lies inside itself", event.start_mark)
+        if self._values > _MAX_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {_MAX_VALUES} values", event.start_mark)
+        return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:

@@ -23,6 +23,7 @@ from jobs.client.job import Job
 from jobs.client.logs import LogReader
 from jobs.client.references import resolve
 from jobs.client.storage import delete_spec, put_spec, read_receipt
+from jobs.contract.display import printable
 from jobs.contract.errors import (
     Detached,
     JobFailedError,
@@ -208,7 +209,7 @@ def watch(
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state == "FAILED" and not show_log:
         for line in view.tail:
-            print(line, file=sys.stderr)
+            print(printable(line), file=sys.stderr)
     return job, read_receipt(aws, location)
 
 

@@ -1,18 +1,19 @@
 """Runs, jobs, receipts and plans as tables and as JSON."""
 
 import dataclasses
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.budget import NOTHING_SPENT
+from jobs.contract.display import json_text, printable
 from jobs.contract.plan import Plan
 from jobs.contract.records import Receipt
 
@@ -49,7 +50,15 @@ def _console(*, width: int | None, stderr: bool = False) -> Console:
 
     `:secret:` in an ARN is no emoji, and brackets in a path are no style.
     """
-    return Console(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
+    return _PrintableConsole(stderr=stderr, width=width, highlight=False, emoji=False, markup=False)
+
+
+class _PrintableConsole(Console):
+    """Shows no control character of a text, whoever wrote it: a terminal would obey."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
 def show(table: Table, *, on: Console) -> None:
@@ -64,7 +73,7 @@ def show(table: Table, *, on: Console) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    print(json_text(value, indent=2))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
@@ -74,7 +83,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Table:
     table.add_column(overflow="fold")
     for label, value in rows:
         if value:
-            table.add_row(label, Text(value))
+            table.add_row(printable(label), Text(printable(value)))
     return table
 
 
@@ -227,7 +236,7 @@ def attempts_table(attempts: Iterable[JobAttempt]) -> Table:
             moment(attempt.started_at),
             moment(attempt.stopped_at) or "runs",
             "" if attempt.exit_code is None else str(attempt.exit_code),
-            attempt.reason,
+            printable(attempt.reason),
         )
     return table
 
@@ -237,7 +246,7 @@ def findings_table(findings: "Iterable[Finding]") -> Table:
     table = columns("", "LOOKED AT")
     table.add_column("FOUND", overflow="fold")
     for finding in findings:
-        text = Text(finding.text)
+        text = Text(printable(finding.text))
         if finding.next_step:
             text.append(f"\nNext: {finding.next_step}", style="dim")
         table.add_row(Text(finding.verdict, style=_VERDICT_STYLES[finding.verdict]), finding.about, text)

@@ -1,6 +1,8 @@
 """Text that others wrote, made fit to be shown: without characters that steer a terminal, and not without end."""
 
+import json
 import re
+from typing import Any
 
 MAX_SHOWN_CHARACTERS = 1000
 """A longer text is shown without its middle."""
@@ -10,8 +12,14 @@ _UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069
 
 
 def printable(text: str) -> str:
-    """Return the text with an escape such as `\\x1b` in place of each character that no terminal should get."""
+    """Return the text with an escape, of letters and digits, for each character that no terminal should get."""
     return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return the value as JSON that is fit for a terminal: the same characters are escapes of JSON's own."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return _UNSHOWABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def shortened(text: str) -> str:

@@ -79,8 +79,9 @@ def check_overrides(request: Mapping[str, Any]) -> None:
     command = properties["taskProperties"][0]["containers"][0]["command"]
     longest = max(command, key=len).partition("=")[0].removeprefix("--").replace("-", "_")
     raise UsageError(
-        f"arguments: the job's command line and variables have {length} characters, and '{longest}' is the longest argument; "
-        f"Amazon ECS takes {MAX_OVERRIDES_CHARACTERS}, of which {_BATCH_VARIABLES_CHARACTERS} are kept for what AWS Batch adds",
+        f"arguments: the job's command line and variables have {length} characters, and '{longest}' is the longest "
+        f"argument; Amazon ECS takes {MAX_OVERRIDES_CHARACTERS}, of which {_BATCH_VARIABLES_CHARACTERS} are kept for "
+        "what AWS Batch adds",
         next_step=f"shorten '{longest}': join its files into fewer, or give them shorter names",
     )
 

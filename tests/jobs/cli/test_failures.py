@@ -105,6 +105,24 @@ def test_errors_are_json_where_the_output_is(trainyard: Trainyard) -> None:
     assert json.loads(usage.stderr)["exit_code"] == usage.returncode == 2
 
 
+def test_an_argument_that_is_not_utf_8(trainyard: Trainyard) -> None:
+    for arguments in (["status", "\udcff"], ["submit", "\udcff.yaml"], ["submit", REVIEWS, "--set", "name=\udcff"]):
+        finished = trainyard(*arguments, environment={**KEYS, **REGION})
+        check(finished, exit_code=2, error="argument ")
+        assert "is not UTF-8" in finished.stderr
+
+
+def test_control_characters_do_not_reach_the_terminal(trainyard: Trainyard, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(REVIEWS.read_text() + '"\\e]0;owned\\a\\e[2J\\x9b": 1\n')
+    (tmp_path / "half.yaml").write_text(REVIEWS.read_text() + '"\\e[2J\\ud800": 1\n')
+    json_output = ["submit", "bad.yaml", "-o", "json"]
+    for arguments in (["submit", "bad.yaml"], ["submit", "half.yaml"], json_output, ["\x1b[2Jsubmit"]):
+        finished = trainyard(*arguments)
+        assert finished.returncode == 2
+        assert "Traceback" not in finished.stderr
+        assert not set(finished.stdout + finished.stderr) & {"\x1b", "\x07", "\x9b"}
+
+
 @pytest.mark.parametrize("command", [["local", "status"], ["local", "env"]])
 def test_no_embedded_aws_to_speak_of(trainyard: Trainyard, command: list[str]) -> None:
     check(trainyard(*command), exit_code=3, error="no embedded AWS runs", next_step="trainyard local up")

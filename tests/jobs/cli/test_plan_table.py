@@ -1,10 +1,11 @@
 """What a submitter reads of the price before paying."""
 
+import json
 from typing import Any
 
 import pytest
 
-from jobs.cli.tables import pairs, plan_json, plan_table, show
+from jobs.cli.tables import pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
 from jobs.contract.plan import plan
 from tests.support.jobs.planning import LARGE, RUN_ID, spec
@@ -38,3 +39,19 @@ def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     show(pairs([("secret", arn)]), on=console())
     console().print(arn)
     assert capsys.readouterr().out.count(arn) == 2
+
+
+def test_text_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show(pairs([("reason", "\x1b]0;owned\x07it failed\x9b2J")]), on=console())
+    console().print("and \x1b[2J\ud800")
+    shown = capsys.readouterr().out
+    assert not set(shown) & {"\x1b", "\x07", "\x9b", "\ud800"}
+    assert "it failed" in shown
+
+
+def test_json_cannot_steer_the_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "caf\xe9 \x1b\x7f\x9b\ud800\n"
+    print_json({"reason": text})
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == {"reason": text}
+    assert "caf\xe9 \\u001b\\u007f\\u009b\\ud800\\n" in shown

@@ -1,3 +1,6 @@
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,64 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes,
         read_spec(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def _bomb(first: str, further: str) -> str:
+    """Each of 40 values holds the one before it twice."""
+    lines = [first, *(further.format(number, number - 1) for number in range(1, 40))]
+    return GOOD + "".join(f"{line}\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("#" * 60_000_000, "it is larger than 1 MB", id="60 MB"),
+        pytest.param(_bomb("k0: &k0 [x, x]", "k{0}: &k{0} [*k{1}, *k{1}]"), "more than 10000 values", id="aliases"),
+        pytest.param(
+            _bomb("k0: &k0 {a: 1, b: 2}", "k{0}: &k{0} {{<<: [*k{1}, *k{1}]}}"), "more than 10000 values", id="merges"
+        ),
+        pytest.param(
+            GOOD + "".join(f"k{number}: 1\n" for number in range(90_000)), "more than 10000 values", id="entries"
+        ),
+        pytest.param("- a\n" * 200_000, "more than 10000 values", id="items"),
+        pytest.param("---\n" * 200_000, "more than 10000 values", id="documents"),
+        pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
+        pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
+        pytest.param(f"name: *{'a' * 500_000}\n", "found undefined alias", id="a long name of an alias"),
+        pytest.param(f"{'a' * 900: <1100}: x\nname: &\n", "spec.yaml: line ", id="a key that is too long"),
+    ],
+)
+def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
+    began = time.process_time()
+    with pytest.raises(UsageError) as error:
+        read_specs(write(tmp_path, text))
+    assert message in str(error.value)
+    assert len(str(error.value)) < 2000
+    assert time.process_time() - began < 5
+
+
+def test_aliases_and_merges_of_everyday_size_are_read(tmp_path: Path) -> None:
+    text = GOOD.replace("arguments:", "arguments:\n  <<: &same {seed: 7, epochs: 2}") + "resources: &one {nnodes: 1}\n"
+    second = "---\nname: second\njob: finetune-classification\nresources: &one {nnodes: 1}\n"
+    path = write(tmp_path, text + second + "arguments: {model: m, train_data: [&t t.csv, *t]}\n")
+    first, other = read_specs(path)
+    assert (first.arguments["seed"], first.arguments["epochs"]) == (7, 2)
+    assert len(other.arguments["train_data"]) == 2
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/proc/self/mem"])
+def test_a_device_is_no_spec(device: str) -> None:
+    with pytest.raises(UsageError, match=f"^{device}: "):
+        read_spec(Path(device))
+
+
+def test_a_spec_may_come_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "spec.fifo"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(GOOD,))
+    writer.start()
+    assert read_spec(pipe).name == "reviews"
+    writer.join()
 
 
 def test_several_mistakes_are_named_at_once(tmp_path: Path) -> None:
