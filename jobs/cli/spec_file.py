@@ -126,11 +126,11 @@ class _Loader(yaml.SafeLoader):
         """How many values each finished node holds, itself included."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        before = self._values
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark, before = event.start_mark, self._values
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, event.start_mark)
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP, mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
@@ -141,9 +141,9 @@ class _Loader(yaml.SafeLoader):
         elif node in self._sizes:
             self._values += self._sizes[node]
         else:
-            raise yaml.composer.ComposerError(None, None, f"'{event.anchor}' lies inside itself", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"'{event.anchor}' lies inside itself", mark)
         if self._values > _MAX_VALUES:
-            raise yaml.composer.ComposerError(None, None, f"more than {_MAX_VALUES} values", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"more than {_MAX_VALUES} values", mark)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

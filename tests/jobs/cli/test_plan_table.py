@@ -1,12 +1,16 @@
 """What a submitter reads of the price before paying."""
 
 import json
+import sys
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
+from jobs.cli.live import print_line
 from jobs.cli.tables import pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
+from jobs.client.logs import LogLine
 from jobs.contract.plan import plan
 from tests.support.jobs.planning import LARGE, RUN_ID, spec
 
@@ -55,3 +59,14 @@ def test_json_cannot_steer_the_terminal_either(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert json.loads(shown) == {"reason": text}
     assert "caf\xe9 \\u001b\\u007f\\u009b\\ud800\\n" in shown
+
+
+def test_a_log_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = "\x1b]0;owned\x07\x1b[2Jit is \x9bdone [1]"
+    print_line(LogLine(time=datetime.now(timezone.utc), attempt=1, node=0, text=text), as_json=False)
+    shown = capsys.readouterr().out
+    assert not {"\x07", "\x9b"} & set(shown)
+    assert "\x1b[2J" not in shown
+    assert shown.startswith("[node 0] ")
+    assert "done [1]" in shown
