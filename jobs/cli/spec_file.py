@@ -27,6 +27,9 @@ _MAX_VALUES = 10_000
 _MAX_DEPTH = 100
 """Values lie inside each other at most so deep."""
 
+_MAX_DIGITS = 1000
+"""A longer number, in hexadecimal or sexagesimal digits, takes PyYAML minutes, or can't be shown by Python."""
+
 _TOO_DEEP = "its values lie too deep inside each other"
 
 _SHOWN_CHARACTERS = 40
@@ -148,6 +151,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
+            _check_digits(node)
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
             # What PyYAML's own constructors raise: of 2020-13-45, of a number of 5,000 digits, of `!!bool maybe`.
@@ -171,6 +175,11 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _check_digits(node: yaml.Node) -> None:
+    if node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_DIGITS:
+        raise ValueError(f"more than {_MAX_DIGITS} digits")
 
 
 def read_spec_text(text: str, overrides: Sequence[str], *, origin: str) -> tuple[JobSpec, JobSpec]:

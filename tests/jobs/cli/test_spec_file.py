@@ -83,6 +83,8 @@ def _bomb(first: str, further: str) -> str:
         pytest.param("---\n" * 200_000, "more than 10000 values", id="documents"),
         pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
         pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
+        pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
+        pytest.param(f"attempts: 1{':01' * 100_000}\n", "cannot be read as int (more than 1000", id="sexagesimal"),
         pytest.param(f"name: *{'a' * 500_000}\n", "found undefined alias", id="a long name of an alias"),
         pytest.param(f"{'a' * 900: <1100}: x\nname: &\n", "spec.yaml: line ", id="a key that is too long"),
     ],
