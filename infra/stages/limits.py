@@ -86,8 +86,16 @@ Emails = Annotated[
 
 # GitHub. A wildcard in one of these would let other repositories in.
 Repository = Annotated[str, like(r"[\w.-]+/[\w.-]+", "'owner/name'")]
-GitHubEnvironment = Annotated[str, like(r"[\w .-]{1,255}", "a name")]
-Branch = Annotated[str, like(r"[\w./-]{1,255}", "a branch's name")]
+GitHubEnvironment = Annotated[str, like(r"(?! )[\w .-]{1,255}(?<! )", "a name")]
+Branch = Annotated[
+    str,
+    # A role that trusts refs/heads/refs/heads/main can be assumed by nobody.
+    accepted(
+        lambda value: not value.startswith("refs/"),
+        "must be a branch's name without 'refs/heads/' before it, not '{}'",
+    ),
+    like(r"(?!/)[\w./-]{1,255}(?<!/)", "a branch's name"),
+]
 OidcProvider = Annotated[
     str,
     like(

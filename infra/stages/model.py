@@ -118,7 +118,7 @@ class GitHub:
     environment: limits.GitHubEnvironment | None = None
     """GitHub environment whose protection rules guard the stage. None: the branch below."""
     branch: limits.Branch = "main"
-    """Branch that may deploy where no environment is named."""
+    """Branch that may deploy where no environment is named, without `refs/heads/`."""
     oidc_provider_arn: limits.OidcProvider | None = None
     """The account's provider of token.actions.githubusercontent.com, of which there can be one. None: it is made."""
 

@@ -113,7 +113,22 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("deploy_from", GitHub(repository="trainyard"), "repository: must be 'owner/name', not 'trainyard'"),
         ("deploy_from", GitHub(repository="org/*"), "repository: must be 'owner/name', not 'org/*'"),
         ("deploy_from", GitHub(repository="org/trainyard", branch="*"), "branch: must be a branch's name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", branch="refs/heads/main"),
+            "branch: must be a branch's name without 'refs/heads/' before it, not 'refs/heads/main'",
+        ),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", branch="release/"),
+            "branch: must be a branch's name, not 'release/'",
+        ),
         ("deploy_from", GitHub(repository="org/trainyard", environment="*"), "environment: must be a name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", environment="production "),
+            "environment: must be a name, not 'production '",
+        ),
         (
             "deploy_from",
             GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
