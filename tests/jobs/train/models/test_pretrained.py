@@ -62,9 +62,9 @@ def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
     with pytest.raises(UsageError) as refused:
         local.model(both)
     assert one_line(refused.value) == (
-        f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is hidden "
-        "in one (CVE-2025-32434). Next: save the model once more with save_pretrained(…, safe_serialization=True), which "
-        "makes model.safetensors, or take a release with PyTorch 2.6 or later"
+        f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is "
+        "hidden in one (CVE-2025-32434). Next: save the model once more with save_pretrained(…, "
+        "safe_serialization=True), which makes model.safetensors, or take a release with PyTorch 2.6 or later"
     )
 
 
@@ -146,7 +146,7 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
         lambda: finetune_classification._tokenizer(model, "s3://models/m"),
         lambda: finetune_classification._model(model, "s3://models/m", ["bad", "good"]),
     ):
-        with pytest.raises(UsageError, match="^s3://models/m: it"):
+        with pytest.raises(UsageError, match=r"^s3://models/m: it"):
             load()
     assert not (tmp_path / "was-run").exists()
 
