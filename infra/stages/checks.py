@@ -12,6 +12,7 @@ from infra.stages.limits import OUT_OF_LIMITS
 from infra.stages.loading import load
 from infra.stages.model import Pool, Stage
 from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group
+from infra.stages.regions import zone_prefix
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.stage import SHARED_PREFIX, share_identifier
 
@@ -118,8 +119,26 @@ def _what_does_not_fit(stage: Stage) -> Iterator[str]:
         yield f"nat_gateways: must be from 0 to {zones}, one a zone, not {stage.nat_gateways}"
     if stage.vpc and stage.availability_zone_ids:
         yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
+    yield from _zone_mistakes(stage)
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)
+
+
+def _zone_mistakes(stage: Stage) -> Iterator[str]:
+    """Yield what is wrong with zones that are not all in one region, or not in the stage's."""
+    zones: dict[str, str] = {}
+    for zone in stage.availability_zone_ids:
+        prefix, found, _ = zone.partition("-az")
+        if found:  # An id of another form has been refused already.
+            zones.setdefault(prefix, zone)
+    expected = zone_prefix(stage.region) if stage.region else None
+    if len(zones) > 1:
+        one, other, *_ = zones.values()
+        yield f"availability_zone_ids: '{one}' and '{other}' are in different regions, but a stage has one region"
+    elif expected:
+        for prefix, zone in zones.items():
+            if prefix != expected:
+                yield f"availability_zone_ids: '{zone}' is not in '{stage.region}', whose zones begin with '{expected}'"
 
 
 def _team_mistakes(stage: Stage) -> Iterator[str]:

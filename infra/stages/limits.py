@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from infra.stages.regions import closest_regions, is_region
 from jobs.contract.stage import TEAM_PATTERN
 
 OUT_OF_LIMITS = "out_of_limits"
@@ -40,9 +41,24 @@ def distinct(otherwise: str) -> AfterValidator:
     return accepted(lambda values: len(set(values)) == len(values), otherwise)
 
 
+def _region(value: str) -> str:
+    """Refuse what is no region of AWS, with the regions that may be meant."""
+    if not is_region(value):
+        meant = " or ".join(f"'{region}'" for region in closest_regions(value))
+        said = f"must be a region of AWS that infra/stages/regions.py knows, not '{value}'"
+        raise PydanticCustomError(
+            OUT_OF_LIMITS, "{said}", {"said": f"{said}; did you mean {meant}?" if meant else said}
+        )
+    return value
+
+
 def _ec2_id(kind: str) -> AfterValidator:
     return like(rf"{kind}-[0-9a-f]{{8,17}}", f"like '{kind}-0123456789abcdef0'")
 
+
+# Where it is deployed
+Account = Annotated[str, like(r"[0-9]{12}", "the 12 digits of an account's id")]
+Region = Annotated[str, AfterValidator(_region)]
 
 # Names
 StageName = Annotated[
@@ -86,8 +102,16 @@ Emails = Annotated[
 
 # GitHub. A wildcard in one of these would let other repositories in.
 Repository = Annotated[str, like(r"[\w.-]+/[\w.-]+", "'owner/name'")]
-GitHubEnvironment = Annotated[str, like(r"[\w .-]{1,255}", "a name")]
-Branch = Annotated[str, like(r"[\w./-]{1,255}", "a branch's name")]
+GitHubEnvironment = Annotated[str, like(r"(?! )[\w .-]{1,255}(?<! )", "a name")]
+Branch = Annotated[
+    str,
+    # A role that trusts refs/heads/refs/heads/main can be assumed by nobody.
+    accepted(
+        lambda value: not value.startswith("refs/"),
+        "must be a branch's name without 'refs/heads/' before it, not '{}'",
+    ),
+    like(r"(?!/)[\w./-]{1,255}(?<!/)", "a branch's name"),
+]
 OidcProvider = Annotated[
     str,
     like(
@@ -118,7 +142,12 @@ ZoneIds = Annotated[
 Nodes = Annotated[int, between(0, 1_000)]
 NodesAtLeastOne = Annotated[int, between(1, 1_000)]
 Share = Annotated[float, between(0.01, 1_000)]  # Batch's weight factor, its inverse, goes from 0.0001 to 999.9999
-UsdAMonth = Annotated[float, accepted(lambda value: value > 0, "must be above 0, not {}")]
+UsdAMonth = Annotated[
+    float,
+    accepted(lambda value: value > 0, "must be above 0, not {}"),
+    # JSON, and so a template, has no infinity.
+    accepted(lambda value: value <= 1e9, "must be at most 1000000000 (None: no budget), not {}"),
+]
 Reclaims = Annotated[int, between(1, 10)]  # Batch starts a job ten times at most
 FailedJobs = Annotated[int, accepted(lambda value: value >= 1, "must be at least 1, not {}")]
 VolumeGib = Annotated[int, between(100, 16_384)]  # the Gaudi image takes tens of GiB; gp3 ends at 16 TiB

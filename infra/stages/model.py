@@ -118,7 +118,7 @@ class GitHub:
     environment: limits.GitHubEnvironment | None = None
     """GitHub environment whose protection rules guard the stage. None: the branch below."""
     branch: limits.Branch = "main"
-    """Branch that may deploy where no environment is named."""
+    """Branch that may deploy where no environment is named, without `refs/heads/`."""
     oidc_provider_arn: limits.OidcProvider | None = None
     """The account's provider of token.actions.githubusercontent.com, of which there can be one. None: it is made."""
 
@@ -131,9 +131,9 @@ class Stage:
 
     name: limits.StageName
     teams: tuple[Team, ...]
-    account: str | None = None
-    """None: whichever the credentials belong to at deploy time."""
-    region: str | None = None
+    account: limits.Account | None = None
+    """The 12 digits of its id. None: whichever the credentials belong to at deploy time."""
+    region: limits.Region | None = None
     """None: whichever the CDK CLI is set to. dl1.24xlarge is (or was) offered in us-east-1 and us-west-2 only."""
 
     # What jobs run on
@@ -186,7 +186,8 @@ class Stage:
     vpc: ExistingVpc | None = None
     """None: the stage makes its own."""
     availability_zone_ids: limits.ZoneIds = ()
-    """Zones of the subnets, by id (`use1-az2`), which means the same zone in every account, unlike its letter.
+    """Zones of the subnets, all in the stage's region, by id (`use1-az2`), which means the same zone in every account,
+    unlike its letter.
 
     None given: where the region is given and the instance type's row knows its zones there, those; else the first two
     that the region lists. `python -m infra.preflight` asks EC2 which zones offer the type.

@@ -71,6 +71,14 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("fsx_gib", 1_000, "must be 0, 1200 or a multiple of 2400, not 1000"),
         ("fsx_gib", -2_400, "must be 0, 1200 or a multiple of 2400, not -2400"),
         ("monthly_budget_usd", 0.0, "must be above 0, not 0"),
+        ("monthly_budget_usd", float("nan"), "must be above 0, not nan"),
+        ("monthly_budget_usd", float("inf"), "must be at most 1000000000 (None: no budget), not inf"),
+        ("monthly_budget_usd", 2e9, "must be at most 1000000000 (None: no budget), not 2e+09"),
+        ("account", "", "must be the 12 digits of an account's id, not ''"),
+        ("account", "*", "must be the 12 digits of an account's id, not '*'"),
+        ("account", "12345", "must be the 12 digits of an account's id, not '12345'"),
+        ("account", "123456789012 ", "must be the 12 digits of an account's id, not '123456789012 '"),
+        ("account", "\uff11" * 12, "must be the 12 digits of an account's id, not '" + "\uff11" * 12 + "'"),
         (
             "permissions_boundary",
             "arn:aws:iam::aws:policy/x",
@@ -113,7 +121,22 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("deploy_from", GitHub(repository="trainyard"), "repository: must be 'owner/name', not 'trainyard'"),
         ("deploy_from", GitHub(repository="org/*"), "repository: must be 'owner/name', not 'org/*'"),
         ("deploy_from", GitHub(repository="org/trainyard", branch="*"), "branch: must be a branch's name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", branch="refs/heads/main"),
+            "branch: must be a branch's name without 'refs/heads/' before it, not 'refs/heads/main'",
+        ),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", branch="release/"),
+            "branch: must be a branch's name, not 'release/'",
+        ),
         ("deploy_from", GitHub(repository="org/trainyard", environment="*"), "environment: must be a name, not '*'"),
+        (
+            "deploy_from",
+            GitHub(repository="org/trainyard", environment="production "),
+            "environment: must be a name, not 'production '",
+        ),
         (
             "deploy_from",
             GitHub(repository="org/trainyard", oidc_provider_arn="arn:aws:iam::123456789012:role/x"),
@@ -185,6 +208,10 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
         ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
         ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
         ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be above 0, not -5"),
+        (
+            (Team(name="a", monthly_budget_usd=float("inf")),),
+            "team 'a': monthly_budget_usd: must be at most 1000000000 (None: no budget), not inf",
+        ),
         (
             (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
             "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
@@ -311,6 +338,8 @@ def test_every_mistake_is_told_at_once() -> None:
         {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
         {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER),)},
         {"nat_gateways": 3, "availability_zone_ids": ("use1-az1", "use1-az2", "use1-az4")},
+        {"monthly_budget_usd": 1_000_000_000},
+        {"account": "012345678901", "region": "us-west-2"},
         {"machine_image": "ami-0123456789abcdef0"},
         {"retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER, machine_image="ami-0123456789abcdef0"),)},
         {
@@ -371,3 +400,27 @@ def test_a_vpc_that_is_there_has_its_own_zones() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=TEAMS, vpc=vpc, availability_zone_ids=("use1-az2",)))
     assert str(caught.value) == f"{WHERE}availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
+
+
+def test_zones_are_of_one_region() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, availability_zone_ids=("use1-az2", "usw2-az1")))
+    assert str(caught.value) == (
+        f"{WHERE}availability_zone_ids: 'use1-az2' and 'usw2-az1' are in different regions, but a stage has one region"
+    )
+
+
+def test_zones_are_of_the_stages_region() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, region="eu-west-1", availability_zone_ids=("use1-az2", "use1-az4")))
+    assert str(caught.value) == (
+        f"{WHERE}availability_zone_ids: 'use1-az2' is not in 'eu-west-1', whose zones begin with 'euw1'"
+    )
+    check(Stage(name="test", teams=TEAMS, region="eu-west-1", availability_zone_ids=("euw1-az2", "euw1-az3")))
+
+
+def test_zones_are_not_compared_with_a_region_that_is_none() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=TEAMS, region="nowhere", availability_zone_ids=("use1-az2",)))
+    assert str(caught.value).startswith(f"{WHERE}region: ")
+    assert "\n" not in str(caught.value)
