@@ -36,7 +36,8 @@ def usd_per_hour(row: InstanceType, capacity: Capacity | None) -> float:
 
 
 def duration_seconds(attempt: Attempt) -> float:
-    return ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds()
+    """Return how long an attempt took, never below 0: its machine's clock may have been set back meanwhile."""
+    return max(0.0, ((attempt.finished_at or attempt.last_seen_at) - attempt.started_at).total_seconds())
 
 
 def instance_hours(attempt: Attempt) -> float:

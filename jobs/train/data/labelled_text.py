@@ -21,6 +21,9 @@ GLUE = "hf://nyu-mll/glue"
 _NUMBER = re.compile(r"-?\d{1,4000}", re.ASCII)
 """Python converts no text of more than 4,300 digits."""
 
+_FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+"""How a table without types, as CSV is, spells a score. A column of scores would become as many classes."""
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
 
@@ -229,7 +232,10 @@ def class_names(table: Table, column: str) -> list[str]:
     kinds = [_kind(value) for value in values]
     for row, kind in enumerate(kinds):
         if kind is None:
-            raise UsageError(f"{table.place(row)}: '{column}' is {values[row]!r}, which is no class")
+            raise UsageError(
+                f"{table.place(row)}: '{column}' is {values[row]!r}, which is no class",
+                next_step="write each class as a name or as a whole number",
+            )
         if kind != kinds[0]:
             raise UsageError(
                 f"{table.place(row)}: '{column}' is the {kind} {values[row]!r}, but the {kinds[0]} {values[0]!r} in "
@@ -246,7 +252,10 @@ def class_names(table: Table, column: str) -> list[str]:
 
 def _kind(value: Any) -> str | None:
     if isinstance(value, str):
-        return "number" if _is_number(value) else ("name" if value.strip() and not _SURROGATE.search(value) else None)
+        if _is_number(value):
+            return "number"
+        text = value.strip()
+        return "name" if text and not _FRACTION.fullmatch(text) and not _SURROGATE.search(text) else None
     if isinstance(value, bool):
         return "name"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -286,5 +295,10 @@ def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
                 raise UsageError(f"{table.place(row)}: '{column}' is not text but {text!r}")
             if _SURROGATE.search(text):
                 raise UsageError(f"{table.place(row)}: '{column}' has half of a surrogate pair, which is no character")
+        if not any(text.strip() for text in table.columns[column]):
+            raise UsageError(
+                f"{table.location}: every '{column}' is empty; there is nothing to classify",
+                next_step="check the file, and which columns text_column and text_pair_column name",
+            )
     pairs = table.columns[source.text_pair] if source.text_pair else None
     return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)

@@ -374,6 +374,7 @@ def _load_data_set(location: str, *, streaming: bool) -> Any:
             split=options.get("split", "train"),
             revision=options.get("revision"),
             streaming=streaming,
+            trust_remote_code=False,  # the default of older releases is to run the data set's own code
         )
     except DatasetNotFoundError as error:
         raise NotFoundError(f"{location}: {error}", next_step="check the name; a gated one needs HF_TOKEN") from None

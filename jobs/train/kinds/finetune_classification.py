@@ -150,7 +150,7 @@ def _tokenizer(folder: Path, location: str) -> Any:
     from transformers import AutoTokenizer
 
     with _explained_loading(location, "its tokenizer cannot be loaded"):
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _model(folder: Path, location: str, names: list[str], *, packing: bool = False, **further: Any) -> Any:
@@ -169,6 +169,8 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
             label2id={name: number for number, name in enumerate(names)},
             # A head of another fine-tuning, with another number of classes, is replaced.
             ignore_mismatched_sizes=True,
+            # Where it is not said, transformers asks on standard input whether to run the model's own code.
+            trust_remote_code=False,
             **further,
         )
 

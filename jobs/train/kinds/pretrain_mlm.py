@@ -216,7 +216,7 @@ def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder / packed_tokens.TOKENIZER)
+    return AutoTokenizer.from_pretrained(folder / packed_tokens.TOKENIZER, trust_remote_code=False)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def _save(tokenizer: Any, folder: Path, arguments: TrainTokenizer) -> None:
         do_lower_case=arguments.lowercase,
         model_max_length=arguments.model_max_length,
     ).save_pretrained(folder)
-    loaded = AutoTokenizer.from_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     _check_same(tokenizer, loaded.backend_tokenizer, ["Some text, Ünïcode 漢字 [MASK].", "café İstanbul ΟΔΟΣ"])
 
 

@@ -6,9 +6,11 @@ end; so an attempt whose node was lost still has its last heartbeat. A run that 
 
 import json
 import logging
+import re
 import threading
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timezone
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +41,9 @@ _LAST_HEARTBEAT_SECONDS = 5.0
 
 NO_BUDGET = Budget()
 
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+"""The name of a record, without its ending."""
+
 State = Literal["running", "interrupted", "succeeded", "failed"]
 
 
@@ -52,9 +57,11 @@ class AttemptRecord:
         self._s3 = object_store.connect()
         self._launch = launch
         self._scratch = scratch
+        self._clock = SteadyClock()
+        self._recorded = RecordedAttempts(self._s3, launch.run)
         job = job_id()
-        number = number_in_run(self._s3, launch.run, job_id=job, attempt=launch.attempt)
-        now = datetime.now(timezone.utc)
+        number = self._recorded.next_number(job_id=job, attempt=launch.attempt)
+        now = self._clock.now()
         self._attempt = Attempt(
             number=number,
             job_id=job,
@@ -83,9 +90,9 @@ class AttemptRecord:
 
     def spent(self) -> Spent:
         """Return what the run has taken up to now, over all its attempts."""
-        now = self._attempt.model_copy(update={"last_seen_at": datetime.now(timezone.utc)})
+        now = self._attempt.model_copy(update={"last_seen_at": self._clock.now()})
         if self._earlier is None:  # they do not change any more; S3 may fail when it is asked again
-            self._earlier = [item for item in _recorded(self._s3, self._launch.run) if item.number != now.number]
+            self._earlier = [item for item in self._recorded.read() if item.number != now.number]
         return spent([*self._earlier, now])
 
     def finish(self, end: End) -> None:
@@ -95,7 +102,7 @@ class AttemptRecord:
             # No longer: it may hang in tries of a service that is gone, and Batch's grace time runs.
             self._thread.join(_LAST_HEARTBEAT_SECONDS)
         state: State = {0: "succeeded", INTERRUPTED_EXIT_CODE: "interrupted"}.get(end.code, "failed")  # type: ignore[assignment]
-        ended = {"finished_at": datetime.now(timezone.utc), "exit_code": end.code, "reason": end.reason}
+        ended = {"finished_at": self._clock.now(), "exit_code": end.code, "reason": end.reason}
         self._attempt = self._attempt.model_copy(update=ended)
         try:
             self._write(state)
@@ -116,7 +123,7 @@ class AttemptRecord:
         status = RankStatus.read(self._scratch)
         self._attempt = self._attempt.model_copy(
             update={
-                "last_seen_at": datetime.now(timezone.utc),
+                "last_seen_at": self._clock.now(),
                 "resumed_from_step": status.resumed_from_step,
                 "last_step": status.last_step,
                 "changed": status.changed,
@@ -125,7 +132,7 @@ class AttemptRecord:
         run = self._launch.run
         object_store.write(self._s3, run / ATTEMPTS / f"{self.number}.json", _json(self._attempt))
         attempts = {self.number: self._attempt}
-        for earlier in _recorded(self._s3, run):
+        for earlier in self._recorded.read():
             attempts.setdefault(earlier.number, earlier)
         bill = receipt(
             run,
@@ -138,6 +145,76 @@ class AttemptRecord:
             on_instance=self._launch.on_instance,
         )
         object_store.write(self._s3, run / RECEIPT, _json(bill))
+
+
+class SteadyClock:
+    """Tells the time, in UTC, as its first reading of the clock plus what has passed since.
+
+    A clock that is set meanwhile would bill hours that nobody took, or give some back.
+    """
+
+    def __init__(self) -> None:
+        self._first = datetime.now(timezone.utc)
+        self._since = time.monotonic()
+
+    def now(self) -> datetime:
+        return self._first + timedelta(seconds=time.monotonic() - self._since)
+
+
+class RecordedAttempts:
+    """The records of a run's attempts on S3. One that cannot be read is left out, with a warning, and ends nothing."""
+
+    def __init__(self, s3: "S3Client", run: S3Location) -> None:
+        self._s3 = s3
+        self._run = run
+        self._warned: set[str] = set()
+
+    def read(self) -> list[Attempt]:
+        """Return all that can be read. Raises TrainyardError where S3 does not give them."""
+        return [attempt for attempt in self._by_name().values() if attempt is not None]
+
+    def next_number(self, *, job_id: str | None, attempt: int) -> int:
+        """Return the number that an attempt has in its run, which may have begun as another Batch job, on Spot.
+
+        It follows all that the jobs before have recorded. They have ended, so the answer is the same however often it
+        is asked for. What cannot be read keeps its number, or it would be written over.
+        Raises TrainyardError where S3 does not give the records.
+        """
+        before = [0]
+        for name, recorded in self._by_name().items():
+            if recorded is None:
+                before += [int(stem) for stem in [name.removesuffix(".json")] if _NUMBER.fullmatch(stem)]
+            elif recorded.job_id != job_id:
+                before.append(recorded.number)
+        return max(before) + attempt
+
+    def _by_name(self) -> dict[str, Attempt | None]:
+        found: dict[str, Attempt | None] = {}
+        for name in object_store.sizes(self._s3, self._run / ATTEMPTS):
+            content = object_store.read(self._s3, self._run / ATTEMPTS / name)
+            if content is not None:
+                found[name] = self._parsed(name, content)
+        return found
+
+    def _parsed(self, name: str, content: bytes) -> Attempt | None:
+        """Return the record; None where it is none. What only a later release writes is left out of it."""
+        try:
+            fields = json.loads(content)
+            unknown = sorted(set(fields) - set(Attempt.model_fields))
+            attempt = Attempt.model_validate({key: fields[key] for key in fields if key not in unknown})
+            spent([attempt])  # an older release may not know its instance type
+        except (TrainyardError, ValueError, TypeError, RecursionError):
+            self._warn(name, "cannot be read: it is left out, and so is what that attempt took")
+            return None
+        if unknown:
+            self._warn(name, f"holds what this release does not know ({', '.join(unknown)}): that is left out")
+        return attempt
+
+    def _warn(self, name: str, what: str) -> None:
+        """Warn once of each record: they are read every half minute."""
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning("warning: %s %s", self._run / ATTEMPTS / name, what)
 
 
 class BudgetWatch:
@@ -243,23 +320,6 @@ def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instan
         f"{note} These minutes were not spent on {instance.name} but on the machine that stood in for it "
         f"({attempts[-1].accelerator}); there they would have been others."
     )
-
-
-def number_in_run(s3: "S3Client", run: S3Location, *, job_id: str | None, attempt: int) -> int:
-    """Return the number that an attempt has in its run, which may have begun as another Batch job, on Spot.
-
-    It follows all that the jobs before have recorded. They have ended, so the answer is the same however often it is
-    asked for. Raises TrainyardError where the run cannot be read.
-    """
-    before = [recorded.number for recorded in _recorded(s3, run) if recorded.job_id != job_id]
-    return max(before, default=0) + attempt
-
-
-def _recorded(s3: "S3Client", run: S3Location) -> Iterator[Attempt]:
-    for name in object_store.sizes(s3, run / ATTEMPTS):
-        content = object_store.read(s3, run / ATTEMPTS / name)
-        if content is not None:
-            yield Attempt.model_validate_json(content)
 
 
 def _json(model: BaseModel) -> bytes:

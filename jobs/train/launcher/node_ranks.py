@@ -248,6 +248,8 @@ def _rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -
         # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.
         "USE_TF": "0",
         "USE_FLAX": "0",
+        # Releases of datasets before 4 run the code of a data set on the hub otherwise.
+        "HF_DATASETS_TRUST_REMOTE_CODE": "0",
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         LAUNCHER_PID_VARIABLE: str(os.getpid()),

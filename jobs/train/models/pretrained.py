@@ -3,7 +3,9 @@
 What is no model is refused with what it lacks, before a loader fails over it with an error that nobody understands.
 """
 
+import importlib.metadata
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 MODEL_TEXT = (".json", ".txt", ".model")
 """How the files end that are no weights: configuration, vocabulary, merges, SentencePiece models."""
+
+
+_SAFE_PICKLES = (2, 6)
+"""The release of PyTorch from which on it loads a pickle without running what is in it (CVE-2025-32434)."""
 
 
 def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) -> Path:
@@ -76,6 +82,22 @@ def _check_model(names: Iterable[str], location: str) -> None:
                 f"{location} is no model: it has no {what}; there is {there}",
                 next_step="name the folder that save_pretrained wrote, with its tokenizer",
             )
+    if any(_is_pickle(name) for name in weights) and _torch_release() < _SAFE_PICKLES:
+        raise UsageError(
+            f"{location} has its weights in {weights[0]} only, a pickle, and PyTorch {_torch_version()} may run code "
+            "that is hidden in one (CVE-2025-32434)",
+            next_step="save the model once more with save_pretrained(…, safe_serialization=True), which makes "
+            "model.safetensors, or take a release with PyTorch 2.6 or later",
+        )
+
+
+def _torch_version() -> str:
+    return importlib.metadata.version("torch")
+
+
+def _torch_release() -> tuple[int, ...]:
+    """Return the first two numbers of PyTorch's version; Habana's has letters behind them (2.5.1a0+git…)."""
+    return tuple(int(number) for number in re.findall(r"\d+", _torch_version())[:2])
 
 
 def _check_configuration(path: Path, location: str) -> None:

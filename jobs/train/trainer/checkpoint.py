@@ -228,9 +228,11 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         remote = rank.run / CHECKPOINTS / f"step-{step}"
         key = f"checkpoint/{step}"
         if rank.is_first:
-            # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
-            object_store.delete_all(s3, remote, [MANIFEST])
-            before = [other for other in _complete(listing(s3, rank.run / CHECKPOINTS)) if other < step]
+            complete = _complete(listing(s3, rank.run / CHECKPOINTS))
+            if step in complete:
+                # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
+                object_store.delete_all(s3, remote, [MANIFEST])
+            before = [other for other in complete if other < step]
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
         files = _described(folder)
@@ -258,7 +260,10 @@ class CheckpointUploads(TrainerCallback):  # type: ignore[misc]  # transformers 
         object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=tag)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
-        prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step)
+        try:
+            prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step)
+        except TrainyardError as error:  # what stays costs storage, and the next prune tries it again
+            log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
 
 
 def _described(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
+from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import Progress
 from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.train.channel import RankStatus
@@ -171,9 +172,8 @@ class MetricsFiles:
         self._folder = rank.scratch / "metrics"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
-        kept = _lines_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step)
-        self._lines.write(kept)
-        rows = [json.loads(line) for line in kept.splitlines()]
+        rows = _rows_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step, self._run / METRICS)
+        self._lines.writelines(json.dumps(row) + "\n" for row in rows)
         self.evaluated_steps = {row["step"] for row in rows if any(name.startswith("eval_") for name in row)}
         # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
@@ -228,13 +228,30 @@ class MetricsFiles:
                 object_store.write(self._s3, self._run / name, data)
 
 
-def _lines_up_to(content: bytes | None, step: int) -> str:
+def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:
     """Return what earlier attempts wrote, less the steps that this one does again, and less a result.
 
-    An attempt that was ended just after it had written its result is followed by one that comes to it again.
+    An attempt that was ended just after it had written its result is followed by one that comes to it again. A line
+    that cannot be read is left out with a warning: it is no reason not to train on.
     """
-    rows = ((line, json.loads(line)) for line in (content or b"").decode().splitlines())
-    return "".join(f"{line}\n" for line, row in rows if 0 < row["step"] <= step and RESULT_MARK not in row)
+    rows = [_row(line) for line in (content or b"").splitlines()]
+    if None in rows:
+        log.warning(
+            "warning: %s: %s line(s) cannot be read and are left out, the first is line %s",
+            place,
+            rows.count(None),
+            rows.index(None) + 1,
+        )
+    return [row for row in rows if row is not None and 0 < row["step"] <= step and RESULT_MARK not in row]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """Return the values of a line of metrics; None where it is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
 class StopOnNan(TrainerCallback):  # type: ignore[misc]  # transformers has no types

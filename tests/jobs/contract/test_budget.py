@@ -74,3 +74,7 @@ def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
     ) as error:
         plan(spec(max_hours=8), STAGE, run_id=RUN_ID, continued=continued)
     assert error.value.next_step == "set max_hours to more than 8.07"
+
+
+def test_a_clock_that_was_set_back_gives_no_credit() -> None:
+    assert spent([attempt(1, -240 * 60), attempt(2, 60)]).instance_hours == 1

@@ -63,8 +63,17 @@ def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> No
         ([True, False, "True"], ["False", "True"], [1, 0, 1]),
         (["--5", "-", "5-", "--5"], ["-", "--5", "5-"], [1, 0, 2, 1]),
         (["9" * 5000, "b", "b"], ["9" * 5000, "b"], [0, 1, 1]),
+        (["1.2.3", "v0.5", "3e8"], ["1.2.3", "3e8", "v0.5"], [0, 2, 1]),
     ],
-    ids=["names", "numbers in order of value", "numbers as text", "booleans", "names that look like numbers", "digits"],
+    ids=[
+        "names",
+        "numbers in order of value",
+        "numbers as text",
+        "booleans",
+        "names that look like numbers",
+        "digits",
+        "versions",
+    ],
 )
 def test_labels_become_classes_in_a_fixed_order(
     load: Load, labels: list[Any], names: list[str], numbers: list[int]
@@ -83,6 +92,9 @@ def test_labels_become_classes_in_a_fixed_order(
         (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is no class"),
         (["bad", " "], "train.jsonl, line 2: 'label' is ' ', which is no class"),
         ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
+        (["1", "0.5"], "train.jsonl, line 2: 'label' is '0.5', which is no class\nNext: write each class as a name or"),
+        (["-.25", "0.5"], "train.jsonl, line 1: 'label' is '-.25', which is no class"),
+        (["bad", " 1.5E-3 "], "train.jsonl, line 2: 'label' is ' 1.5E-3 ', which is no class"),
         ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
         ([1, float("inf")], "train.jsonl, line 2: 'label' is inf, which is no class"),
         (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
@@ -181,6 +193,18 @@ def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path
     arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
     with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's"):
         labelled_text.load(arguments, s3=no_s3)
+
+
+@pytest.mark.parametrize("column", ["text", "other"])
+def test_texts_that_are_all_empty_are_refused_with_their_table(load: Load, column: str) -> None:
+    rows = [{"text": "a", "other": "b", "label": number % 2} for number in range(3)]
+    assert len(load([*rows, {**rows[0], column: ""}], rows[:2], text_pair_column="other")[1]) == 4
+    empty = [{**row, column: " \n" * number} for number, row in enumerate(rows)]
+    for train, held_out, name in ((empty, rows, "train"), (rows, empty, "eval")):
+        with pytest.raises(
+            UsageError, match=rf"{name}\.jsonl: every '{column}' is empty; there is nothing to classify"
+        ):
+            load(train, held_out, text_pair_column="other")
 
 
 def test_the_seed_decides_which_examples_are_held_out(load: Load) -> None:

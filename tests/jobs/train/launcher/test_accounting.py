@@ -1,14 +1,27 @@
-"""The receipt over all attempts of a run."""
+"""The records of a run's attempts, and the receipt over all of them."""
 
-from datetime import datetime, timedelta, timezone
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone, tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
-from jobs.contract.records import Attempt
-from jobs.train.launcher.accounting import receipt
+from jobs.contract.records import Attempt, Receipt
+from jobs.train.accelerator import Accelerator
+from jobs.train.launcher import accounting
+from jobs.train.launcher.accounting import AttemptRecord, RecordedAttempts, receipt
+from jobs.train.launcher.outcome import End
+from jobs.train.launcher.request import Launch, parse
+from tests.support.train.launching import environment_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 STARTED = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 
@@ -45,3 +58,110 @@ def test_each_attempt_has_the_price_of_the_instance_type_that_it_ran_on() -> Non
         f"An estimate: instance hours times the dl1.24xlarge prices recorded on {gaudi.price_date} and the "
         f"p4d.24xlarge prices recorded on {gpus.price_date}."
     )
+
+
+def launch_of(run: S3Location, attempt: int = 1) -> Launch:
+    flags = ["finetune-classification", "--model=s3://data/model", "--train-data=s3://data/reviews.csv"]
+    environment = {"TRAINYARD_RUN_URI": str(run), "AWS_BATCH_JOB_ATTEMPT": str(attempt)}
+    return parse(["--instance-type=dl1.24xlarge", "--nproc-per-node=1", *flags], environment)
+
+
+@pytest.fixture
+def a_run(s3: "S3Client", s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3Location:
+    """A run without any record, on the S3 that the launcher finds."""
+    for name, value in environment_of(s3_endpoint).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.delenv("AWS_BATCH_JOB_ID", raising=False)
+    return S3Location("runs", f"research/{tmp_path.name}/")
+
+
+def recorded(run: S3Location, scratch: Path, attempt: int = 1) -> AttemptRecord:
+    accelerator = Accelerator(name="cpu", devices=0, reason="there is no card here")
+    return AttemptRecord(launch_of(run, attempt), accelerator, scratch, waited_instance_seconds=0)
+
+
+def test_a_clock_that_steps_back_takes_no_hour_from_the_receipt(
+    a_run: S3Location, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = iter(range(1000))
+
+    class SetBack(datetime):
+        """A clock that is set back by ten days each time that it is read."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "SetBack":
+            return cls(2026, 11, 21, tzinfo=tz) - timedelta(hours=240 * next(hours))
+
+    monkeypatch.setattr(accounting, "datetime", SetBack)
+    record = recorded(a_run, tmp_path)
+    record.start()
+    assert 0 <= record.spent().instance_hours < 0.1
+    record.finish(End(code=0, reason=None, cause="done"))
+
+    receipt = Receipt.model_validate_json(object_store.read(s3, a_run / "receipt.json") or b"")
+    assert 0 <= receipt.instance_hours < 0.1
+    [written] = receipt.attempts
+    assert written.finished_at is not None
+    assert written.started_at <= written.last_seen_at
+    assert written.started_at <= written.finished_at
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("1.json", lambda content: content[: len(content) // 2]),
+        ("1.json", lambda _: b"[]"),
+        ("1.json", lambda _: b"7"),
+        ("1.json", lambda _: b"\xff\x00"),
+        ("1.json", lambda _: b"[" * 100_000),
+        ("1.json", lambda content: content.replace(b"dl1.24xlarge", b"dl9.24xlarge")),
+        ("junk.json", lambda _: b"junk"),
+        ("notes/junk.json", lambda _: b"{}"),
+    ],
+    ids=["half", "a list", "a number", "not text", "nested", "a later instance type", "junk", "below a folder"],
+)
+def test_a_record_that_cannot_be_read_is_left_out_with_one_warning_that_names_it(
+    *,
+    name: str,
+    damage: Callable[[bytes], bytes],
+    a_run: S3Location,
+    s3: "S3Client",
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sound = attempt(1, 2, "dl1.24xlarge", "spot").model_dump_json().encode()
+    object_store.write(s3, a_run / "attempts" / "2.json", sound.replace(b'"number":1', b'"number":2'))
+    damaged = damage(sound)
+    object_store.write(s3, a_run / "attempts" / name, damaged)
+
+    record = recorded(a_run, tmp_path, attempt=3)
+    record.start()
+    assert record.spent().instance_hours == pytest.approx(2, abs=0.1)
+    record.finish(End(code=0, reason=None, cause="done"))
+
+    receipt = Receipt.model_validate_json(object_store.read(s3, a_run / "receipt.json") or b"")
+    assert [item.number for item in receipt.attempts] == [2, record.number]
+    assert object_store.read(s3, a_run / "attempts" / name) == damaged
+    assert [line for line in caplog.messages if "warning" in line] == [
+        f"warning: {a_run}attempts/{name} cannot be read: it is left out, and so is what that attempt took"
+    ]
+
+
+def test_a_record_of_a_later_release_counts_without_what_is_unknown_here(
+    a_run: S3Location, s3: "S3Client", caplog: pytest.LogCaptureFixture
+) -> None:
+    written = attempt(1, 2, "dl1.24xlarge", "spot")
+    content = {**written.model_dump(mode="json"), "flux_capacitor": {"charge": 1.21}}
+    object_store.write(s3, a_run / "attempts" / "1.json", json.dumps(content).encode())
+    assert RecordedAttempts(s3, a_run).read() == [written]
+    assert caplog.messages == [
+        f"warning: {a_run}attempts/1.json holds what this release does not know (flux_capacitor): that is left out"
+    ]
+
+
+def test_the_number_of_a_record_that_cannot_be_read_is_not_given_again(a_run: S3Location, s3: "S3Client") -> None:
+    records = RecordedAttempts(s3, a_run)
+    assert records.next_number(job_id="second", attempt=1) == 1
+    object_store.write(s3, a_run / "attempts" / "4.json", b'{"number": 4, "job')
+    assert records.next_number(job_id="second", attempt=1) == 5

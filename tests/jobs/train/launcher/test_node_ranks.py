@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.train.launcher.node_ranks import RankLines, memory_kills
-from jobs.train.launcher.request import Node
+from jobs.train.accelerator import Accelerator
+from jobs.train.launcher.node_ranks import RankLines, _rank_environment, memory_kills
+from jobs.train.launcher.request import Node, parse
 
 
 class FullDisk(io.StringIO):
@@ -36,6 +37,15 @@ def test_why_a_rank_fails_is_in_the_log_where_its_error_file_cannot_be_written(t
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, "error: no space left for a checkpoint\n"), ended.stderr
+
+
+def test_the_ranks_are_told_to_run_no_code_of_a_data_set(tmp_path: Path) -> None:
+    flags = ["finetune-classification", "--model=s3://data/model", "--train-data=s3://data/reviews.csv"]
+    launch = parse(
+        ["--instance-type=dl1.24xlarge", "--nproc-per-node=1", *flags], {"TRAINYARD_RUN_URI": "s3://runs/research/run/"}
+    )
+    accelerator = Accelerator(name="cpu", devices=0, reason="there is no card here")
+    assert _rank_environment(launch, accelerator, tmp_path)["HF_DATASETS_TRUST_REMOTE_CODE"] == "0"
 
 
 def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path) -> None:

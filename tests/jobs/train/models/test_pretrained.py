@@ -1,5 +1,6 @@
 """Models from S3 and local paths; each way in which one can be bad is told."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.train.kinds import finetune_classification
+from jobs.train.models import pretrained
+from jobs.train.rank import one_line
 from tests.support.train.launching import Run
 from tests.support.train.places import Place, refused
 from tests.support.train.reviews import reviews, write_jsonl
@@ -40,6 +43,29 @@ def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
 def test_weights_as_pickles_are_taken_where_there_are_no_others(remote: Place, tiny_bert: Path) -> None:
     location = put_model(remote, tiny_bert, "model.safetensors", more=("pytorch_model.bin",))
     assert (remote.model(location) / "pytorch_model.bin").stat().st_size == 10
+
+
+@pytest.mark.parametrize(
+    ("version", "is_safe"),
+    [("1.11.0", False), ("2.5.1a0+git6fc067b", False), ("2.6.0a0+git7e5e9ab", True), ("2.13.0+cpu", True)],
+)
+def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
+    version: str, *, is_safe: bool, local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "_torch_version", lambda: version)
+    both = put_model(local, tiny_bert, more=("pytorch_model.bin",))
+    assert local.model(both) == Path(both)
+    (Path(both) / "model.safetensors").unlink()
+    if is_safe:
+        assert local.model(both) == Path(both)
+        return
+    with pytest.raises(UsageError) as refused:
+        local.model(both)
+    assert one_line(refused.value) == (
+        f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is "
+        "hidden in one (CVE-2025-32434). Next: save the model once more with save_pretrained(…, "
+        "safe_serialization=True), which makes model.safetensors, or take a release with PyTorch 2.6 or later"
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,6 +125,28 @@ def test_a_configuration_that_is_none_is_refused(place: Place, tiny_bert: Path, 
 def load_model(folder: Path) -> None:
     finetune_classification._tokenizer(folder, "s3://models/m")
     finetune_classification._model(folder, "s3://models/m", ["bad", "good"])
+
+
+def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
+    (model / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
+    for name, classes in (
+        ("config.json", {"AutoConfig": "own.Own", "AutoModelForSequenceClassification": "own.Own"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["own.Own", None]}),
+    ):
+        content = json.loads((model / name).read_bytes())
+        content.update({"auto_map": classes, **({"model_type": "own"} if name == "config.json" else {})})
+        if name == "tokenizer_config.json":
+            content["tokenizer_class"] = "OwnTokenizer"
+        (model / name).write_text(json.dumps(content))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
+        finetune_classification._tokenizer(model, "s3://models/m")
+    with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
+        finetune_classification._model(model, "s3://models/m", ["bad", "good"])
+    assert not (tmp_path / "was-run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
 """Which checkpoints stay, and how often one is made where that is left to what it costs."""
 
 import re
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
-from jobs.contract.run import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG
-from jobs.train.trainer.checkpoint import Retention, prune
+from jobs.contract.run import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG, MANIFEST
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.rank import Rank
+from jobs.train.trainer.checkpoint import CheckpointUploads, Retention, listing, prune
 from jobs.train.trainer.checkpoint_interval import interval
+from jobs.train.trainer.metrics import RunMetrics, Throughput
 from tests.jobs.train.trainer.test_resuming import MODEL
+from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import NewRun, Run
 
 if TYPE_CHECKING:
@@ -83,6 +91,44 @@ def test_what_is_not_to_stay_goes(
     left = s3.list_objects_v2(Bucket=remote.bucket, Prefix=remote.key)["Contents"]
     kept = {f"step-{step}/{name}" for step in stay for name in ("manifest.json", "model.safetensors")}
     assert {item["Key"].removeprefix(f"{remote.key}/") for item in left} == {*kept, "step-50/model.safetensors"}
+
+
+def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_ends_the_training(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank = first_rank(1)
+    remote = rank.run / "checkpoints"
+    faulty.denies = lambda method, _path: method == "DELETE"
+    rank.scratch.mkdir()
+
+    def save(step: int) -> CheckpointUploads:
+        """Each is the first of an attempt of its own."""
+        metrics = RunMetrics(
+            rank, None, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0
+        )
+        arguments = PretrainMlm(data="run://tokens")
+        uploads = CheckpointUploads(rank, object_store.connect(), arguments, metrics, Retention(newest=1))
+        folder = rank.scratch / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights")
+        uploads.on_save(SimpleNamespace(output_dir=str(rank.scratch)), SimpleNamespace(global_step=step), None)
+        return uploads
+
+    for step in (8, 16):
+        save(step).finish()
+    assert MANIFEST in listing(s3, remote)[8]
+    [warning] = [message for message in caplog.messages if "trying" not in message]
+    assert warning == (
+        "warning: checkpoints that are no longer needed stay on S3: cannot remove objects below "
+        f"{remote}/step-8: AWS denied DeleteObject: injected"
+    )
+
+    with pytest.raises(TrainyardError, match="checkpoint step-16 could not be uploaded: cannot remove objects below"):
+        save(16).finish()
+
+    faulty.denies = lambda _method, _path: False
+    save(24).finish()
+    assert sorted(listing(s3, remote)) == [24]
 
 
 def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(

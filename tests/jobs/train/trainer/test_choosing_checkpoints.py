@@ -1,9 +1,8 @@
 """Which checkpoint an attempt goes on from: the newest that is whole, or none where that cannot be told."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -17,7 +16,6 @@ from jobs.train.trainer.checkpoint import File, Manifest, fingerprint
 from jobs.train.trainer.metrics import Throughput
 from jobs.train.trainer.resume import Resume, newest_complete
 from tests.support.train.faulty_s3 import FaultyS3
-from tests.support.train.launching import environment_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -42,43 +40,6 @@ def put_checkpoint(s3: "S3Client", run: S3Location, step: int, arguments: Pretra
     object_store.write(s3, folder / WEIGHTS, content)
     object_store.write(s3, folder / "manifest.json", manifest.model_dump_json(indent=2).encode())
     return folder
-
-
-@pytest.fixture
-def first_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Rank]]:
-    """The first of so many ranks of one run, in this process."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
-
-    store = TCPStore("127.0.0.1", 0, is_master=True)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
-    run = S3Location("runs", f"research/{tmp_path.name}/")
-
-    def first_of(ranks: int) -> Rank:
-        return Rank(
-            rank=0,
-            local_rank=0,
-            world_size=ranks,
-            local_world_size=ranks,
-            node=0,
-            nnodes=1,
-            run=run,
-            scratch=tmp_path / str(ranks),
-            allows_changes=True,  # which this is none of
-        )
-
-    yield first_of
-    del store  # it has served the ranks until here
-
-
-@pytest.fixture
-def faulty(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """A proxy, to which clients that are made from now on connect."""
-    with FaultyS3(s3_endpoint) as proxy:
-        for name, value in environment_of(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.delenv("AWS_PROFILE", raising=False)
-        yield proxy
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.trainer import metrics
-from jobs.train.trainer.metrics import RunMetrics, Throughput
+from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, Throughput
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -112,3 +112,19 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
     assert shown == Progress(12, 20, "loss 0.500, 32.0 samples/s, 4 s left")
     status = RankStatus.read(tmp_path)
     assert (status.resumed_from_step, status.result) == (8, {"eval_accuracy": 0.75, "eval_samples": 37})
+
+
+def test_lines_that_cannot_be_read_are_left_out_with_a_warning(
+    s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+    sound = [b'{"step": 4, "loss": 0.5}', b'{"step": 8, "eval_loss": 0.25}']
+    odd = [b'{"step": 5, "lo', b"", b"\xff", b"[]", b"7", b"{}", b'{"step": null}', b'{"step": NaN}', b"[" * 100_000]
+    object_store.write(s3, run / METRICS, b"\n".join([sound[0], *odd, sound[1]]))
+    files = MetricsFiles(rank_of(0, tmp_path, run), s3, 8)
+    files.close()
+    assert object_store.read(s3, run / METRICS) == b"".join(line + b"\n" for line in sound)
+    assert files.evaluated_steps == {8}
+    assert caplog.messages == [
+        f"warning: {run}metrics.jsonl: 9 line(s) cannot be read and are left out, the first is line 2"
+    ]
