@@ -21,7 +21,7 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 # installed here comes uncompiled.
 unexport PYTHONDONTWRITEBYTECODE
 # uv installs what pip would, in a tenth of its time. It does not read pip's configuration, so an index and find-links that
-# are set there are handed on. torch's CPU build comes from those find-links, else from PyTorch's CPU index if that
+# are set there are handed on, and certificates are those of the system. torch's CPU build comes from those find-links, else from PyTorch's CPU index if that
 # answers, else from the default index (which on Linux brings the CUDA build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP_CONFIGURATION = $(BIN)/python -m pip config list | sed -n "s/.*[.]$(1)='\(.*\)'/\1/p" | tail -1
@@ -30,7 +30,7 @@ UV = index="$$($(call PIP_CONFIGURATION,index-url))"; links="$$($(call PIP_CONFI
 	   $(BIN)/python -c 'import urllib.request; urllib.request.urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
 	then backend=--torch-backend=cpu; fi; \
 	$${index:+env UV_DEFAULT_INDEX="$$index"} $${links:+env UV_FIND_LINKS="$$links"} \
-	$(BIN)/uv pip install --python $(BIN)/python --quiet $$backend
+	$(BIN)/uv pip install --system-certs --python $(BIN)/python --quiet $$backend
 
 .PHONY: help demo test suite contract gaudi-image cuda-image lint synth pins install clean
 .DEFAULT_GOAL := help
