@@ -20,9 +20,10 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 # A machine that keeps Python from writing bytecode would compile torch anew in each of hundreds of processes: what is
 # installed here comes uncompiled.
 unexport PYTHONDONTWRITEBYTECODE
-# uv installs what pip would, in a tenth of its time. It does not read pip's configuration, so an index and find-links that
-# are set there are handed on, and certificates are those of the system. torch's CPU build comes from those find-links, else from PyTorch's CPU index if that
-# answers, else from the default index (which on Linux brings the CUDA build: larger, works as well).
+# uv installs what pip would, in a third of its CPU time. It does not read pip's configuration, so an index and find-links
+# that are set there are handed on, and certificates are those of the system. torch's CPU build comes from those
+# find-links, else from PyTorch's CPU index if that answers, else from the default index (which on Linux brings the CUDA
+# build: larger, works as well).
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP_CONFIGURATION = $(BIN)/python -m pip config list | sed -n "s/.*[.]$(1)='\(.*\)'/\1/p" | tail -1
 UV = index="$$($(call PIP_CONFIGURATION,index-url))"; links="$$($(call PIP_CONFIGURATION,find-links))"; \
