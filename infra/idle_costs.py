@@ -1,8 +1,10 @@
 """What a stage costs while no job runs, counted from its templates at the prices of idle_costs.toml.
 
 python -m infra.idle_costs     a table for the README: each stage of infra/settings.py, each price with its source
+python -m infra.idle_costs --stage dev -o json     one stage's sum, and the instance types that cost more once jobs run
 """
 
+import argparse
 import json
 import sys
 import tempfile
@@ -16,6 +18,7 @@ import tomllib
 
 from infra.app import build
 from infra.rules.stage_templates import Template
+from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from infra.stdout import end_with_reader
 from jobs.contract.errors import TrainyardError
@@ -110,9 +113,13 @@ def _cell(line: Line | None) -> str:
     return "by size" if line.usd_a_month is None else f"{line.count}: ${line.usd_a_month:.2f}"
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m infra.idle_costs", description="What costs while nothing runs.")
+    parser.add_argument("--stage", help="a row of infra/settings.py (default: all)")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args(arguments)
     context = json.loads((Path(__file__).parents[1] / "cdk.json").read_text())["context"]
-    rows = selected_stages()
+    rows = selected_stages(options.stage)
     with tempfile.TemporaryDirectory() as directory:
         app = cdk.App(context=context, outdir=directory)
         build(app, rows)
@@ -124,7 +131,22 @@ def main() -> None:
             for row in rows
         }
     end_with_reader()
-    print("\n".join(table(stages)))
+    if options.output == "json":
+        print(json.dumps([summary(row, stages[row.name]) for row in rows]))
+    else:
+        print("\n".join(table(stages)))
+
+
+def summary(row: Stage, lines: Sequence[Line]) -> dict[str, Any]:
+    """Return what programs ask of a stage before it is deployed: `trainyard acceptance` plans with it."""
+    return {
+        "stage": row.name,
+        "usd_a_month": sum(line.usd_a_month or 0 for line in lines),
+        "instance_type": row.instance_type,
+        "cpu_instance_type": row.cpu_instance_type,
+        "builds_machine_image": row.pool.builds_machine_image,
+        "several_nodes_on_demand": row.max_multinode_nodes > 1,
+    }
 
 
 if __name__ == "__main__":

@@ -12,10 +12,14 @@ TEAMS = (Team(name="research"), Team(name="product"))
 STAGES = {
     stage.name: stage
     for stage in (
+        # Without an `instance_type` it is dl1.24xlarge, which EC2's API has not listed since mid-2026. With NVIDIA's:
+        #   Stage(name="dev", teams=TEAMS, max_nodes=2, instance_type="p4d.24xlarge"),
         Stage(name="dev", teams=TEAMS, max_nodes=2),
         Stage(
             name="prod",
             teams=TEAMS,
+            # Jobs of several nodes live in one zone: that of this region which is known to offer the instances.
+            region="us-east-1",
             max_nodes=16,
             max_on_demand_nodes=4,
             max_multinode_nodes=4,

@@ -48,6 +48,7 @@ _IN_THE_REGION = (
     "ecr:InitiateLayerUpload",
     "ecr:PutImage",
     "ecr:UploadLayerPart",
+    "ecs:ExecuteCommand",  # people's, in the containers of their jobs
     # The ECS agent's, as AWS's policy for container instances has them.
     "ecs:CreateCluster",
     "ecs:DeregisterContainerInstance",
@@ -124,6 +125,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit_buckets(stack)
         self._admit_parameters(stack)
         self._admit_budget_stops(stack)
+        self._admit_ends_of_instances(stack)
         self._admit_deployer(stack)
         self.add_statements(
             iam.PolicyStatement(
@@ -153,7 +155,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
 
         own = bucket(f"{name_prefix(self._stage)}*")
         self._admit("OwnBuckets", ["s3:AbortMultipartUpload", "s3:Delete*", "s3:Get*", "s3:List*", "s3:Put*"], own)
-        assets = bucket(f"cdk-{stack.synthesizer.bootstrap_qualifier}-assets-{stack.account}-{stack.region}")
+        assets = bucket(f"cdk-{stack.stage_row.bootstrap_qualifier}-assets-{stack.account}-{stack.region}")
         self._admit("ImageBuilder", ["s3:GetObject"], bucket("ec2imagebuilder*"))
         self._admit("DeployedSources", ["s3:GetBucket*", "s3:GetObject*", "s3:List*"], assets, f"{assets}/*")
 
@@ -164,6 +166,12 @@ class PermissionsBoundary(iam.ManagedPolicy):
         )
         conditions = {"ForAllValues:StringEquals": {"aws:TagKeys": [STOP_TAG]}}
         self._admit("BudgetStops", ["iam:TagRole", "iam:UntagRole"], roles, conditions=conditions)
+
+    def _admit_ends_of_instances(self, stack: StageStack) -> None:
+        """Admit the end of the stage's instances, which boot and never join."""
+        instances = stack.format_arn(service="ec2", resource="instance", resource_name="*")
+        conditions = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage}}
+        self._admit("EndsOfInstances", ["ec2:TerminateInstances"], instances, conditions=conditions)
 
     def _admit_deployer(self, stack: StageStack) -> None:
         key, value = DEPLOYER_TAG
@@ -205,9 +213,9 @@ def build_projects(stack: cdk.Stack) -> str:
     return stack.format_arn(service="codebuild", resource="project", resource_name="*")
 
 
-def bootstrap_roles(stack: cdk.Stack) -> list[str]:
+def bootstrap_roles(stack: StageStack) -> list[str]:
     """Return the ARNs of the roles by which the CDK CLI deploys to the stack's account and region."""
-    qualifier = stack.synthesizer.bootstrap_qualifier
+    qualifier = stack.stage_row.bootstrap_qualifier
     return [
         stack.format_arn(
             service="iam",

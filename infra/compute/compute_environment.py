@@ -11,6 +11,7 @@ from constructs import Construct
 
 from infra.compute.launch_template import EfaInterfaces, LaunchTemplate
 from infra.compute.user_data import FileSystem, user_data
+from infra.stages import CapacityReservation
 from jobs.contract.instance_types import ImageType, InstanceType
 from jobs.contract.queues import Capacity
 
@@ -23,14 +24,13 @@ _TYPES: dict[Capacity, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MachineImage:
-    """The AMI that instances boot, or the family of which Batch picks one."""
+    """The AMI that instances boot."""
 
     root_device_name: str
     """As the AMI calls it."""
     image_type: ImageType
     """The family that it belongs to."""
-    ami_id: str | None = None
-    """None: the newest of the family that Batch gives out."""
+    ami_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +42,16 @@ class Instances:
     root_volume_gib: int
     security_group: ec2.ISecurityGroup
     instance_profile: iam.IInstanceProfile
+    log_group_name: str
+    """Where the logs of their boot, and of the ECS agent, go."""
     tags: dict[str, str]
     """Tags of instances and volumes, which CloudFormation does not tag."""
+    team: str | None = None
+    """The isolated team whose own they are; None: teams share them."""
     file_system: FileSystem | None = None
     """What instances mount at /fsx."""
+    reservation: CapacityReservation | None = None
+    """Promised capacity for those at the On-Demand price."""
 
 
 class ComputeEnvironment(Construct):
@@ -75,18 +81,27 @@ class ComputeEnvironment(Construct):
         super().__init__(scope, name)
         row = instances.row
         efa = side_by_side and row.network_cards > 0
+        reservation = instances.reservation if capacity == "on-demand" else None
         self.launch_template = LaunchTemplate(
             self,
             "LaunchTemplate",
             root_device_name=instances.machine_image.root_device_name,
             root_volume_gib=instances.root_volume_gib,
-            user_data=user_data(row, file_system=instances.file_system),
+            user_data=user_data(
+                row,
+                log_group_name=instances.log_group_name,
+                team=instances.team,
+                file_system=instances.file_system,
+            ),
             tags=instances.tags,
+            reservation=reservation,
             efa=EfaInterfaces(row, security_group=instances.security_group) if efa else None,
         )
         batch_type, strategy = _TYPES[capacity]
-        # In one zone, as EFA and a cluster placement group are.
-        group = ec2.CfnPlacementGroup(self, "PlacementGroup", strategy="cluster") if side_by_side else None
+        # In one zone, as EFA and a cluster placement group are. A Capacity Block is one already, and takes no other.
+        is_block = reservation is not None and reservation.is_block
+        grouped = side_by_side and not is_block
+        group = ec2.CfnPlacementGroup(self, "PlacementGroup", strategy="cluster") if grouped else None
         self.resource = batch.CfnComputeEnvironment(
             self,
             "Resource",
@@ -97,9 +112,9 @@ class ComputeEnvironment(Construct):
             replace_compute_environment=False,
             update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
                 terminate_jobs_on_update=False,
-                # Jobs may end on the old instances for that long; what runs longer is started again on the new ones
-                # and resumes from its last checkpoint.
-                job_execution_timeout_minutes=360,
+                # Jobs may end on the old instances for that long, the most that Batch takes (API reference of
+                # UpdatePolicy); what runs longer is started again on the new ones and resumes from its last checkpoint.
+                job_execution_timeout_minutes=7_200,
             ),
             compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
                 type=batch_type,
@@ -119,7 +134,6 @@ class ComputeEnvironment(Construct):
                         image_id_override=instances.machine_image.ami_id,
                     )
                 ],
-                update_to_latest_image_version=instances.machine_image.ami_id is None,
                 launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
                     launch_template_id=self.launch_template.ref,
                     # A number: Batch reads $Default or $Latest once, and later versions never reach an instance.

@@ -4,7 +4,7 @@ What a stage retires stays beside what it uses: each pool has launch templates, 
 own, so that no job ever meets another release's driver.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import aws_cdk as cdk
@@ -15,14 +15,18 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from infra.compute.compute_environment import ComputeEnvironment, Instances, MachineImage
+from infra.compute.instance_role import InstanceRole
+from infra.compute.isolated_team import IsolatedTeam
 from infra.compute.user_data import FileSystem
-from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.constructs.log_group import RetainedLogGroup
+from infra.constructs.stage_stack import StageStack
 from infra.machine_image.build import ROOT_DEVICE_NAME as BUILT_ROOT_DEVICE_NAME
 from infra.machine_image.stack import machine_image_parameter
-from infra.network.stack import NetworkStack
-from infra.stages import Pool, Stage
-from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, StorageStack
-from jobs.contract.instance_types import InstanceType
+from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
+from infra.stages import CapacityReservation, Pool, Stage, Team
+from infra.stages.network_plan import has_interface_endpoints
+from infra.storage.stack import FSX_DNS_NAME, FSX_MOUNT_NAME, FSX_SECURITY_GROUP, StorageStack
+from jobs.contract.instance_types import ImageType, InstanceType
 from jobs.contract.queues import QUEUES, Capacity, Queue
 from jobs.contract.stage import (
     CPU_INSTANCE_TYPE,
@@ -32,7 +36,16 @@ from jobs.contract.stage import (
     share_identifier,
 )
 
+INSTANCE_LOG_GROUP = "instance-log-group"
+"""Parameter that holds the name of the log group of instances' boot and agent; streams begin with an instance's id."""
+
 _AMAZON_LINUX_ROOT_DEVICE = "/dev/xvda"
+
+_ECS_PARAMETERS: Mapping[ImageType, str] = {
+    "ECS_AL2023": "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
+    "ECS_AL2023_NVIDIA": "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
+}
+"""Public parameters with the newest AMI of each family (ECS guide, Retrieving ECS-optimized Linux AMI metadata)."""
 
 _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT")
 """Reasons, of those that Batch acts on, for which waiting longer does not help.
@@ -50,6 +63,8 @@ class _InstancePool:
     scope: Construct
     instances: Instances
     subnets: list[ec2.ISubnet]
+    team: str | None = None
+    """The isolated team whose own they are; None: all others share them."""
     retiring: str | None = None
     """The pool's id where the stage used it before."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
@@ -73,20 +88,43 @@ class ComputeStack(StageStack):
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
         self._network = network
         self._machine_image = machine_image
-        self._profile = self._instance_profile()
+        role = InstanceRole(self)
+        if stage.isolated_teams:
+            role.speak_for_no_other_team(None)
+        self._profile = iam.InstanceProfile(self, "InstanceProfile", role=role)
+        self._logs = RetainedLogGroup(self, "InstanceLogs", retention_days=stage.log_retention_days)
+        self.publish(INSTANCE_LOG_GROUP, self._logs.log_group_name)
         self._file_system = self._shared_file_system(storage) if stage.fsx_gib else None
         self._shares = self._scheduling_policy()
+        self._queues(queues.values(), None)
+        for team in stage.isolated_teams:
+            self._queues(queues.values(), self._isolated(team, storage))
+        self.publish(INSTANCE_TYPE, stage.instance_type)
+        self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
+
+    def _queues(self, queues: Iterable[Queue], owner: IsolatedTeam | None) -> None:
+        """Make all queues whose capacity the stage allows, of an isolated team or, where None, of all the others."""
         accelerated = [
-            self._accelerator_pool(stage.pool),
-            *(self._accelerator_pool(pool, retiring=True) for pool in stage.retiring),
+            self._accelerator_pool(self.stage_row.pool, owner),
+            *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
         ]
-        cpu = self._cpu_pool()
-        for queue in queues.values():
+        cpu = self._cpu_pool(owner)
+        for queue in queues:
             for pool in accelerated if queue.accelerated else [cpu]:
                 if self._max_nodes(queue, queue.capacity):
                     self._queue(queue, pool)
-        self.publish(INSTANCE_TYPE, stage.instance_type)
-        self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
+
+    def _isolated(self, team: Team, storage: StorageStack) -> IsolatedTeam:
+        has_endpoints = has_interface_endpoints(self.stage_row)
+        return IsolatedTeam(
+            self,
+            team.name,
+            vpc=self._network.vpc,
+            endpoint_group_id=(
+                self._network.published(ENDPOINT_SECURITY_GROUP, reader=self) if has_endpoints else None
+            ),
+            file_server_group_id=(storage.published(FSX_SECURITY_GROUP, reader=self) if self._file_system else None),
+        )
 
     def _queue(self, queue: Queue, pool: _InstancePool) -> None:
         environments = [
@@ -96,7 +134,8 @@ class ComputeStack(StageStack):
         ]
         resource = batch.CfnJobQueue(
             pool.scope,
-            f"Queue-{queue.name}",
+            # A new logical id would be a new queue: what waits and runs in the old one would be lost.
+            f"Queue-{queue.alias or queue.name}",
             state="ENABLED",
             priority=queue.priority,
             # From the first day: fair share cannot be added to a queue that was created without it.
@@ -109,7 +148,8 @@ class ComputeStack(StageStack):
             ],
             job_state_time_limit_actions=self._time_limits(queue),
         )
-        self.publish(queue_parameter(queue.name, retiring=pool.retiring), resource.attr_job_queue_arn)
+        parameter = queue_parameter(queue.name, team=pool.team, retiring=pool.retiring)
+        self.publish(parameter, resource.attr_job_queue_arn)
 
     def _environment(self, queue: Queue, capacity: Capacity, pool: _InstancePool) -> ComputeEnvironment:
         """Return a pool's compute environment. Its queues share it, so a limit of the settings is given out once."""
@@ -160,55 +200,72 @@ class ComputeStack(StageStack):
             for reason, limit in seconds.items()
         ]
 
-    def _accelerator_pool(self, pool: Pool, *, retiring: bool = False) -> _InstancePool:
+    def _accelerator_pool(self, pool: Pool, owner: IsolatedTeam | None, *, retiring: bool = False) -> _InstancePool:
         return _InstancePool(
-            scope=Construct(self, pool.id),
+            scope=self._pool_scope(pool.id, owner),
             instances=self._instances(
                 pool.row,
+                owner,
                 machine_image=self._machine_image_of(pool),
                 root_volume_gib=self.stage_row.root_volume_gib,
                 file_system=self._file_system,
+                reservation=pool.capacity_reservation,
             ),
             subnets=list(self._network.subnets_offering(pool.row)),
+            team=owner.team if owner else None,
             retiring=pool.id if retiring else None,
         )
 
-    def _cpu_pool(self) -> _InstancePool:
+    def _cpu_pool(self, owner: IsolatedTeam | None) -> _InstancePool:
         stage = self.stage_row
         return _InstancePool(
-            scope=Construct(self, f"cpu-{stage.cpu_instance_type.replace('.', '-')}"),
+            scope=self._pool_scope(f"cpu-{stage.cpu_instance_type.replace('.', '-')}", owner),
             instances=self._instances(
                 stage.cpu_row,
-                machine_image=MachineImage(
-                    root_device_name=_AMAZON_LINUX_ROOT_DEVICE, image_type=stage.cpu_row.image_type
-                ),
+                owner,
+                machine_image=self._newest_of_ecs(stage.cpu_row),
                 root_volume_gib=stage.cpu_root_volume_gib,
             ),
             subnets=list(self._network.job_subnets),
+            team=owner.team if owner else None,
         )
+
+    def _pool_scope(self, name: str, owner: IsolatedTeam | None) -> Construct:
+        """Return the construct of a pool's resources, whose name their instances carry: no two may be alike."""
+        if owner is None:
+            return Construct(self, name)
+        scope = Construct(self, f"{name}-of-{owner.team}")
+        # By it the role of a team's people is kept to its own queues.
+        cdk.Tags.of(scope).add("trainyard:team", owner.team)
+        return scope
 
     def _instances(
         self,
         row: InstanceType,
+        owner: IsolatedTeam | None,
         *,
         machine_image: MachineImage,
         root_volume_gib: int,
         file_system: FileSystem | None = None,
+        reservation: CapacityReservation | None = None,
     ) -> Instances:
         return Instances(
             row=row,
             machine_image=machine_image,
             root_volume_gib=root_volume_gib,
-            security_group=self._network.job_security_group,
-            instance_profile=self._profile,
-            tags=self.instance_tags,
+            security_group=owner.security_group if owner else self._network.job_security_group,
+            instance_profile=owner.instance_profile if owner else self._profile,
+            log_group_name=self._logs.log_group_name,
+            tags={**self.instance_tags, **({"trainyard:team": owner.team} if owner else {})},
+            team=owner.team if owner else None,
             file_system=file_system,
+            reservation=reservation,
         )
 
     def _machine_image_of(self, pool: Pool) -> MachineImage:
         row = pool.row
         if pool.machine_image is None and row.machine_image == "batch":
-            return MachineImage(root_device_name=_AMAZON_LINUX_ROOT_DEVICE, image_type=row.image_type)
+            return self._newest_of_ecs(row)
         given = pool.root_device_name or self.stage_row.root_device_name
         return MachineImage(
             # Of another name than the AMI's, it would be a second volume beside a root that stays as small as that is.
@@ -227,6 +284,20 @@ class ComputeStack(StageStack):
             parameter = machine_image_parameter(self.stage_row, pool)
         else:
             parameter = given.removeprefix("ssm:")
+        return self._ami_id_in(parameter)
+
+    def _newest_of_ecs(self, row: InstanceType) -> MachineImage:
+        """Return the AMI that AWS recommends for ECS today.
+
+        Left to choose, Batch takes that of the day on which it makes a compute environment, and never upgrades it.
+        """
+        return MachineImage(
+            root_device_name=_AMAZON_LINUX_ROOT_DEVICE,
+            image_type=row.image_type,
+            ami_id=self._ami_id_in(_ECS_PARAMETERS[row.image_type]),
+        )
+
+    def _ami_id_in(self, parameter: str) -> str:
         # A parameter of the template: CloudFormation reads it anew at each deployment, so a new AMI needs no edit.
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self, parameter, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
@@ -259,24 +330,3 @@ class ComputeStack(StageStack):
                 ],
             ),
         )
-
-    def _instance_profile(self) -> iam.InstanceProfile:
-        role = iam.Role(
-            self,
-            "InstanceRole",
-            description="Instances that run jobs: join the cluster, be reached by Session Manager",
-            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
-            managed_policies=[
-                iam.ManagedPolicy.from_aws_managed_policy_name("service-role/AmazonEC2ContainerServiceforEC2Role"),
-                iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore"),
-            ],
-        )
-        acknowledge(
-            role,
-            "The ECS agent and the SSM agent call what AWS keeps in these two policies, and more with each version; "
-            "a list of our own would break instances. Jobs do not run under this role.",
-            "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/service-role/"
-            "AmazonEC2ContainerServiceforEC2Role]",
-            "AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/AmazonSSMManagedInstanceCore]",
-        )
-        return iam.InstanceProfile(self, "InstanceProfile", role=role)

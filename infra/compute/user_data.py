@@ -4,11 +4,14 @@ Batch demands that format, since it appends a part of its own. Shell scripts run
 the ECS agent starts; a boothook runs in an early one, before Docker does.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from aws_cdk import aws_ec2 as ec2
 
+from infra.compute.instance_role import TEAM_TAG
+from jobs.contract.health import BAD_NODE_FILE
 from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS, InstanceType
 
 _AGENT_CONFIGURATION = {
@@ -38,15 +41,28 @@ class FileSystem:
     mount_name: str
 
 
-def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> str:
-    """Return the user data of instances of a type, on which jobs see `file_system` where one is given."""
+def user_data(
+    row: InstanceType, *, log_group_name: str, team: str | None = None, file_system: FileSystem | None = None
+) -> str:
+    """Return the user data of instances of a type, on which jobs see `file_system` where one is given.
+
+    `log_group_name`: where the logs of their boot go. `team`: the isolated team whose own they are.
+    """
     parts = ec2.MultipartUserData()
     # An AMI that the stage builds does it itself, when it boots.
     if row.nvme_disks and row.machine_image != "stage":
         parts.add_part(ec2.MultipartBody.from_user_data(_script(*_lines("instance_store")), _BOOTHOOK))
-    parts.add_user_data_part(_agent(), ec2.MultipartBody.SHELL_SCRIPT, True)
+    # Before all that may fail, and not waited for.
+    logs = _service("instance_logs", LOG_GROUP=log_group_name)
+    parts.add_user_data_part(logs, ec2.MultipartBody.SHELL_SCRIPT)
+    parts.add_user_data_part(_agent(team), ec2.MultipartBody.SHELL_SCRIPT, True)
     # On-Demand ones have it too, and never get a notice: one user data less that could differ.
-    parts.add_user_data_part(_spot_notice(), ec2.MultipartBody.SHELL_SCRIPT)
+    spot_notice = _service("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS))
+    parts.add_user_data_part(spot_notice, ec2.MultipartBody.SHELL_SCRIPT)
+    # A job of such a type fills its instance, so it takes no other job away with it.
+    if row.accelerators and row.nvme_disks:
+        bad_node = _service("bad_node", BAD_NODE_FILE=BAD_NODE_FILE)
+        parts.add_user_data_part(bad_node, ec2.MultipartBody.SHELL_SCRIPT)
     if row.huge_pages:
         parts.add_user_data_part(
             _required("huge_pages", *_lines("huge_pages", HUGE_PAGES=str(row.huge_pages))),
@@ -60,22 +76,25 @@ def user_data(row: InstanceType, *, file_system: FileSystem | None = None) -> st
     return parts.render()
 
 
-def _agent() -> ec2.UserData:
-    values = (f"{name}={value}" for name, value in _AGENT_CONFIGURATION.items())
+def _agent(team: str | None) -> ec2.UserData:
+    # Container instances have no tag of their instance's; by this one infra/compute/instance_role.py tells whose it is.
+    tags = {"ECS_CONTAINER_INSTANCE_TAGS": json.dumps({TEAM_TAG: team}, separators=(",", ":"))} if team else {}
+    values = (f"{name}={value}" for name, value in {**_AGENT_CONFIGURATION, **tags}.items())
     return _required(
         "ecs.config", "mkdir -p /etc/ecs", "cat >>/etc/ecs/ecs.config <<'CONFIGURATION'", *values, "CONFIGURATION"
     )
 
 
-def _spot_notice() -> ec2.UserData:
-    """Install the service that watches for the Spot notice, so that it is there after a reboot as well."""
-    program, unit = "/usr/local/sbin/trainyard-spot-notice", "trainyard-spot-notice.service"
+def _service(name: str, **variables: str) -> ec2.UserData:
+    """Install a script of boot/ as a service of systemd, so that it is there after a reboot as well."""
+    program = f"/usr/local/sbin/trainyard-{name.replace('_', '-')}"
+    unit = f"{Path(program).name}.service"
     return _script(
         "set -euo pipefail",
         *(f"cat >{program} <<'PROGRAM'", "#!/bin/bash"),
-        *(*_lines("spot_notice", STOP_TIMEOUT_SECONDS=str(STOP_TIMEOUT_SECONDS)), "PROGRAM"),
+        *(*_lines(name, **variables), "PROGRAM"),
         *(f"chmod 0755 {program}", f"cat >/etc/systemd/system/{unit} <<'UNIT'"),
-        *(*(_SCRIPTS / "spot_notice.service").read_text().splitlines(), "UNIT"),
+        *(*(_SCRIPTS / f"{name}.service").read_text().splitlines(), "UNIT"),
         # Not waited for: systemd may be busy with what waits for the end of user data.
         *("systemctl daemon-reload", f"systemctl enable {unit}", f"systemctl start --no-block {unit}"),
     )
@@ -93,9 +112,12 @@ def _script(*lines: str) -> ec2.UserData:
 
 
 def _lines(name: str, **variables: str) -> list[str]:
-    """Return the lines of a script of boot/ without its first, after the variables that it reads."""
+    """Return the lines of a script of boot/ after the variables that it reads.
+
+    Comments stay behind: EC2 takes 16 KiB of user data, of which Batch wants its part.
+    """
     lines = (_SCRIPTS / f"{name}.sh").read_text().splitlines()
     return [
         *(f"{variable}='{value}'" for variable, value in variables.items()),
-        *(line for line in lines if not line.startswith("#!")),
+        *(line for line in lines if line and not line.lstrip().startswith("#")),
     ]

@@ -21,6 +21,7 @@ class StageStack(cdk.Stack):
             description=f"trainyard {stage.name}: {description}",
             # All of them: `cdk destroy` begins with those that hold no data, and with them go the jobs that run.
             termination_protection=stage.termination_protection,
+            synthesizer=cdk.DefaultStackSynthesizer(qualifier=stage.bootstrap_qualifier),
         )
         self.stage_row = stage
         self.instance_tags = {"trainyard:project": "trainyard", "trainyard:stage": stage.name}

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     serve_parser.add_argument("--executor", choices=("process", "docker"), default="process", help="what runs jobs")
     serve_parser.add_argument("--registry", metavar="HOST:PORT", help="the container registry that stands in for ECR's")
+    serve_parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what S3 holds there (default: in memory)")
     serve_parser.add_argument("--exit-with-pid", type=int, help="end when that process has ended")
 
     deploy_parser = commands.add_parser("deploy", help="cdk bootstrap and cdk deploy of one stage")
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
                 executor=options.executor,
                 exit_with_pid=options.exit_with_pid,
                 registry=options.registry,
+                keep=options.keep,
             )
             return 0
         from infra.emulator.deploy import deploy

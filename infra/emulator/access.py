@@ -29,7 +29,8 @@ HEALTH_PATH = "/trainyard/health"
 
 _HOST = re.compile(r"(?:(?:[a-z0-9_.-]+\.)?localhost|127\.0\.0\.1|\[::1\])(?::\d+)?", re.IGNORECASE)
 """S3's clients may put the bucket in front: `bucket.localhost`."""
-_SIGNED_WITH = re.compile(r"AWS4-\S+ .*?\bCredential=([^/,\s]+)/|AWS ([^:\s]+):")
+_SIGNED_WITH = re.compile(r"AWS4-\S+ .*?\bCredential=([^/,\s=]+)/|AWS ([^:\s]+):")
+"""No key has an equals sign; with one in it, a header of nothing but `Credential=` would be read for seconds."""
 
 
 @dataclass(frozen=True)

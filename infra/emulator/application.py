@@ -1,10 +1,12 @@
 """The WSGI application: moto's services, /trainyard/… beside them, and the record of what went wrong inside."""
 
+import functools
 import io
 import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -14,7 +16,7 @@ from xml.sax.saxutils import escape
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.wrappers import Response
 
-from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, functions, server_errors
+from infra.emulator import ACCOUNT_ID, REGION, batch, cloudformation, events, functions, kept_objects, server_errors
 from infra.emulator.access import HEALTH_PATH, Gate
 from infra.emulator.credentials import Credentials
 
@@ -22,8 +24,15 @@ logger = logging.getLogger(__name__)
 
 StartResponse = Callable[..., Any]
 _RECLAIM = re.compile(r"/trainyard/jobs/([^/]+)/reclaim")
+_ENTER = re.compile(r"/trainyard/jobs/([^/]+)/enter")
 _ENVIRONMENT = re.compile(r"/trainyard/environments/([^/]+)/(code|next|result)")
-OWN_PATHS = ("GET /trainyard/health", "POST /trainyard/jobs/<id>/reclaim", "POST /trainyard/events")
+OWN_PATHS = (
+    "GET /trainyard/health",
+    "POST /trainyard/jobs/<id>/reclaim",
+    "POST /trainyard/jobs/<id>/enter",
+    "POST /trainyard/events",
+)
+_POLICY = "Content-Security-Policy"
 _CREDENTIAL_SCOPE = re.compile(r"Credential=[^/]+/\d+/[^/]+/([^/]+)/")
 
 
@@ -37,6 +46,9 @@ class Application:
         self._started_at = datetime.now(timezone.utc)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        return self._answer(environ, _sandboxed(start_response))
+
+    def _answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         refusal = self._gate.refusal(environ)
         if refusal is not None:
             logger.warning("refused %s: %s", _operation(environ), refusal.message)
@@ -57,6 +69,9 @@ class Application:
             if batch.reclaim(job_id):
                 return _json({"jobId": job_id, "reclaimed": True})
             return _json({"message": f"no job {job_id} is running on an instance"}, status=404)
+        enter = _ENTER.fullmatch(path)
+        if method == "POST" and enter:
+            return _enter(enter[1], _body(environ))
         environment = _ENVIRONMENT.fullmatch(path)
         if environment:
             return _answer_function(method, environment[1], environment[2], environ)
@@ -85,11 +100,39 @@ class Application:
             return start_response(status, kept, *rest)
 
         try:
-            return self._aws(environ, watch)  # type: ignore[no-any-return] # untyped
+            answer: Iterable[bytes] = self._aws(environ, watch)
+            kept_objects.write_changes()
         except Exception as error:  # noqa: BLE001 - whatever it is, the server answers and goes on
             server_errors.record_exception(path, operation, error)
             message = f"the embedded AWS failed in {operation}: {type(error).__name__}: {error}"
-            return _failure("InternalFailure", message, environ, status=500)(environ, start_response)
+            failure = _failure("InternalFailure", message, environ, status=500)
+            # moto may have begun an answer, of which nothing has been sent.
+            return failure(environ, functools.partial(start_response, exc_info=sys.exc_info()))
+        return answer
+
+
+def _sandboxed(start_response: StartResponse) -> StartResponse:
+    """Have a browser run nothing of an answer, and give it an origin of its own.
+
+    Whoever opens HTML that lies on S3, by a presigned address, would otherwise run its scripts in the server's own
+    origin, with the key id in the address to send whatever they want (Content Security Policy Level 3, 6.3.2 sandbox).
+    """
+
+    def start(status: str, headers: list[tuple[str, str]], *rest: Any, **options: Any) -> Any:
+        kept = [(name, value) for name, value in headers if name.lower() != _POLICY.lower()]
+        return start_response(status, [*kept, (_POLICY, "sandbox")], *rest, **options)
+
+    return start
+
+
+def _enter(job_id: str, request: Any) -> Response:
+    """Tell where a job's container is entered, as ECS's ExecuteCommand opens a session, and record who does what."""
+    entrance = batch.entrance(job_id)
+    if entrance is None:
+        return _json({"message": f"no job {job_id} is running in a container that may be entered"}, status=404)
+    said = request if isinstance(request, Mapping) else {}
+    logger.info("%r runs %r in job %s", said.get("user", ""), said.get("command", ""), job_id)
+    return _json(entrance)
 
 
 def _inject_event(event: Any) -> Response:

@@ -26,9 +26,6 @@ from infra.stages.checks import check
 from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
 from jobs.contract.stage import DEFAULT_STAGE
 
-BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
-"""Where the CDK's bootstrap stack writes its version."""
-
 FAILURE_LINES = 30
 """How much of the CLI's output is shown where it fails: it ends with what failed, and why."""
 
@@ -41,12 +38,12 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     """
     stage = stage or DEFAULT_STAGE
     try:
-        _check_stage(stage)
+        bootstrap_parameter, bootstrap_options = _bootstrap_of_checked(stage)
     except TrainyardError as error:
         raise EmulatorError(str(error), exit_code=error.exit_code) from None
     errors_before = len(_health(endpoint)["server_errors"])
     credentials = Credentials.from_environment()
-    is_bootstrapped = _is_bootstrapped(endpoint, credentials)
+    is_bootstrapped = _is_bootstrapped(endpoint, credentials, bootstrap_parameter)
     cdk = partial(_cdk, endpoint=endpoint, credentials=credentials)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="trainyard-cdk-") as folder:
@@ -54,7 +51,8 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
         if not is_bootstrapped:
             _say("bootstrapping the account")
             # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
-            code = cdk(["bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", "--no-notices"], scratch=scratch, cwd=scratch)
+            where = f"aws://{ACCOUNT_ID}/{REGION}"
+            code = cdk(["bootstrap", *bootstrap_options, where, "--no-notices"], scratch=scratch, cwd=scratch)
             if code:
                 return code
         _say(f"synthesising stage '{stage}'")
@@ -90,15 +88,19 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
     return 0
 
 
-def _check_stage(name: str) -> None:
-    """Raise TrainyardError where the settings have no such stage, or mistakes in its row.
+def _bootstrap_of_checked(name: str) -> tuple[str, list[str]]:
+    """Return where a stage's bootstrap has its version, and what `cdk bootstrap` is told of it.
+
+    Raises TrainyardError where the settings have no such stage, or mistakes in its row.
 
     The app that the CLI starts checks it as well, but after a bootstrap, and amid the CLI's own output.
     """
     stages = loading.load()
     if name not in stages:
         raise UsageError(f"infra/settings.py has no stage '{name}'{did_you_mean(name, stages)}")
-    check(stages[name])
+    row = stages[name]
+    check(row)
+    return row.bootstrap_parameter, row.bootstrap_options
 
 
 def _cdk(arguments: list[str], *, endpoint: str, credentials: Credentials, scratch: Path, cwd: Path) -> int:
@@ -137,10 +139,10 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _is_bootstrapped(endpoint: str, credentials: Credentials) -> bool:
+def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) -> bool:
     """Ask whether the CDK knows the account. Raises ConfigurationError on credentials that the server does not know."""
     try:
-        client("ssm", endpoint, credentials).get_parameter(Name=BOOTSTRAP_PARAMETER)
+        client("ssm", endpoint, credentials).get_parameter(Name=parameter)
     except ClientError as error:
         if error.response["Error"]["Code"] == "ParameterNotFound":
             return False

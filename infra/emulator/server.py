@@ -31,13 +31,20 @@ SHUTDOWN_POLL_SECONDS = 0.1
 
 
 def serve(
-    *, port: int, state_file: Path | None, executor: str, exit_with_pid: int | None, registry: str | None = None
+    *,
+    port: int,
+    state_file: Path | None,
+    executor: str,
+    exit_with_pid: int | None,
+    registry: str | None = None,
+    keep: Path | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or the end of `exit_with_pid`; then stop every job.
 
-    `registry`: host and port of the one that stands in for ECR's.
+    `registry`: host and port of the one that stands in for ECR's. `keep`: folder in which the objects of S3 outlive the
+    server; all else is in memory.
 
-    Raises ConfigurationError where the port is taken or the state file cannot be written.
+    Raises ConfigurationError where the port is taken, the state file cannot be written, or `keep` is in use.
     """
     stop = Event()
 
@@ -53,11 +60,14 @@ def serve(
     with _listening(port) as listener:
         # moto loads jsonschema, which loads a grammar of IRIs where it finds one: as much again as all the rest takes.
         sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+        # What is loaded stays for as long as the server runs: to search it for what can be freed, again and again while
+        # it is loaded, takes almost half of the start.
+        gc.disable()
 
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import access, batch, cloudformation, ecr, events, functions, notifications
+        from infra.emulator import access, batch, cloudformation, ecr, events, functions, kept_objects, notifications
         from infra.emulator.application import Application
         from infra.emulator.containers import process_executor
 
@@ -69,10 +79,14 @@ def serve(
         notifications.install()
         events.install()
         cloudformation.install(endpoint, credentials)
+        if keep is not None:
+            kept_objects.install(keep.absolute())
         if registry:
             ecr.install(registry)
         process_executor.adopt_orphans()
         batch.install(executor, credentials=credentials, registry=registry)
+        gc.freeze()
+        gc.enable()
         server = make_server(
             "127.0.0.1",
             0,
@@ -89,6 +103,7 @@ def serve(
         "pid": os.getpid(),
         "executor": executor,
         "registry": registry,
+        "keep": None if keep is None else str(keep.absolute()),
         "access_key_id": credentials.access_key_id,
         "secret_access_key": credentials.secret_access_key,
     }
@@ -99,7 +114,10 @@ def serve(
             sys.stdout.write(f"{json.dumps(state)}\n")
             sys.stdout.flush()
         logger.info(
-            "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process)", endpoint, executor
+            "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process%s)",
+            endpoint,
+            executor,
+            "" if keep is None else f", but for the objects of S3, which {keep} keeps",
         )
         while not stop.wait(PARENT_POLL_SECONDS if parent else None):
             if parent is not None and not _alive(parent):

@@ -27,6 +27,7 @@ from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.stages import Stage
 from jobs.contract.errors import ConfigurationError
+from jobs.contract.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
 from jobs.contract.stage import (
     IMAGES,
     RELEASE,
@@ -34,7 +35,6 @@ from jobs.contract.stage import (
     image_repository_parameter,
     parameter_path,
 )
-from jobs.images.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
 
 PROGRAM = ("pyproject.toml", "requirements.txt", "README.md", "LICENSE")
 """What `pip install` needs besides the sources, to make `trainyard` of them."""

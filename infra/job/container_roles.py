@@ -17,10 +17,12 @@ from infra.storage.huggingface_secret import PublishedSecret
 class TeamRole(InlineRole):
     """The role that a team's jobs run under: its own files, what all teams share, and nothing else.
 
-    It reads `shared/` and `<team>/` of the data bucket, and reads and writes `<team>/` of the run bucket.
+    It reads `shared/` and `<team>/` of the data bucket, and reads and writes `<team>/` of the run bucket. Where people
+    may run commands in its containers, it also is the role of the SSM agent that ECS starts there for them.
     """
 
-    def __init__(self, scope: Construct, name: str, *, files: TeamFiles) -> None:
+    def __init__(self, scope: Construct, name: str, *, files: TeamFiles, logs: RetainedLogGroup | None) -> None:
+        """`logs`: the jobs' log group, into which what people do in containers goes; None: they do nothing there."""
         super().__init__(
             scope,
             name,
@@ -32,6 +34,23 @@ class TeamRole(InlineRole):
         files.let_read_runs(self)
         files.let_write_runs(self, "*")
         files.let_use_key(self)
+        if logs is not None:
+            self._let_people_in(logs)
+
+    def _let_people_in(self, logs: RetainedLogGroup) -> None:
+        """Allow the agent of ECS Exec its channels, and the log of its sessions.
+
+        As the developer guide of Amazon ECS has it, "ECS Exec permissions" and "Logging using ECS Exec"; a session's
+        stream has the session's name.
+        """
+        channels = ("CreateControlChannel", "CreateDataChannel", "OpenControlChannel", "OpenDataChannel")
+        self.allow("OpenChannels", [f"ssmmessages:{channel}" for channel in channels], "*")
+        self.allow("FindLogGroup", ["logs:DescribeLogGroups"], "*")
+        self.explain("Session Manager's channels have no ARN, and log groups are described all at once", "*")
+        streams = self.log_streams(logs.log_group_name, "ecs-execute-command-*")
+        self.allow("LogCommands", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
+        self.explain("Each session logs to a stream of its own", streams)
+        self.allow("FindLogStreams", ["logs:DescribeLogStreams"], logs.log_group_arn)
 
 
 class ExecutionRole(InlineRole):

@@ -5,7 +5,7 @@ NVIDIA_VISIBLE_DEVICES, OMPI_MCA_…, FI_…) is its image's business, and the r
 submission.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import aws_cdk as cdk
@@ -52,6 +52,8 @@ class TeamJobs:
     """Its value is HF_TOKEN in the container; None: no such variable."""
     shared_data_mount: str | None = None
     """Where accelerator instances, and so containers, see `shared/` of the data bucket; None: nowhere."""
+    lets_commands_in: Callable[..., bool]
+    """Says, given `accelerated`, whether people may run commands in the containers (ECS Exec)."""
 
     def definition(
         self, scope: Construct, kind: JobKind, *, row: InstanceType, image: str, several_nodes: bool = False
@@ -86,6 +88,7 @@ class TeamJobs:
         """
         task = _Batch.EcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
+            enable_execute_command=self.lets_commands_in(accelerated=kind.accelerated),
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image)],
@@ -99,6 +102,7 @@ class TeamJobs:
         """Return the same task for every node, each in a network namespace that Batch gives it (awsvpc)."""
         task = _Batch.MultiNodeEcsTaskPropertiesProperty(
             ipc_mode=_ipc_mode(kind),
+            enable_execute_command=self.lets_commands_in(accelerated=kind.accelerated),
             execution_role_arn=self.execution_role.role_arn,
             task_role_arn=self.task_role.role_arn,
             containers=[self._container(kind, row, image, devices=_efa_devices(row))],

@@ -16,9 +16,11 @@ from infra.constructs.stage_stack import StageStack
 from infra.job.team_files import TeamFiles
 from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Team
+from jobs.contract.code import CODE, CODE_RECORD
 from jobs.contract.retries import CLAIMS
-from jobs.contract.run import SPEC
+from jobs.contract.run import ARGUMENTS, SPEC
 from jobs.contract.stage import parameter_path, share_identifier
+from jobs.contract.sweep import MEMBER_OF, SWEEP
 
 MEMBER_TAG = ("trainyard:role", "member")
 """Tag of these roles, by which the function that stops a team at its budget's end finds them."""
@@ -28,6 +30,8 @@ PORT_DOCUMENT = "AWS-StartPortForwardingSession"
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"
+_TASK_STAGE = "ecs:ResourceTag/trainyard:stage"
+_TASK_TEAM = "ecs:ResourceTag/trainyard:team"
 _STAGE_ASKED_FOR = "aws:RequestTag/trainyard:stage"
 _TEAM_ASKED_FOR = "aws:RequestTag/trainyard:team"
 
@@ -40,7 +44,17 @@ class MemberRole(InlineRole):
     knows no resource for that.
     """
 
-    def __init__(self, stack: StageStack, name: str, *, team: Team, files: TeamFiles, logs: RetainedLogGroup) -> None:
+    def __init__(
+        self,
+        stack: StageStack,
+        name: str,
+        *,
+        team: Team,
+        files: TeamFiles,
+        logs: RetainedLogGroup,
+        enters_jobs: bool,
+    ) -> None:
+        """`enters_jobs`: whether they may run commands in the containers of jobs that run."""
         super().__init__(
             stack,
             name,
@@ -53,11 +67,14 @@ class MemberRole(InlineRole):
         cdk.Tags.of(self).add(key, value)
         self._stage = stack.stage_row.name
         self._team = team.name
+        self._isolated = team.isolated
         self._read_stage()
         self._submit()
         self._submit_nothing_beyond_the_budget()
         self._watch_and_stop()
         self._connect()
+        if enters_jobs:
+            self._enter_jobs()
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("ReadLogs", ["logs:GetLogEvents"], streams)
         self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
@@ -65,7 +82,8 @@ class MemberRole(InlineRole):
         files.let_write_data(self)
         files.let_read_runs(self)
         # What a submission writes beside the job, and what resumes a run; everything else in a run is the job's own.
-        files.let_write_runs(self, f"*/{SPEC}", f"*/{CLAIMS}*.json")
+        written = (SPEC, f"{ARGUMENTS}*.json", f"{CLAIMS}*.json", CODE_RECORD, SWEEP, MEMBER_OF)
+        files.let_write_runs(self, *(f"*/{name}" for name in written), f"{CODE}*")
         files.let_use_key(self)
 
     def _read_stage(self) -> None:
@@ -79,7 +97,11 @@ class MemberRole(InlineRole):
         queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
         share = {"batch:ShareIdentifier": share_identifier(self._team)}
         submit = ["batch:SubmitJob"]
-        self.allow("SubmitToQueues", submit, queues, conditions={"StringEquals": {_STAGE: self._stage, **share}})
+        # Whoever submits elsewhere shares instances: an isolated team only to its own queues, another never to those.
+        own = {"StringEquals" if self._isolated else "StringEqualsIfExists": {_TEAM: self._team}}
+        of_stage = {_STAGE: self._stage, **share}
+        conditions = {**own, "StringEquals": {**own.get("StringEquals", {}), **of_stage}}
+        self.allow("SubmitToQueues", submit, queues, conditions=conditions)
         self.allow(
             "SubmitOwnDefinitions",
             submit,
@@ -127,6 +149,9 @@ class MemberRole(InlineRole):
                 # What keeps a run from starting, as `trainyard why` asks.
                 "ec2:DescribeInstanceTypeOfferings",
                 "ec2:DescribeSubnets",
+                # What it costs today, as plans say it.
+                "ec2:DescribeSpotPriceHistory",
+                "pricing:GetProducts",
                 "servicequotas:GetServiceQuota",
             ],
             "*",
@@ -178,6 +203,23 @@ class MemberRole(InlineRole):
         self.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
         self.explain("A condition admits the team's instances and one's own sessions only", instances, sessions)
         self.explain("Batch's clusters have names of their own, and no tag of the stage's; this only looks up", members)
+
+    def _enter_jobs(self) -> None:
+        """Allow `trainyard exec`: commands in the containers of the team's tasks, which have the tags of their jobs.
+
+        The statement has the form of the one in the developer guide of Amazon ECS, "Using IAM policies to limit access
+        to ECS Exec": one condition on the task's tags, for task and cluster. Batch's clusters have no tag of
+        the stage's; should ECS ask for theirs as well, nobody is let in [?].
+        """
+        tasks, clusters = self._arn("ecs", "task"), self._arn("ecs", "cluster")
+        self.allow(
+            "EnterOwnJobs",
+            ["ecs:ExecuteCommand"],
+            tasks,
+            clusters,
+            conditions={"StringEquals": {_TASK_STAGE: self._stage, _TASK_TEAM: self._team}},
+        )
+        self.explain("A condition admits the tasks of the team's own jobs only", tasks, clusters)
 
     @property
     def _jobs(self) -> str:

@@ -56,8 +56,19 @@ class JobStack(StageStack):
             for kind in catalog.values():
                 self._definitions(jobs, kind, images[kind.name])
             if team.member_principals:
-                role = MemberRole(self, f"Members-{team.name}", team=team, files=files, logs=self._logs)
+                role = MemberRole(
+                    self,
+                    f"Members-{team.name}",
+                    team=team,
+                    files=files,
+                    logs=self._logs,
+                    enters_jobs=self._lets_commands_in,
+                )
                 self.publish(member_role_parameter(team.name), role.role_arn)
+
+    @property
+    def _lets_commands_in(self) -> bool:
+        return any(self._stage.lets_commands_in(accelerated=accelerated) for accelerated in (True, False))
 
     def _definitions(self, jobs: TeamJobs, kind: JobKind, image: str) -> None:
         row = row_of(self._stage, kind)
@@ -86,7 +97,9 @@ class JobStack(StageStack):
             secret = PublishedSecret(self, team=team, storage=storage, key_arn=storage.key_arn(self))
         return TeamJobs(
             team=team.name,
-            task_role=TeamRole(self, f"Team-{team.name}", files=files),
+            task_role=TeamRole(
+                self, f"Team-{team.name}", files=files, logs=self._logs if self._lets_commands_in else None
+            ),
             execution_role=ExecutionRole(
                 self,
                 f"Execution-{team.name}",
@@ -98,4 +111,5 @@ class JobStack(StageStack):
             logs=self._logs,
             huggingface_secret_arn=secret.arn if secret else None,
             shared_data_mount=CONTAINER_PATH if self._stage.fsx_gib else None,
+            lets_commands_in=self._stage.lets_commands_in,
         )

@@ -9,11 +9,12 @@ is in it: whatever is edited becomes a new version, and a new AMI.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aws_cdk import CfnDeletionPolicy, RemovalPolicy, Stack
+from aws_cdk import Aws, CfnDeletionPolicy, Fn, RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_imagebuilder as imagebuilder
@@ -26,8 +27,19 @@ from jobs.contract.stage import parameter_path
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
-EFA_INSTALLER = ("1.42.0", "4114fe612905ee05083ae5cb391a00a012510f3abfecc642d86c9a5ae4be9008")
-"""Version and SHA-256, as AWS ParallelCluster pins them (aws-parallelcluster-cookbook, attributes/environment.rb)."""
+_EFA_ARCHIVE = re.compile(r"(?P<sha256>[0-9a-f]{64})  aws-efa-installer-(?P<version>[\d.]+)\.tar\.gz\n")
+
+
+def efa_installer() -> tuple[str, str]:
+    """Return version and SHA-256 of AWS's EFA installer: the same for hosts as in images, which the file is beside.
+
+    They are as AWS ParallelCluster pins them (aws-parallelcluster-cookbook, attributes/environment.rb).
+    """
+    path = Path(__file__).parents[2] / "images" / "shared" / "efa-installer.sha256"
+    found = _EFA_ARCHIVE.fullmatch(path.read_text())
+    assert found is not None, path  # noqa: S101 - the project's own file, which sha256sum reads as well
+    return found["version"], found["sha256"]
+
 
 ROOT_DEVICE_NAME = "/dev/sda1"
 """Ubuntu's."""
@@ -96,25 +108,27 @@ class MachineImageBuild(Construct):
         super().__init__(scope, name)
         self._name = f"{Stack.of(self).stack_name}-{pool.id}"
         tags = {**tags, "trainyard:pool": pool.id, "trainyard:release": pool.software.name}
-        version = _recipe_version(stage, pool, job_image, components, tags)
-        recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=version)
+        self.version = _recipe_version(stage, pool, job_image, components, tags)
+        recipe = self._recipe(pool, _steps(stage, pool, job_image), components, tags, version=self.version)
         infrastructure = self._infrastructure(site, tags)
         distribution = self._distribution("Distribution", self._name, tags)
         # Of its own: CloudFormation writes the parameter for its own build, and could not make one that is there.
         distribution_of_pipeline = self._distribution(
             "PipelineDistribution", f"{self._name}-pipeline", tags, parameter=parameter
         )
+        log_group = self._logs(stage).ref
         self.image = self._first_build(
-            stage,
             site,
             tags,
             recipe=recipe.attr_arn,
             infrastructure=infrastructure.attr_arn,
             distribution=distribution.attr_arn,
+            log_group=log_group,
         )
         self._pipeline(
             pool,
             tags,
+            log_group=log_group,
             recipe=recipe.attr_arn,
             infrastructure=infrastructure.attr_arn,
             distribution=distribution_of_pipeline.attr_arn,
@@ -139,13 +153,13 @@ class MachineImageBuild(Construct):
 
     def _first_build(
         self,
-        stage: Stage,
         site: BuildSite,
         tags: Mapping[str, str],
         *,
         recipe: str,
         infrastructure: str,
         distribution: str,
+        log_group: str,
     ) -> imagebuilder.CfnImage:
         """Make the resource for whose AMI CloudFormation waits."""
         image = imagebuilder.CfnImage(
@@ -158,6 +172,7 @@ class MachineImageBuild(Construct):
                 image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
             ),
             enhanced_image_metadata_enabled=True,
+            logging_configuration=imagebuilder.CfnImage.ImageLoggingConfigurationProperty(log_group_name=log_group),
             deletion_settings=imagebuilder.CfnImage.DeletionSettingsProperty(
                 execution_role=site.lifecycle_role.role_arn
             ),
@@ -167,11 +182,18 @@ class MachineImageBuild(Construct):
         # stays, and the lifecycle policy deletes it later. When the stack goes, so does its AMI.
         image.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
         image.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
-        image.node.add_dependency(site.role, self._logs(stage))
+        image.node.add_dependency(site.role)
         return image
 
     def _pipeline(
-        self, pool: Pool, tags: Mapping[str, str], *, recipe: str, infrastructure: str, distribution: str
+        self,
+        pool: Pool,
+        tags: Mapping[str, str],
+        *,
+        recipe: str,
+        infrastructure: str,
+        distribution: str,
+        log_group: str,
     ) -> None:
         """Make the pipeline with which people build the same recipe on today's Ubuntu."""
         imagebuilder.CfnImagePipeline(
@@ -187,6 +209,9 @@ class MachineImageBuild(Construct):
                 image_tests_enabled=True, timeout_minutes=_TEST_TIMEOUT_MINUTES
             ),
             enhanced_image_metadata_enabled=True,
+            logging_configuration=imagebuilder.CfnImagePipeline.PipelineLoggingConfigurationProperty(
+                image_log_group_name=log_group, pipeline_log_group_name=log_group
+            ),
             image_tags=dict(tags),
         )
 
@@ -254,14 +279,15 @@ class MachineImageBuild(Construct):
         )
 
     def _logs(self, stage: Stage) -> logs.CfnLogGroup:
-        """Make the log group that Image Builder would make by itself, so that it expires.
+        """Make the log group of all builds, which stays when the stack goes: after one that failed it alone says why.
 
-        Its name is given, so it goes with the stack: kept, it would be in the way of the next one.
+        Image Builder writes without a role of ours only below /aws/imagebuilder/ (API reference of
+        PipelineLoggingConfiguration), so the name is given; the last part of the stack's id in it keeps a group that
+        stayed out of the way of the next stack of this name.
         """
-        group = logs.CfnLogGroup(
-            self, "Logs", log_group_name=f"/aws/imagebuilder/{self._name}", retention_in_days=stage.log_retention_days
-        )
-        group.apply_removal_policy(RemovalPolicy.DESTROY)
+        name = Fn.join("/", ["/aws/imagebuilder", self._name, Fn.select(2, Fn.split("/", Aws.STACK_ID))])
+        group = logs.CfnLogGroup(self, "Logs", log_group_name=name, retention_in_days=stage.log_retention_days)
+        group.apply_removal_policy(RemovalPolicy.RETAIN)
         acknowledge(
             group,
             "CloudWatch Logs encrypts every log group at rest with a key of AWS's, at no charge; no secret is logged",
@@ -303,7 +329,7 @@ def documents(stage: Stage, pool: Pool) -> list[str]:
 
 def _steps(stage: Stage, pool: Pool, job_image: str) -> list[tuple[str, dict[str, str]]]:
     """Return the documents with their parameters: all that one release's row decides, and nothing that another does."""
-    efa_version, efa_sha256 = EFA_INSTALLER
+    efa_version, efa_sha256 = efa_installer()
     release = pool.software
     return [
         ("kernel", {"LustreClient": "true" if stage.fsx_gib else "false"}),

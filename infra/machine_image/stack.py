@@ -39,6 +39,7 @@ from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.image.published import PublishedImages, pool_image_parameter
 from infra.image.stack import ImageStack
 from infra.machine_image.build import BuildSite, Component, MachineImageBuild, documents
+from infra.machine_image.offer import OfferQuestion
 from infra.network.stack import ENDPOINT_SECURITY_GROUP, NetworkStack
 from infra.stages import Pool, Stage
 from infra.stages.network_plan import has_interface_endpoints
@@ -75,6 +76,7 @@ class MachineImageStack(StageStack):
         )
         names = dict.fromkeys(name for pool in pools for name in documents(stage, pool))
         components = {name: Component(self, name) for name in names}
+        question = None if stage.build_unoffered else OfferQuestion(self, "Offer", stage=stage)
         for pool in pools:
             build = MachineImageBuild(
                 self,
@@ -87,6 +89,8 @@ class MachineImageStack(StageStack):
                 tags=self.instance_tags,
                 parameter=machine_image_parameter(stage, pool),
             )
+            if question:
+                build.image.add_dependency(question.of(pool, build=build.version))
             ssm.CfnParameter(
                 self,
                 f"Parameter-{pool.id}",

@@ -8,15 +8,18 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from infra.constructs.job_security_group import job_security_group
 from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import StageStack, acknowledge
+from infra.constructs.stage_stack import StageStack
 from infra.network.task_network import TaskNetwork, admit_nodes
-from infra.network.zone import VPC_ADDRESSES, Zone
+from infra.network.zone import Zone
 from infra.stages import ExistingVpc, Stage
 from infra.stages.network_plan import (
     ENDPOINT_SERVICES,
     ZONES_WHERE_NONE_IS_KNOWN,
     has_interface_endpoints,
+    offering_indices,
+    side_by_side_index,
     uses_default_security_group,
     zone_ids,
 )
@@ -48,7 +51,7 @@ class NetworkStack(StageStack):
                 vpc_endpoint_type="Gateway",
                 route_table_ids=list(route_tables),
             )
-        self.job_security_group = self._job_security_group()
+        self.job_security_group = job_security_group(self, vpc=self.vpc)
         endpoint_group = self._interface_endpoints() if has_interface_endpoints(stage) else None
         if endpoint_group:
             # By name, not by reference: endpoints come and go.
@@ -59,11 +62,7 @@ class NetworkStack(StageStack):
 
     def subnets_offering(self, row: InstanceType) -> list[ec2.ISubnet]:
         """Return the subnets of jobs in zones that are known to offer the instance type; all where none is known to."""
-        known = row.zone_ids.get(self.stage_row.region or "", ())
-        # `zip` is empty for zones without an id: nothing is known of them.
-        return [
-            subnet for zone_id, subnet in zip(self._zone_ids, self.job_subnets, strict=False) if zone_id in known
-        ] or list(self.job_subnets)
+        return [self.job_subnets[index] for index in offering_indices(self.stage_row, row)] or list(self.job_subnets)
 
     @property
     def availability_zones(self) -> list[str]:
@@ -72,8 +71,8 @@ class NetworkStack(StageStack):
 
     @property
     def multinode_subnet(self) -> ec2.ISubnet:
-        """Return the subnet of multi-node jobs and FSx: EFA and a placement group do not span zones."""
-        return self.subnets_offering(self.stage_row.row)[0]
+        """Return the subnet of multi-node jobs and FSx."""
+        return self.job_subnets[side_by_side_index(self.stage_row, self.stage_row.row)]
 
     def _let_nodes_through(self, endpoint_group: ec2.ISecurityGroup | None) -> None:
         if isinstance(self.vpc, ec2.Vpc):
@@ -100,7 +99,7 @@ class NetworkStack(StageStack):
         vpc = ec2.Vpc(
             self,
             "Vpc",
-            ip_addresses=ec2.IpAddresses.cidr(VPC_ADDRESSES),
+            ip_addresses=ec2.IpAddresses.cidr(stage.vpc_cidr),
             # Subnets are made below, since those of the L2 move when a zone comes or goes. It would also look zones up
             # in the account where the stage names one, for subnets that are not made.
             subnet_configuration=[],
@@ -110,7 +109,7 @@ class NetworkStack(StageStack):
         )
         self.vpc = vpc
         ids: Sequence[str | None] = self._zone_ids or [None] * ZONES_WHERE_NONE_IS_KNOWN
-        zones = [Zone(vpc, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
+        zones = [Zone(vpc, addresses=stage.vpc_cidr, zone_id=zone_id, index=index) for index, zone_id in enumerate(ids)]
         self.job_subnets = [zone.private_subnet for zone in zones]
         if stage.nat_gateways:
             self._reach_out(zones, zones[: stage.nat_gateways])
@@ -186,41 +185,6 @@ class NetworkStack(StageStack):
         log = RetainedLogGroup(self, "DefaultGroupHandlerLogs", retention_days=self.stage_row.log_retention_days)
         handler.add_property_override("LoggingConfig", {"LogGroup": log.log_group_name})
         handler.remove_resource_dependency(role)  # already given by its reference to the role
-
-    def _job_security_group(self) -> ec2.SecurityGroup:
-        group = ec2.SecurityGroup(
-            self,
-            "JobSecurityGroup",
-            vpc=self.vpc,
-            description="Instances that run jobs: HTTPS out, anything among themselves, nothing in",
-            allow_all_outbound=False,
-        )
-        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS, Hugging Face, package registries")
-        # EFA's traffic is matched by rules that name the group, both ways, and never by 0.0.0.0/0. Written as bare
-        # resources, since the L2 leaves the egress one out of a group that may reach everything, now or later.
-        reason = "Ranks on other instances, over TCP and EFA"
-        from_jobs = ec2.CfnSecurityGroupIngress(
-            self,
-            "JobsFromJobs",
-            group_id=group.security_group_id,
-            source_security_group_id=group.security_group_id,
-            ip_protocol="-1",
-            description=reason,
-        )
-        acknowledge(
-            from_jobs,
-            "The rule lets in the members of this very group and no address; EFA demands that it names no port",
-            "NIST.800.53.R5-EC2RestrictedCommonPorts",
-        )
-        ec2.CfnSecurityGroupEgress(
-            self,
-            "JobsToJobs",
-            group_id=group.security_group_id,
-            destination_security_group_id=group.security_group_id,
-            ip_protocol="-1",
-            description=reason,
-        )
-        return group
 
     def _interface_endpoints(self) -> ec2.SecurityGroup:
         """Make endpoints, a way to AWS that needs no NAT, and that is taken where there is NAT as well."""

@@ -8,13 +8,8 @@ from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
 
-VPC_ADDRESSES = "10.0.0.0/16"
-
 LAST_ZONE_NUMBER = 8
 """Highest number at the end of a zone's id that has addresses set aside; AWS's own go to six. Settings are checked."""
-
-_SIXTEENTHS = list(IPv4Network(VPC_ADDRESSES).subnets(new_prefix=20))
-_PUBLIC_SUBNETS = list(_SIXTEENTHS[-1].subnets(new_prefix=24))
 
 
 class Zone(Construct):
@@ -24,8 +19,8 @@ class Zone(Construct):
     be running: CloudFormation would have to replace it, and could not, since its addresses are taken until it is gone.
     """
 
-    def __init__(self, vpc: ec2.Vpc, *, zone_id: str | None, index: int) -> None:
-        """`zone_id` None: the zone at `index` of the region's, whichever that is in the account."""
+    def __init__(self, vpc: ec2.Vpc, *, addresses: str, zone_id: str | None, index: int) -> None:
+        """`addresses`: the VPC's. `zone_id` None: the zone at `index` of the region's, whichever that is there."""
         name = zone_id or f"zone-{index + 1}"
         super().__init__(vpc.stack, name)
         self._zone_id = zone_id
@@ -34,13 +29,14 @@ class Zone(Construct):
         # Zones without an id have addresses of their own, so that naming them can make room for the new before the
         # old are gone.
         self._slot = int(zone_id.rpartition("az")[2]) - 1 if zone_id else LAST_ZONE_NUMBER + index
+        self._sixteenths = list(IPv4Network(addresses).subnets(new_prefix=20))
         # One route table for each subnet comes with it.
         self.private_subnet = ec2.PrivateSubnet(
             self,
             "Private",
             vpc_id=vpc.vpc_id,
             availability_zone=self._zone,
-            cidr_block=str(_SIXTEENTHS[self._slot]),
+            cidr_block=str(self._sixteenths[self._slot]),
             map_public_ip_on_launch=False,
         )
         self._place(self.private_subnet)
@@ -52,7 +48,7 @@ class Zone(Construct):
             "Public",
             vpc_id=self._vpc.vpc_id,
             availability_zone=self._zone,
-            cidr_block=str(_PUBLIC_SUBNETS[self._slot]),
+            cidr_block=str(list(self._sixteenths[-1].subnets(new_prefix=24))[self._slot]),
             map_public_ip_on_launch=False,
         )
         self._place(public)

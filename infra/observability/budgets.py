@@ -17,7 +17,7 @@ from infra.access.permissions_boundary import name_prefix
 from infra.constructs.stage_stack import StageStack
 from infra.job.member_role import MEMBER_TAG
 from infra.observability.alerts import Alerts, Topic
-from infra.observability.function import Function
+from infra.observability.function import EventFunction
 from infra.observability.functions.stop_at_budget import STAGE_BUDGET, STOP_TAG, TEAM_BUDGETS, stop_parameter
 from jobs.contract.stage import parameter_path
 
@@ -50,7 +50,7 @@ class BudgetStop(Construct):
         self._dead_letters = dead_letters
         teams = [team for team in stage.teams if team.monthly_budget_usd is not None]
         path = parameter_path(stage.name)
-        self._function = Function(
+        self._function = EventFunction(
             self,
             "Function",
             file="stop_at_budget",

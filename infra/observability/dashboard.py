@@ -20,18 +20,20 @@ class StageDashboard(cloudwatch.Dashboard):
         *,
         namespace: str,
         queues: Sequence[str],
+        instances: Sequence[str],
         alarms: Sequence[cloudwatch.IAlarm],
         price_note: str,
     ) -> None:
         super().__init__(scope, name, default_interval=Duration.days(7))
         self._namespace = namespace
         self._queues = queues
+        self._instances = instances
         self.add_widgets(
-            self._graph("Jobs that wait", "QueueDepth", "jobs"),
-            self._graph("Nodes that run", "RunningNodes", "nodes"),
+            self._graph("Jobs that wait", "QueueDepth", "jobs", Queue=self._queues),
+            self._graph("Instances that run, with jobs or without", "RunningNodes", "nodes", Instances=self._instances),
         )
         self.add_widgets(
-            self._graph("Spend, estimated", "SpendUsdPerHour", "USD an hour"),
+            self._graph("Spend, estimated", "SpendUsdPerHour", "USD an hour", Instances=self._instances),
             self._bars("Spot reclaims and failed jobs an hour", "Reclaims", "FailedJobs"),
         )
         self.add_widgets(
@@ -52,23 +54,25 @@ class StageDashboard(cloudwatch.Dashboard):
             cloudwatch.TextWidget(
                 width=24,
                 height=2,
-                markdown=f"Numbers are written when a job changes its state, and hold until the next one. {price_note}",
+                markdown="Jobs are counted when one of them changes its state, instances then and every five minutes. "
+                f"{price_note}",
             )
         )
 
-    def _graph(self, title: str, metric: str, label: str) -> cloudwatch.GraphWidget:
-        """Return a graph of a level, which stays what it was between two events."""
+    def _graph(self, title: str, metric: str, label: str, **series: Sequence[str]) -> cloudwatch.GraphWidget:
+        """Return a graph of a level, which stays what it was between two events. `series`: a dimension's values."""
+        ((dimension, values),) = series.items()
         return cloudwatch.GraphWidget(
             title=title,
             width=12,
             left=[
                 cloudwatch.MathExpression(
                     expression=f"FILL({metric.lower()}{index}, REPEAT)",
-                    using_metrics={f"{metric.lower()}{index}": self._metric(metric, queue, "Maximum")},
-                    label=queue,
+                    using_metrics={f"{metric.lower()}{index}": self._metric(metric, value, "Maximum", dimension)},
+                    label=value,
                     period=Duration.minutes(5),
                 )
-                for index, queue in enumerate(self._queues)
+                for index, value in enumerate(values)
             ],
             left_y_axis=cloudwatch.YAxisProps(min=0, label=label, show_units=False),
             stacked=True,
@@ -87,12 +91,19 @@ class StageDashboard(cloudwatch.Dashboard):
         )
 
     def _metric(
-        self, name: str, queue: str, statistic: str, *, hours: float = 1 / 12, label: str | None = None
+        self,
+        name: str,
+        value: str,
+        statistic: str,
+        dimension: str = "Queue",
+        *,
+        hours: float = 1 / 12,
+        label: str | None = None,
     ) -> cloudwatch.Metric:
         return cloudwatch.Metric(
             namespace=self._namespace,
             metric_name=name,
-            dimensions_map={"Queue": queue},
+            dimensions_map={dimension: value},
             statistic=statistic,
             period=Duration.minutes(round(hours * 60)),
             label=label,

@@ -13,11 +13,13 @@ from aws_cdk import aws_sqs as sqs
 
 from infra.constructs.stage_stack import StageStack
 from infra.observability.alerts import Alerts
-from infra.observability.function import Function
+from infra.observability.function import EventFunction
+from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.instance_types import InstanceType
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue, isolated_queue_name
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
+from jobs.contract.stage import parameter_path
 
 _STATE_CHANGE = "Batch Job State Change"
 
@@ -27,6 +29,8 @@ class StageQueue:
     """A queue that the compute stack has made."""
 
     queue: Queue
+    team: str | None
+    """The isolated team whose own it is; None: teams share it."""
     retiring: str | None
     row: InstanceType
     arn: str
@@ -34,11 +38,8 @@ class StageQueue:
     @property
     def label(self) -> str:
         """Return what the dashboard calls it."""
-        return f"{self.queue.name} ({self.retiring})" if self.retiring else self.queue.name
-
-    @property
-    def usd_per_hour(self) -> float:
-        return self.row.spot_usd_per_hour if self.queue.capacity == "spot" else self.row.on_demand_usd_per_hour
+        name = isolated_queue_name(self.queue.name, self.team) if self.team else self.queue.name
+        return f"{name} ({self.retiring})" if self.retiring else name
 
 
 class EventFunctions:
@@ -72,18 +73,9 @@ class EventFunctions:
             STAGE=self._stage.name,
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=namespace,
-            QUEUES=json.dumps(
-                [
-                    {
-                        "arn": queue.arn,
-                        "name": queue.label,
-                        "capacity": queue.queue.capacity,
-                        "usd_per_hour": queue.usd_per_hour,
-                    }
-                    for queue in self._queues
-                ]
-            ),
-            ON_DEMAND_QUEUES=json.dumps(self._successors),
+            QUEUE_ARNS=self._queue_arns,
+            QUEUES=_compact([[_name(queue.arn), queue.label, queue.queue.capacity] for queue in self._queues]),
+            ON_DEMAND_QUEUES=self._successor_names,
             ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
             RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
             RECLAIM_REASON=RECLAIM_REASON,
@@ -95,6 +87,15 @@ class EventFunctions:
         self._read_jobs(function)
         function.may_publish(self._alerts.topic, self._key)
         self._on_state_change("Jobs", function, [queue.arn for queue in self._queues])
+
+    @property
+    def _queue_arns(self) -> str:
+        """Return how the ARNs of all queues begin: all variables of a function have 4,096 characters together."""
+        return self._stack.format_arn(service="batch", resource="job-queue", resource_name="")
+
+    @property
+    def _successor_names(self) -> str:
+        return _compact([[_name(arn) for arn in pair] for pair in self._successors])
 
     def tag_instances(self) -> None:
         """Make the function that tags instances with the team and run that they work for."""
@@ -121,6 +122,81 @@ class EventFunctions:
         )
         self._on_state_change("RunningJobs", function, [queue.arn for queue in self._queues], status=["RUNNING"])
 
+    def watch_instances(self, namespace: str, log_group_name: str) -> None:
+        """Make the function that counts instances, and disables environments whose instances never join.
+
+        `log_group_name`: where instances send the logs of their boot.
+        """
+        path = parameter_path(self._stage.name)
+        rows = {queue.row.name: queue.row for queue in self._queues}
+        function = self._function(
+            "WatchInstances",
+            "watch_instances",
+            "Instances in numbers, and an end to those that never join",
+            STAGE=self._stage.name,
+            TOPIC_ARN=self._alerts.topic.topic_arn,
+            METRIC_NAMESPACE=namespace,
+            PARAMETER_PATH=path,
+            LOG_GROUP=log_group_name,
+            PRICES=json.dumps(
+                {
+                    name: {"spot": row.spot_usd_per_hour, "on-demand": row.on_demand_usd_per_hour}
+                    for name, row in rows.items()
+                }
+            ),
+            MINUTES=str(self._stage.alerts.never_joined_minutes),
+            LAUNCHES=str(self._stage.alerts.never_joined_launches),
+        )
+        function.may_publish(self._alerts.topic, self._key)
+        self._allow_watching(function, path)
+        target = targets.LambdaFunction(function, dead_letter_queue=self._dead_letters)
+        states = events.EventPattern(source=["aws.ec2"], detail_type=["EC2 Instance State-change Notification"])
+        joined = events.EventPattern(
+            source=["aws.ecs"], detail_type=["ECS Container Instance State Change"], detail={"status": ["ACTIVE"]}
+        )
+        for name, pattern, description in (
+            ("InstanceStates", states, "An instance of the account has changed its state; the event has no tags"),
+            ("InstancesJoined", joined, "A container instance is there, or has changed"),
+        ):
+            events.Rule(self._stack, name, description=description, event_pattern=pattern, targets=[target])
+        # What does not happen has no event: an instance that has not joined is found by looking.
+        events.Rule(
+            self._stack,
+            "InstancesSeen",
+            description="Finds instances that boot and never join",
+            schedule=events.Schedule.rate(cdk.Duration.minutes(5)),
+            targets=[target],
+        )
+
+    def _allow_watching(self, function: EventFunction, path: str) -> None:
+        of_stage = {"aws:ResourceTag/trainyard:stage": self._stage.name}
+        instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
+        environments = self._stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
+        records = self._stack.format_arn(
+            service="ssm", resource="parameter", resource_name=f"{path}{NEVER_JOINED}*".strip("/")
+        )
+        allow = function.execution_role.allow
+        allow("Look", ["batch:DescribeComputeEnvironments", "ec2:DescribeInstances"], "*")
+        allow(
+            "DisableEnvironments",
+            ["batch:UpdateComputeEnvironment"],
+            environments,
+            conditions={"StringEquals": of_stage},
+        )
+        allow("EndInstances", ["ec2:TerminateInstances"], instances, conditions={"StringEquals": of_stage})
+        allow(
+            "TagInstancesOfStage",
+            ["ec2:CreateTags"],
+            instances,
+            conditions={"StringEquals": of_stage, "ForAllValues:StringEquals": {"aws:TagKeys": [JOINED_TAG]}},
+        )
+        allow("RecordWhy", ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], records)
+        function.execution_role.explain(
+            "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
+            "own and are told by their tags, and each environment has a record of its own.",
+            *("*", instances, environments, records),
+        )
+
     def move_to_on_demand(self, run_bucket: str, runs_arn: str) -> None:
         """Make the function that moves jobs to On-Demand; `runs_arn` is the ARN of `run_bucket`."""
         function = self._function(
@@ -129,7 +205,8 @@ class EventFunctions:
             "Jobs that Spot takes away too often go on On-Demand",
             RUN_BUCKET=run_bucket,
             RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
-            ON_DEMAND_QUEUES=json.dumps(self._successors),
+            QUEUE_ARNS=self._queue_arns,
+            ON_DEMAND_QUEUES=self._successor_names,
             ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
             RECLAIM_REASON=RECLAIM_REASON,
             EXITED_REASON=EXITED_REASON,
@@ -142,7 +219,7 @@ class EventFunctions:
         self._allow_moves(function, runs_arn)
         self._on_state_change("SpotJobs", function, [arn for arn, _ in self._successors])
 
-    def _allow_moves(self, function: Function, runs_arn: str) -> None:
+    def _allow_moves(self, function: EventFunction, runs_arn: str) -> None:
         """Let it end jobs of the stage, submit them again to On-Demand, and claim each move in the run bucket."""
         all_jobs = self._stack.format_arn(service="batch", resource="job", resource_name="*")
         definitions = self._stack.format_arn(service="batch", resource="job-definition", resource_name="*")
@@ -199,8 +276,8 @@ class EventFunctions:
             subscriptions.LambdaSubscription(function, dead_letter_queue=self._dead_letters)
         )
 
-    def _function(self, name: str, file: str, description: str, **environment: str) -> Function:
-        return Function(
+    def _function(self, name: str, file: str, description: str, **environment: str) -> EventFunction:
+        return EventFunction(
             self._stack,
             name,
             file=file,
@@ -210,14 +287,14 @@ class EventFunctions:
             log_retention_days=self._stage.log_retention_days,
         )
 
-    def _read_jobs(self, function: Function) -> None:
+    def _read_jobs(self, function: EventFunction) -> None:
         function.execution_role.allow("ReadJobs", ["batch:DescribeJobs", "batch:ListJobs"], "*")
         function.execution_role.explain(
             "Batch knows no resources for reading jobs: DescribeJobs and ListJobs can only be allowed on all of them.",
             "*",
         )
 
-    def _on_state_change(self, name: str, function: Function, queues: list[str], **detail: list[str]) -> None:
+    def _on_state_change(self, name: str, function: EventFunction, queues: list[str], **detail: list[str]) -> None:
         rule = events.Rule(
             self._stack,
             name,
@@ -226,3 +303,12 @@ class EventFunctions:
             ),
         )
         rule.add_target(targets.LambdaFunction(function, dead_letter_queue=self._dead_letters))
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _name(arn: str) -> str:
+    """Return the name in a queue's ARN, which only CloudFormation knows."""
+    return cdk.Fn.select(1, cdk.Fn.split("/", arn))

@@ -1,29 +1,22 @@
-"""A Lambda function of functions/, with its log, its role and its dead letters."""
+"""A Lambda function of functions/, which an event of the stage calls."""
 
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import aws_cdk as cdk
-from aws_cdk import Duration, RemovalPolicy
-from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_lambda as lambda_
-from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.constructs.inline_role import InlineRole
-from infra.constructs.log_group import RetainedLogGroup
-from infra.constructs.stage_stack import acknowledge
+from infra.constructs.function import Function
 from infra.observability import functions
 
 _FOLDER = Path(__file__).parent / "functions"
 
 
-class Function(lambda_.Function):
-    """A function that may write its own log and its dead letters, and what it is allowed besides."""
+class EventFunction(Function):
+    """A function made of a module of functions/ that has a `handler`."""
 
     def __init__(
         self,
@@ -36,69 +29,18 @@ class Function(lambda_.Function):
         dead_letters: sqs.IQueue,
         log_retention_days: int,
     ) -> None:
-        """Make a function of `file`, a module of functions/ that has a `handler`.
-
-        `dead_letters` gets the events at which it failed three times.
-        """
-        log_group = RetainedLogGroup(scope, f"{name}Log", retention_days=log_retention_days)
-        # What it says is of use as long as the function is there; runs keep their own logs.
-        log_group.apply_removal_policy(RemovalPolicy.DESTROY)
-        # A role of our own: the L2's has AWSLambdaBasicExecutionRole, which may write to every log group there is.
-        role = InlineRole(
-            scope, f"{name}Role", description=description, assumed_by=iam.ServicePrincipal("lambda.amazonaws.com")
-        )
-        log_group.grant_write(role)
         with TemporaryDirectory() as package:
             _pack(file, Path(package))
             super().__init__(
                 scope,
                 name,
-                description=description,
-                runtime=lambda_.Runtime.PYTHON_3_14,
-                architecture=lambda_.Architecture.ARM_64,  # a fifth cheaper for the same work
                 handler=f"{file}.handler",
                 code=lambda_.Code.from_asset(package),
-                environment=dict(environment),
-                timeout=Duration.seconds(60),
-                memory_size=256,
-                role=role,
-                log_group=log_group,
-                # Lambda calls twice more, after one and after two more minutes.
-                retry_attempts=2,
-                dead_letter_queue=dead_letters,
+                description=description,
+                environment=environment,
+                dead_letters=dead_letters,
+                log_retention_days=log_retention_days,
             )
-        self.execution_role = role
-        self._depend_on_policy_only()
-        acknowledge(
-            self,
-            "Reserved concurrency comes out of the account's quota, which is ten in a new account and may not fall "
-            "below that: a deployment would fail. The functions are called by few events and are safe in parallel.",
-            "NIST.800.53.R5-LambdaConcurrency",
-        )
-        acknowledge(
-            self,
-            "It calls AWS's public API (and one webhook) and nothing in the network; inside the VPC it would need NAT "
-            "or endpoints that are paid by the hour while nothing runs.",
-            "NIST.800.53.R5-LambdaInsideVPC",
-        )
-
-    def _depend_on_policy_only(self) -> None:
-        """Drop the dependency on the role, which the L2 adds though the function refers to it; cfn-lint complains."""
-        policy = self.execution_role.node.find_child("DefaultPolicy").node.default_child
-        resource = self.node.default_child
-        assert isinstance(policy, cdk.CfnResource)  # noqa: S101 - narrows the type; the L2s are built on them
-        assert isinstance(resource, cdk.CfnResource)  # noqa: S101 - as above
-        resource.add_override("DependsOn", [policy.logical_id])
-
-    def may_publish(self, topic: sns.ITopic, key: kms.IKey | None) -> None:
-        """Let the function publish to `topic`, which is encrypted with `key`."""
-        self.execution_role.allow("Publish", ["sns:Publish"], topic.topic_arn)
-        if key:
-            self.may_use(key)
-
-    def may_use(self, key: kms.IKey) -> None:
-        """Let the function write and read what is encrypted with `key`."""
-        self.execution_role.allow("UseKey", ["kms:Decrypt", "kms:GenerateDataKey"], key.key_arn)
 
 
 def _pack(file: str, package: Path) -> None:

@@ -1,7 +1,7 @@
 """Observability: who hears of what, the move from Spot to On-Demand, the dashboard, and budgets that stop new jobs.
 
-Everything here is called by events: where nothing runs, nothing of it runs. Queues, roles and the log group are read
-from what the other stacks publish, since those come and go with pools and teams.
+Everything here is called by events, but for a look at instances every five minutes. Queues, roles and the log group
+are read from what the other stacks publish, since those come and go with pools and teams.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from infra.compute.stack import ComputeStack
+from infra.compute.stack import INSTANCE_LOG_GROUP, ComputeStack
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.job.stack import JobStack
 from infra.observability.alerts import Alerts
@@ -25,7 +25,7 @@ from infra.observability.event_functions import EventFunctions, StageQueue
 from infra.stages import Stage
 from infra.storage.stack import StorageStack
 from jobs.contract.log_lines import UTILIZATION_KEY
-from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, QUEUES, Queue
+from jobs.contract.queues import ON_DEMAND, QUEUES, SPOT, Queue
 from jobs.contract.stage import LOG_GROUP, RUN_BUCKET, parameter_path, queue_parameter
 
 
@@ -64,25 +64,28 @@ class ObservabilityStack(StageStack):
     def _stage_queues(self, queues: Mapping[str, Queue]) -> list[StageQueue]:
         stage = self.stage_row
         pools = [(stage.pool.row, None), *((pool.row, pool.id) for pool in stage.retiring)]
+        owners = [None, *(team.name for team in stage.isolated_teams)]
         return [
             StageQueue(
                 queue=queue,
+                team=team,
                 retiring=retiring,
                 row=row,
-                arn=self._published(queue_parameter(queue.name, retiring=retiring)),
+                arn=self._published(queue_parameter(queue.name, team=team, retiring=retiring)),
             )
+            for team in owners
             for queue in queues.values()
             if _has(stage, queue)
             for row, retiring in (pools if queue.accelerated else [(stage.cpu_row, None)])
         ]
 
     def _successors(self) -> list[tuple[str, str]]:
-        """Return the ARNs of each pool's Spot queue and of its On-Demand queue, where the stage has both."""
-        by_pool = {(queue.queue.name, queue.retiring): queue.arn for queue in self._queues}
+        """Return the ARNs of each Spot queue and of the On-Demand queue of its team and pool, where there are both."""
+        by_owner = {(queue.queue.name, queue.team, queue.retiring): queue.arn for queue in self._queues}
         return [
-            (arn, by_pool[GAUDI_ON_DEMAND, pool])
-            for (name, pool), arn in by_pool.items()
-            if name == GAUDI_SPOT and (GAUDI_ON_DEMAND, pool) in by_pool
+            (arn, by_owner[ON_DEMAND, team, pool])
+            for (name, team, pool), arn in by_owner.items()
+            if name == SPOT and (ON_DEMAND, team, pool) in by_owner
         ]
 
     def _published(self, name: str) -> str:
@@ -105,6 +108,7 @@ class ObservabilityStack(StageStack):
         )
         functions.report(self._namespace)
         functions.tag_instances()
+        functions.watch_instances(self._namespace, self._published(INSTANCE_LOG_GROUP))
         if successors:
             functions.move_to_on_demand(
                 run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)
@@ -180,6 +184,11 @@ class ObservabilityStack(StageStack):
             "Dashboard",
             namespace=self._namespace,
             queues=[queue.label for queue in self._queues],
+            instances=[
+                f"{name} {capacity}"
+                for name in dict.fromkeys(queue.row.name for queue in self._queues)
+                for capacity in ("spot", "on-demand")
+            ],
             alarms=alarms,
             price_note=f"Spend is an estimate: nodes times the price recorded on {row.price_date} "
             f"({row.price_source}); it leaves out storage and transfer, and Spot prices change.",

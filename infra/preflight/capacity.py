@@ -8,11 +8,21 @@ from botocore.exceptions import ClientError
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem, unknown
 from infra.stages import Stage
-from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, zone_ids
+from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, side_by_side_index, zone_ids
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+
+GONE = {
+    "dl1.24xlarge": (
+        "its API has not listed it since mid-2026 (AWS's own scripts/gen_vpc_ip_limits.go in aws/amazon-vpc-cni-k8s, "
+        "2026-07-14: 'missing from the EC2 API, but is documented'; no notice of AWS's was found); Batch refuses "
+        "types that are not listed, so no deployment could succeed"
+    )
+}
+"""Types that have gone from EC2's answers, with what is known of it."""
 
 OFFER = "instance types"
 QUOTA = "vCPU quotas"
+RESERVATION = "promised capacity"
 
 
 def offers(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -21,12 +31,61 @@ def offers(account: Account, stage: Stage) -> Iterator[Finding]:
     zones = _zones(account, stage)
     for row in (stage.row, stage.cpu_row):
         yield _offer(account, stage, row, offered, zones)
+    if stage.max_multinode_nodes and offered[stage.row.name]:
+        yield _side_by_side(account, stage, offered[stage.row.name], zones)
 
 
 def quotas(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that each quota of the stage's instance families holds what its limits would use at once."""
     for (code, market), (vcpus, uses) in _needs(stage).items():
         yield _quota(account, code, market, vcpus, " + ".join(uses))
+
+
+def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
+    """Check that the promised capacity which the settings name is there, of the stage's type, and in its subnets."""
+    given = stage.capacity_reservation
+    if given is None:
+        yield ok(RESERVATION, "none is given: On-Demand instances take what EC2 has")
+        return
+    if given.target.startswith("arn:"):
+        yield unknown(RESERVATION, f"{given.target} is a group; what is in it is not looked into", "see the group")
+        return
+    try:
+        answer = account.client("ec2").describe_capacity_reservations(CapacityReservationIds=[given.target])
+    except ClientError as error:
+        if not error_code(error).startswith("InvalidCapacityReservationId"):
+            raise
+        answer = {"CapacityReservations": []}
+    found: list[Mapping[str, Any]] = answer["CapacityReservations"]
+    edit = "name one that is active as `capacity_reservation` in infra/settings.py"
+    if not found:
+        yield problem(RESERVATION, f"account {account.id} sees no {given.target} in {account.region}", edit)
+        return
+    yield from _of_reservation(found[0], stage, _zones(account, stage), edit)
+
+
+def _of_reservation(found: Mapping[str, Any], stage: Stage, zones: list[str], edit: str) -> Iterator[Finding]:
+    given = stage.capacity_reservation
+    assert given is not None  # noqa: S101 - narrows the type; the caller has looked
+    is_block = found.get("ReservationType") == "capacity-block"
+    zone, kind = found["AvailabilityZoneId"], "a Capacity Block" if is_block else "an On-Demand Capacity Reservation"
+    ends = f" until {found['EndDate']:%Y-%m-%d %H:%M}" if "EndDate" in found else ""
+    text = f"{given.target} is {kind} of {found['TotalInstanceCount']} x {found['InstanceType']} in {zone}{ends}"
+    only = zones[side_by_side_index(stage, stage.row) :][:1] if stage.max_multinode_nodes else zones
+    if found["InstanceType"] != stage.instance_type:
+        yield problem(RESERVATION, f"{text}; the stage runs on {stage.instance_type}", edit)
+    elif is_block != given.is_block:
+        yield problem(RESERVATION, text, f"is_block={is_block} in infra/settings.py")
+    elif zone not in only:
+        yield problem(
+            RESERVATION,
+            f"{text}; On-Demand instances of the stage start in {', '.join(only)}",
+            f'availability_zone_ids=("{zone}", …) in infra/settings.py, that zone first',
+        )
+    elif found["State"] not in ("active", "scheduled"):
+        yield problem(RESERVATION, f"{text}; it is {found['State']}", edit)
+    else:
+        yield ok(RESERVATION, f"{text}: {found['State']}, {found['AvailableInstanceCount']} free")
 
 
 def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
@@ -44,12 +103,12 @@ def _offered(account: Account, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _zones(account: Account, stage: Stage) -> list[str]:
-    """Return the ids of the zones in which the stage's subnets are, or will be."""
+    """Return the ids of the zones in which the stage's subnets are, or will be, in the subnets' order."""
     if stage.vpc is not None:
-        subnets = account.client("ec2").describe_subnets(
-            Filters=[{"Name": "subnet-id", "Values": list(stage.vpc.private_subnet_ids)}]
-        )["Subnets"]
-        return sorted({subnet["AvailabilityZoneId"] for subnet in subnets})
+        ids = list(stage.vpc.private_subnet_ids)
+        subnets = account.client("ec2").describe_subnets(Filters=[{"Name": "subnet-id", "Values": ids}])["Subnets"]
+        ordered = sorted(subnets, key=lambda subnet: ids.index(subnet["SubnetId"]))
+        return list(dict.fromkeys(subnet["AvailabilityZoneId"] for subnet in ordered))
     known = zone_ids(stage)
     if known:
         return list(known)
@@ -65,8 +124,7 @@ def _offer(
 ) -> Finding:
     there = offered[row.name]
     if not there:
-        # First-generation Gaudi vanished from EC2's answers in mid-2026; no announcement was found.
-        withdrawn = "; AWS seems to have withdrawn it in 2026, unconfirmed" if row.gaudi_generation == 1 else ""
+        withdrawn = f"; {GONE[row.name]}" if row.name in GONE else ""
         others = [
             name
             for name, places in offered.items()
@@ -90,18 +148,39 @@ def _offer(
     return problem(OFFER, text, f"availability_zone_ids=({listed},) in infra/settings.py")
 
 
+def _side_by_side(account: Account, stage: Stage, there: list[str], zones: list[str]) -> Finding:
+    """Check the one zone in which the nodes of a job start together, and FSx is, whatever the others offer."""
+    name = stage.row.name
+    zone = zones[side_by_side_index(stage, stage.row)] if zones else "none"
+    where = "jobs of several nodes, and FSx," if stage.fsx_gib else "jobs of several nodes"
+    if zone in there:
+        return ok(OFFER, f"EC2 offers {name} in {zone}, where {where} run")
+    text = f"{where} run in {zone} alone, where EC2 does not offer {name}; it does in {', '.join(there)}"
+    if stage.vpc is not None:
+        return problem(OFFER, text, "name a subnet of one of those zones first under `vpc` in infra/settings.py")
+    return problem(
+        OFFER,
+        text,
+        f'availability_zone_ids=("{there[0]}", …) in infra/settings.py, that zone first; or region="{account.region}", '
+        "whose zones the row knows",
+    )
+
+
 def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
     """Return, by quota code and market, the vCPUs that the stage may use of it, and what for.
 
-    A retiring pool counts like the one of new jobs: while both stand, each may have as many instances.
+    A retiring pool counts like the one of new jobs: while both stand, each may have as many instances. So do those of
+    each isolated team.
     """
-    pools = [(stage.row, ""), *((pool.row, f" of retiring pool {pool.id}") for pool in stage.retiring)]
+    of_type = [(stage.row, ""), *((pool.row, f" of retiring pool {pool.id}") for pool in stage.retiring)]
+    owners = ["", *(f" of team {team.name}" for team in stage.isolated_teams)]
+    pools = [(row, whose + owner) for row, whose in of_type for owner in owners]
     on_demand_nodes = stage.max_on_demand_nodes + stage.max_multinode_nodes
     needs: dict[tuple[str, str], tuple[int, list[str]]] = {}
     for row, nodes, spot, whose in (
         *((row, stage.max_nodes, True, whose) for row, whose in pools),
         *((row, on_demand_nodes, False, whose) for row, whose in pools),
-        (stage.cpu_row, stage.max_cpu_nodes, True, ""),
+        *((stage.cpu_row, stage.max_cpu_nodes, True, owner) for owner in owners),
     ):
         if nodes:
             key = (row.spot_quota_code, "Spot") if spot else (row.on_demand_quota_code, "On-Demand")

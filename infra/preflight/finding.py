@@ -8,7 +8,7 @@ Verdict = Literal["ok", "problem", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One row of the answer."""
+    """A row of the preflight's answer."""
 
     check: str
     verdict: Verdict

@@ -11,7 +11,6 @@ from infra.stages import Stage
 BOOTSTRAP_VERSION = 8
 """What the templates' assets ask for (`requiresBootstrapStackVersion` in the cloud assembly's manifests)."""
 
-_BOOTSTRAP_PARAMETER = "/cdk-bootstrap/hnb659fds/version"
 _GITHUB = "token.actions.githubusercontent.com"
 
 BOOTSTRAP = "CDK bootstrap"
@@ -23,9 +22,8 @@ OIDC = "OIDC provider"
 
 
 def bootstrap(account: Account, stage: Stage) -> Iterator[Finding]:
-    del stage
-    command = f"cdk bootstrap aws://{account.id}/{account.region}"
-    version = _parameter(account, _BOOTSTRAP_PARAMETER)
+    command = " ".join(["cdk bootstrap", *stage.bootstrap_options, f"aws://{account.id}/{account.region}"])
+    version = _parameter(account, stage.bootstrap_parameter)
     if version is None:
         yield problem(BOOTSTRAP, f"account {account.id} is not bootstrapped in {account.region}", command)
     elif int(version) < BOOTSTRAP_VERSION:
@@ -54,6 +52,8 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
     given = stage.machine_image
     if given is None:
         yield ok(IMAGE, "none is given: the stage's own, or AWS's for Batch")
+        if stage.pool.builds_machine_image:
+            yield _habanas(account)
         return
     if given.startswith("ssm:"):
         name = given.removeprefix("ssm:")
@@ -91,6 +91,21 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
         )
     else:
         yield ok(IMAGE, f"{ami_id} ({images[0].get('Name', 'without a name')}) is visible")
+
+
+def _habanas(account: Account) -> Finding:
+    """Look for the AMIs that Habana's guide to Batch names, which would save the stage an hour of building its own."""
+    pattern = "habanalabs-ecs*"
+    images = account.pages("ec2", "describe_images", "Images", Filters=[{"Name": "name", "Values": [pattern]}])
+    newest = max(images, key=lambda image: str(image["CreationDate"]), default=None)
+    if newest is None:
+        return ok(IMAGE, f"no AMI {pattern}, which Habana's guide to Batch names, is visible: the stage builds its own")
+    return ok(
+        IMAGE,
+        f"the stage builds its own; {newest['ImageId']} ({newest['Name']}, of account {newest['OwnerId']}, "
+        f"{newest['CreationDate'][:10]}) could be given as `machine_image` with "
+        f"root_device_name=\"{newest['RootDeviceName']}\", if that account is Habana's and its driver the release's",
+    )
 
 
 def webhook_secret(account: Account, stage: Stage) -> Iterator[Finding]:

@@ -154,8 +154,8 @@ def tagged_instances(stage: StageTemplates) -> Iterable[Finding]:
     source=f"{_GUIDE}, Multi-node parallel jobs and EFA: On-Demand, one cluster placement group in one zone",
 )
 def efa_placement(stage: StageTemplates) -> Iterable[Finding]:
-    """EFA's traffic does not leave a subnet, and is fast only within a cluster placement group; jobs of several nodes
-    never start on Spot.
+    """EFA's traffic does not leave a subnet, and is fast only within a cluster placement group, as which a Capacity
+    Block counts; jobs of several nodes never start on Spot.
     """
     for environment in stage.of_type(COMPUTE_ENVIRONMENT):
         group = environment.get("ComputeResources.PlacementGroup")
@@ -169,5 +169,7 @@ def efa_placement(stage: StageTemplates) -> Iterable[Finding]:
         if len(environment.get("ComputeResources.Subnets", [])) != 1:
             yield found(environment, "ComputeResources.Subnets")
         resource = stage.referred(environment.stack, group)
+        if group is None and stage.is_capacity_block(environment):
+            continue
         if group is None or (resource is not None and resource.get("Strategy") != "cluster"):
             yield found(environment, "ComputeResources.PlacementGroup")

@@ -9,7 +9,7 @@ from infra.rules.rule import Finding, found, rule
 from infra.rules.stage_templates import COMPUTE_ENVIRONMENT, JOB_DEFINITION, Resource, StageTemplates
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
-from jobs.contract.queues import GAUDI_MULTINODE
+from jobs.contract.queues import MULTINODE
 from jobs.contract.stage import job_definition_parameter, queue_parameter
 
 _GUIDE = "AWS Batch User Guide"
@@ -236,7 +236,7 @@ def efa_devices(stage: StageTemplates) -> Iterable[Finding]:
         for container in _containers(definition):
             devices = _efa_devices(container)
             paths = [f"/dev/infiniband/uverbs{index}" for index in range(len(devices))]
-            fine = sorted(str(device["HostPath"]) for device in devices) == paths and all(
+            fine = sorted(str(device["HostPath"]) for device in devices) == sorted(paths) and all(
                 {"READ", "WRITE", "MKNOD"} <= set(device.get("Permissions", [])) for device in devices
             )
             if not fine or (several and wanted is not None and len(devices) != wanted):
@@ -248,7 +248,7 @@ def _efa_interfaces_of_multinode(stage: StageTemplates) -> int | None:
     queues = [
         resource
         for resource in stage.of_type("AWS::Batch::JobQueue")
-        if queue_parameter(GAUDI_MULTINODE) in stage.published_names(resource)
+        if queue_parameter(MULTINODE) in stage.published_names(resource)
     ]
     environments = [environment for queue in queues for environment in stage.compute_environments(queue)]
     return min((stage.efa_interfaces(environment) for environment in environments), default=None)

@@ -19,7 +19,9 @@ _REMEDIED_REASONS = {
 def _multinode_queues(stage: StageTemplates) -> Iterator[Resource]:
     """Yield the queues for jobs of several nodes: those whose row says so, and those with a placement group or EFA."""
     for queue in stage.of_type(JOB_QUEUE):
-        names = [name.removeprefix("queue/") for name in stage.published_names(queue)]
+        # Of a pool that retires, and of an isolated team, the parameter has more parts.
+        published = stage.published_names(queue)
+        names = [re.sub("^(queue|team-queue/[^/]+)/", "", name).partition("/")[0] for name in published]
         by_row = any(QUEUES[name].several_nodes for name in names if name in QUEUES)
         if by_row or any(
             stage.efa_interfaces(environment) or environment.get("ComputeResources.PlacementGroup")

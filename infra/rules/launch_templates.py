@@ -104,10 +104,13 @@ def _is_multipart(archive: str) -> bool:
 )
 def nothing_ignored(stage: StageTemplates) -> Iterable[Finding]:
     """Batch takes instance type, role, subnets and the Spot request from the compute environment; what the template
-    says of them has no effect and misleads its reader.
+    says of them has no effect and misleads its reader. A Capacity Block has no other place than the template, and AWS's
+    own example of Batch puts it there.
     """
-    for _, template in _with_template(stage):
+    for environment, template in _with_template(stage):
         for name in _IGNORED:
+            if name == "InstanceMarketOptions" and stage.is_capacity_block(environment):
+                continue
             if template.get(f"LaunchTemplateData.{name}") is not None:
                 yield found(template, f"LaunchTemplateData.{name}")
         if any("SubnetId" in interface for interface in template.get("LaunchTemplateData.NetworkInterfaces", [])):

@@ -121,6 +121,12 @@ class StageTemplates:
         template = self.launch_template(environment)
         return list(template.get("LaunchTemplateData.NetworkInterfaces", [])) if template else []
 
+    def is_capacity_block(self, environment: Resource) -> bool:
+        """Return whether an environment's instances run in a Capacity Block."""
+        template = self.launch_template(environment)
+        market = template.get("LaunchTemplateData.InstanceMarketOptions") if template is not None else None
+        return market == {"MarketType": "capacity-block"}
+
     def efa_interfaces(self, environment: Resource) -> int:
         """Return how many of them are EFA interfaces, and so how many devices a job finds."""
         return sum(

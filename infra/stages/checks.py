@@ -11,8 +11,9 @@ from pydantic_core import ErrorDetails
 from infra.stages.limits import OUT_OF_LIMITS
 from infra.stages.loading import load
 from infra.stages.model import Pool, Stage
-from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group
+from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
 from infra.stages.regions import zone_prefix
+from jobs.contract.display import printable
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.stage import SHARED_PREFIX, share_identifier
 
@@ -51,7 +52,7 @@ def check(stage: Stage) -> None:
     mistakes = mistakes or [*(_out_of_limits(error, stage) for error in errors), *_what_does_not_fit(stage)]
     if mistakes:
         raise ConfigurationError(
-            "\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes)
+            printable("\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes))
         )
 
 
@@ -119,6 +120,8 @@ def _what_does_not_fit(stage: Stage) -> Iterator[str]:
         yield f"nat_gateways: must be from 0 to {zones}, one a zone, not {stage.nat_gateways}"
     if stage.vpc and stage.availability_zone_ids:
         yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
+    if stage.vpc and stage.vpc_cidr != Stage.vpc_cidr:
+        yield "vpc_cidr: it is that of 'vpc', which is there already; leave it out"
     yield from _zone_mistakes(stage)
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)
@@ -154,6 +157,30 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
         elif other is not None:
             yield f"team '{team.name}': Batch's fair share drops hyphens and cannot tell it from team '{other}'"
         taken[share_identifier(team.name)] = team.name
+    yield from _too_many_queues(stage)
+
+
+_EVENT_PATTERN_CHARACTERS = 2_048
+"""EventBridge's own limit. The rules that call functions at what happens to jobs name the ARN of each queue."""
+_PATTERN_WITHOUT_QUEUES = 137
+_QUEUE_CHARACTERS = 118
+"""Of the ARN of a queue that teams share, with its quotes: the longest region's, CloudFormation's random end included.
+That of an isolated team has `of` and the team's name besides."""
+
+
+def _too_many_queues(stage: Stage) -> Iterator[str]:
+    of_pool = 1 + bool(stage.max_on_demand_nodes) + bool(stage.max_multinode_nodes)
+    each = 1 + (1 + len(stage.retiring)) * of_pool
+    length = _PATTERN_WITHOUT_QUEUES + each * _QUEUE_CHARACTERS
+    for place, team in enumerate(stage.isolated_teams):
+        length += each * (_QUEUE_CHARACTERS + len(f"of{team.name}"))
+        if length > _EVENT_PATTERN_CHARACTERS:
+            yield (
+                f"team '{team.name}': isolated: with {each} queues for each isolated team, and {each} for all others, "
+                f"there is room for {place} of them: EventBridge's rules name every queue, in "
+                f"{_EVENT_PATTERN_CHARACTERS} characters; give the team a stage of its own"
+            )
+            return
 
 
 def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
@@ -173,6 +200,8 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
         yield f"release: {error}"
         return
     yield from _machine_image_mistakes(stage, stage.pool, "machine_image")
+    if stage.capacity_reservation is not None and not stage.max_on_demand_nodes + stage.max_multinode_nodes:
+        yield "capacity_reservation: On-Demand instances draw on it; set max_on_demand_nodes or max_multinode_nodes"
     ids = [stage.pool.id]
     for pool in stage.retiring:
         try:
@@ -186,16 +215,35 @@ def _accelerator_mistakes(stage: Stage) -> Iterator[str]:
     if len(set(ids[1:])) < len(ids[1:]):
         yield "retiring: names a pool twice"
     every_row_is_there = len(ids) == 1 + len(stage.retiring)
-    if every_row_is_there and stage.vpc is not None and stage.vpc.default_security_group_id is None:
+    if every_row_is_there:
         yield from _default_group_mistakes(stage)
+        yield from _unknown_zone_mistakes(stage)
 
 
 def _default_group_mistakes(stage: Stage) -> Iterator[str]:
+    if stage.vpc is None or stage.vpc.default_security_group_id is not None:
+        return
     if has_interface_endpoints(stage) and uses_default_security_group(stage):
         yield (
             "vpc: default_security_group_id: is needed with max_multinode_nodes and interface_endpoints: containers of "
             "such jobs are in the VPC's default group, and the endpoints have to admit it"
         )
+
+
+def _unknown_zone_mistakes(stage: Stage) -> Iterator[str]:
+    """Yield that what lives in one zone would get the region's first by letter, which need not offer the instances."""
+    limits = {"max_multinode_nodes": stage.max_multinode_nodes, "fsx_gib": stage.fsx_gib}
+    wanted = [name for name, limit in limits.items() if limit]
+    if not wanted or stage.vpc is not None or zone_ids(stage):
+        return
+    name = stage.instance_type
+    regions = [] if stage.region else [f"'{region}'" for region in stage.row.zone_ids]
+    choices = [f"region={' or '.join(regions)}"] if regions else []
+    choices.append(
+        f"availability_zone_ids, first a zone that offers it (aws ec2 describe-instance-type-offerings "
+        f"--location-type availability-zone-id --filters Name=instance-type,Values={name})"
+    )
+    yield f"{wanted[0]}: lives in one zone, and no zone is known to offer {name} here; set {', or '.join(choices)}"
 
 
 def _machine_image_mistakes(stage: Stage, pool: Pool, field: str) -> Iterator[str]:

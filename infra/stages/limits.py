@@ -2,13 +2,21 @@
 
 import re
 from collections.abc import Callable
+from ipaddress import IPv4Network
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from infra.stages.regions import closest_regions, is_region
+from jobs.contract.display import printable
 from jobs.contract.stage import TEAM_PATTERN
+
+_PRIVATE = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
+"""Addresses that no public network has (RFC 1918)."""
+
+_OF_DOCKER = IPv4Network("172.17.0.0/16")
+"""The addresses of the bridge that Docker makes on every instance."""
 
 OUT_OF_LIMITS = "out_of_limits"
 """Type of the errors that these limits raise. All other errors of pydantic's tell of a value of the wrong type."""
@@ -20,7 +28,7 @@ def accepted(test: Callable[[Any], bool], otherwise: str) -> AfterValidator:
     def validate(value: Any) -> Any:
         if not test(value):
             said = otherwise.format(f"{value:g}" if isinstance(value, float) else value)
-            raise PydanticCustomError(OUT_OF_LIMITS, "{said}", {"said": said})
+            raise _out_of_limits(said)
         return value
 
     return AfterValidator(validate)
@@ -33,7 +41,7 @@ def between(low: float, high: float) -> AfterValidator:
 
 def like(pattern: str, wanted: str) -> AfterValidator:
     """Refuse a string that `pattern` does not match as a whole; `wanted` says in words what it has to be."""
-    return accepted(lambda value: bool(re.fullmatch(pattern, value)), f"must be {wanted}, not '{{}}'")
+    return accepted(lambda value: bool(re.fullmatch(pattern, value, re.ASCII)), f"must be {wanted}, not '{{}}'")
 
 
 def distinct(otherwise: str) -> AfterValidator:
@@ -46,19 +54,37 @@ def _region(value: str) -> str:
     if not is_region(value):
         meant = " or ".join(f"'{region}'" for region in closest_regions(value))
         said = f"must be a region of AWS that infra/stages/regions.py knows, not '{value}'"
-        raise PydanticCustomError(
-            OUT_OF_LIMITS, "{said}", {"said": f"{said}; did you mean {meant}?" if meant else said}
-        )
+        raise _out_of_limits(f"{said}; did you mean {meant}?" if meant else said)
     return value
+
+
+def _out_of_limits(said: str) -> PydanticCustomError:
+    """Return the error that says so; pydantic can say no half of a surrogate pair, and a terminal would obey others."""
+    return PydanticCustomError(OUT_OF_LIMITS, "{said}", {"said": printable(said)})
+
+
+def _is_private_sixteen(value: str) -> bool:
+    try:
+        network = IPv4Network(value)
+    except ValueError:
+        return False
+    return network.prefixlen == 16 and network != _OF_DOCKER and any(network.subnet_of(block) for block in _PRIVATE)
 
 
 def _ec2_id(kind: str) -> AfterValidator:
     return like(rf"{kind}-[0-9a-f]{{8,17}}", f"like '{kind}-0123456789abcdef0'")
 
 
+_LABEL = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+_EMAIL = re.compile(rf"(?=.{{3,254}}$)[\w.!#$%&'*+/=?^`{{|}}~-]{{1,64}}@{_LABEL}(\.{_LABEL})+", re.ASCII)
+"""An address as people have it: no quotes or comments, and its domain has a dot."""
+
 # Where it is deployed
 Account = Annotated[str, like(r"[0-9]{12}", "the 12 digits of an account's id")]
 Region = Annotated[str, AfterValidator(_region)]
+
+# The CDK's own rule for it (`cdk bootstrap --qualifier`); it is part of roles' and buckets' names.
+Qualifier = Annotated[str, like(r"[a-z0-9]{1,10}", "1 to 10 lower-case letters and digits")]
 
 # Names
 StageName = Annotated[
@@ -93,7 +119,7 @@ Emails = Annotated[
     tuple[
         Annotated[
             str,
-            accepted(lambda value: bool(re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", value)), "'{}' is no e-mail address"),
+            accepted(lambda value: bool(_EMAIL.fullmatch(value)), "'{}' is no e-mail address"),
         ],
         ...,
     ],
@@ -101,7 +127,7 @@ Emails = Annotated[
 ]
 
 # GitHub. A wildcard in one of these would let other repositories in.
-Repository = Annotated[str, like(r"[\w.-]+/[\w.-]+", "'owner/name'")]
+Repository = Annotated[str, like(r"(?!-)[\w-]{1,39}/(?!\.\.?$)[\w.-]{1,100}", "'owner/name'")]
 GitHubEnvironment = Annotated[str, like(r"(?! )[\w .-]{1,255}(?<! )", "a name")]
 Branch = Annotated[
     str,
@@ -110,7 +136,8 @@ Branch = Annotated[
         lambda value: not value.startswith("refs/"),
         "must be a branch's name without 'refs/heads/' before it, not '{}'",
     ),
-    like(r"(?!/)[\w./-]{1,255}(?<!/)", "a branch's name"),
+    # What git-check-ref-format(1) refuses is left out: no branch has such a name.
+    like(r"(?![-/.])(?!.*(?:\.\.|//|/\.|\.lock(?:/|$)))[\w./-]{1,255}(?<![/.])", "a branch's name"),
 ]
 OidcProvider = Annotated[
     str,
@@ -129,6 +156,10 @@ SubnetIds = Annotated[
     accepted(bool, "at least one is needed"),
 ]
 RouteTableIds = Annotated[tuple[Annotated[str, _ec2_id("rtb")], ...], distinct("names one twice")]
+VpcCidr = Annotated[
+    str,
+    accepted(_is_private_sixteen, "must be a private /16 that is not Docker's own, such as '10.1.0.0/16', not '{}'"),
+]
 ZoneIds = Annotated[
     tuple[
         # Addresses are set aside for eight of a region's zones (infra/network/zone.py); no region has more than six.
@@ -144,7 +175,7 @@ NodesAtLeastOne = Annotated[int, between(1, 1_000)]
 Share = Annotated[float, between(0.01, 1_000)]  # Batch's weight factor, its inverse, goes from 0.0001 to 999.9999
 UsdAMonth = Annotated[
     float,
-    accepted(lambda value: value > 0, "must be above 0, not {}"),
+    accepted(lambda value: value >= 0.01, "must be at least 0.01, not {}"),
     # JSON, and so a template, has no infinity.
     accepted(lambda value: value <= 1e9, "must be at most 1000000000 (None: no budget), not {}"),
 ]
@@ -161,7 +192,18 @@ FsxGib = Annotated[
     ),
 ]
 
+# Capacity
+ReservationTarget = Annotated[
+    str,
+    like(
+        r"cr-[0-9a-f]{8,17}|arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:\d{12}:group/[\w.-]+",
+        "the id of a capacity reservation, 'cr-0123456789abcdef0', or the ARN of a resource group of some",
+    ),
+]
+
 # Times
+NeverJoinedMinutes = Annotated[int, between(10, 240)]
+NeverJoinedLaunches = Annotated[int, between(2, 20)]
 BlockedQueueMinutes = Annotated[int, between(10, 1_440)]
 SpotWaitHours = Annotated[
     float,

@@ -31,6 +31,23 @@ class Team:
     member_principals: tuple[limits.MemberPrincipal, ...] = ()
     """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
     None given: no such role is made, and people submit with rights of their own."""
+    isolated: bool = False
+    """True: its jobs run on instances that no other team's ever run on, in a security group and under an instance role
+    of their own. It has queues of its own, each with the stage's limits (`max_nodes` and its kin) once more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityReservation:
+    """Capacity that EC2 has promised, on which a pool's On-Demand instances draw and on nothing else."""
+
+    __pydantic_config__ = _CHECKED
+
+    target: limits.ReservationTarget
+    """The id (`cr-…`) of an On-Demand Capacity Reservation or of a Capacity Block, or the ARN of a resource group of
+    reservations. It is of the pool's instance type, in a zone of the stage's subnets: of the first one for jobs of
+    several nodes."""
+    is_block: bool = False
+    """True: it is a Capacity Block, which ends on a day; EC2 terminates its instances half an hour before that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +64,8 @@ class Pool:
     """The AMI of its instances, as `Stage.machine_image` says it."""
     root_device_name: limits.DeviceName | None = None
     """Root device of an AMI that is given, as `Stage.root_device_name` says it. None: the same as the stage's."""
+    capacity_reservation: CapacityReservation | None = None
+    """As `Stage.capacity_reservation` says it."""
 
     @property
     def row(self) -> InstanceType:
@@ -105,6 +124,11 @@ class Alerts:
     """A job that waits at a queue's head for longer, for a reason that Batch names, is a stuck one: 10 to 1440."""
     failed_jobs_an_hour: limits.FailedJobs = 3
     """As many raise the alarm of failed jobs."""
+    never_joined_minutes: limits.NeverJoinedMinutes = 30
+    """An instance that has not joined its cluster so long after its launch never will: its compute environment is
+    disabled, 10 to 240."""
+    never_joined_launches: limits.NeverJoinedLaunches = 3
+    """As many instances in a row that ended before they had joined do the same: 2 to 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +160,10 @@ class Stage:
     region: limits.Region | None = None
     """None: whichever the CDK CLI is set to. dl1.24xlarge is (or was) offered in us-east-1 and us-west-2 only."""
 
+    bootstrap_qualifier: limits.Qualifier = "hnb659fds"
+    """That of the CDK bootstrap which its stacks are deployed through (`cdk bootstrap --qualifier`); the default is the
+    CDK's own."""
+
     # What jobs run on
     instance_type: str = "dl1.24xlarge"
     """What accelerated jobs run on: a row of jobs/contract/instance_types.py."""
@@ -152,13 +180,22 @@ class Stage:
     machine_image: limits.MachineImage | None = None
     """AMI of the accelerator instances: an id, or `ssm:` and the parameter that holds one, read at every deployment.
 
-    None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, AWS's own for
-    Batch. One that is given must carry the driver of `release`, habana-container-runtime as Docker's default runtime,
-    and the ECS agent.
+    None: on Gaudi, one that the stage builds itself with the driver of `release`; on other accelerators, the one that
+    AWS recommends for ECS that day. One that is given must carry the driver of `release`, habana-container-runtime as
+    Docker's default runtime, and the ECS agent.
     """
+    build_unoffered: bool = False
+    """True: the AMI of Gaudi instances is built though EC2 lists their type nowhere in the region, as AWS has promised
+    some. Else the deployment ends before it takes that hour: Batch refuses types that EC2 does not list."""
     root_device_name: limits.DeviceName = "/dev/sda1"
     """Root device of an AMI that is given: Ubuntu's. Amazon Linux calls it /dev/xvda. Of AMIs that the stage builds, or
-    that are Batch's own, it is known."""
+    that are AWS's own, it is known."""
+    commands_in_jobs: bool | None = None
+    """Lets a team's people run commands in the containers of its jobs that run, as root (`trainyard exec`).
+
+    None: yes, but not on a `machine_image` that is given: ECS starts such a job only where the AMI has what the agent
+    needs for it, as AWS's own AMIs for ECS have, and those that the stage builds. True: the given one has it too.
+    """
     root_volume_gib: limits.VolumeGib = 500
     """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
     cpu_root_volume_gib: limits.CpuVolumeGib = 200
@@ -173,6 +210,8 @@ class Stage:
     """Accelerator instances, On-Demand and side by side, for jobs of several nodes that start together. 0: no such
     jobs; those of several nodes on Spot draw on `max_nodes`."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
+    capacity_reservation: CapacityReservation | None = None
+    """Promised capacity that On-Demand instances run in; where it is used up, jobs wait. None: what EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
     """A job that Spot has taken away this often is moved to On-Demand, where the stage allows it."""
     spot_wait_hours: limits.SpotWaitHours | None = None
@@ -185,6 +224,9 @@ class Stage:
     # Network
     vpc: ExistingVpc | None = None
     """None: the stage makes its own."""
+    vpc_cidr: limits.VpcCidr = "10.0.0.0/16"
+    """Addresses of the VPC that the stage makes: a private /16, to be chosen on the first day. Another than its
+    neighbours' where VPCs are to be connected."""
     availability_zone_ids: limits.ZoneIds = ()
     """Zones of the subnets, all in the stage's region, by id (`use1-az2`), which means the same zone in every account,
     unlike its letter.
@@ -226,9 +268,32 @@ class Stage:
     """True: CloudFormation refuses to delete any of the stage's stacks."""
 
     @property
+    def isolated_teams(self) -> tuple[Team, ...]:
+        """Return the teams that have instances of their own."""
+        return tuple(team for team in self.teams if team.isolated)
+
+    @property
+    def bootstrap_options(self) -> list[str]:
+        """Return what `cdk bootstrap` has to be told of its qualifier, whose stack needs a name of its own."""
+        qualifier = self.bootstrap_qualifier
+        if qualifier == Stage.bootstrap_qualifier:
+            return []
+        return ["--qualifier", qualifier, "--toolkit-stack-name", f"CDKToolkit-{qualifier}"]
+
+    @property
     def pool(self) -> Pool:
         """Return the pool that new jobs run on."""
-        return Pool(instance_type=self.instance_type, release=self.release, machine_image=self.machine_image)
+        return Pool(
+            instance_type=self.instance_type,
+            release=self.release,
+            machine_image=self.machine_image,
+            capacity_reservation=self.capacity_reservation,
+        )
+
+    @property
+    def bootstrap_parameter(self) -> str:
+        """Return the name of the SSM parameter in which its CDK bootstrap has its version."""
+        return f"/cdk-bootstrap/{self.bootstrap_qualifier}/version"
 
     @property
     def row(self) -> InstanceType:
@@ -239,6 +304,12 @@ class Stage:
     def cpu_row(self) -> InstanceType:
         """Return the CPU instances' row. Raises UsageError where there is none."""
         return instance_type(self.cpu_instance_type)
+
+    def lets_commands_in(self, *, accelerated: bool) -> bool:
+        """Return whether people may run commands in jobs, of those on accelerators or of those on CPUs."""
+        if self.commands_in_jobs is None:
+            return self.machine_image is None or not accelerated
+        return self.commands_in_jobs
 
     @property
     def gaudi_release(self) -> Release:

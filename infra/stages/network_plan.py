@@ -4,6 +4,7 @@ Both the network's stack and the preflight read it; the latter without loading t
 """
 
 from infra.stages import Stage
+from jobs.contract.instance_types import InstanceType
 
 ZONES_WHERE_NONE_IS_KNOWN = 2
 """How many of a region's zones are taken, in their order, where neither settings nor rows name any."""
@@ -31,6 +32,19 @@ def zone_ids(stage: Stage) -> tuple[str, ...]:
     # Those of pools that retire stay: their instances live there.
     rows = [pool.row for pool in (stage.pool, *stage.retiring)]
     return tuple(dict.fromkeys(zone for row in rows for zone in row.zone_ids.get(stage.region, ())))
+
+
+def offering_indices(stage: Stage, row: InstanceType) -> list[int]:
+    """Return which of the stage's subnets are in zones that are known to offer the type; none where nobody knows."""
+    if stage.vpc is not None:
+        return []
+    known = row.zone_ids.get(stage.region or "", ())
+    return [index for index, zone in enumerate(zone_ids(stage)) if zone in known]
+
+
+def side_by_side_index(stage: Stage, row: InstanceType) -> int:
+    """Return which of the stage's subnets has jobs of several nodes and FSx: EFA and placement groups span no zones."""
+    return next(iter(offering_indices(stage, row)), 0)
 
 
 def uses_default_security_group(stage: Stage) -> bool:

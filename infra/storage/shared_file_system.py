@@ -7,13 +7,11 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from infra.constructs.lustre_rules import BOTH_WAYS, lustre_rules
 from jobs.contract.stage import SHARED_PREFIX
 
 CONTAINER_PATH = "/fsx"
 """Where containers see it, read-only."""
-
-LUSTRE_PORTS = ((988, 988), (1018, 1023))
-"""TCP, from and to: between clients and file servers, both ways (FSx's user guide on access control with a VPC)."""
 
 _THROUGHPUT_MBPS_PER_TIB = 125
 """The least that PERSISTENT_2 offers, and the cheapest."""
@@ -42,7 +40,7 @@ class SharedFileSystem(Construct):
     ) -> None:
         """Make it in `subnet`, for instances in the group `jobs`. `key` None: encrypted with AWS's key for FSx."""
         super().__init__(scope, name)
-        servers = self._security_group(vpc)
+        servers = self.security_group = self._security_group(vpc)
         self.resource = fsx.CfnFileSystem(
             self,
             "Resource",
@@ -103,29 +101,4 @@ class SharedFileSystem(Construct):
         In the stack of the file system, so that the network knows nothing of it.
         """
         groups = {"Servers": servers.security_group_id, "Jobs": jobs.security_group_id}
-        rules: list[CfnResource] = []
-        for source, destination in (("Servers", "Servers"), ("Servers", "Jobs"), ("Jobs", "Servers")):
-            for low, high in LUSTRE_PORTS:
-                rules += [
-                    ec2.CfnSecurityGroupEgress(
-                        self,
-                        f"{source}To{destination}{low}",
-                        group_id=groups[source],
-                        destination_security_group_id=groups[destination],
-                        ip_protocol="tcp",
-                        from_port=low,
-                        to_port=high,
-                        description="Lustre",
-                    ),
-                    ec2.CfnSecurityGroupIngress(
-                        self,
-                        f"{destination}From{source}{low}",
-                        group_id=groups[destination],
-                        source_security_group_id=groups[source],
-                        ip_protocol="tcp",
-                        from_port=low,
-                        to_port=high,
-                        description="Lustre",
-                    ),
-                ]
-        return rules
+        return lustre_rules(self, groups, [("Servers", "Servers"), *BOTH_WAYS])

@@ -25,6 +25,8 @@ KMS_KEY = "kms-key"
 FSX_DNS_NAME = "fsx/dns-name"
 """Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
 FSX_MOUNT_NAME = "fsx/mount-name"
+FSX_SECURITY_GROUP = "security-group/fsx"
+"""Parameter that holds the file servers' group, to which isolated teams' instances are added; there as those are."""
 
 _ACCESS_LOG_DAYS = 365
 
@@ -81,6 +83,8 @@ class StorageStack(StageStack):
             self.publish(FSX_DNS_NAME, file_system.dns_name)
             self.publish(FSX_MOUNT_NAME, file_system.mount_name)
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
+            if stage.isolated_teams:
+                self.publish(FSX_SECURITY_GROUP, file_system.security_group.security_group_id)
         for team in stage.teams:
             if team.huggingface_token:
                 HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)

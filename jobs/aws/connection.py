@@ -7,7 +7,7 @@ for the AWS CLI. A loopback endpoint is the embedded AWS. boto3 is imported when
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.aws.errors import is_loopback
 
@@ -61,6 +61,19 @@ class Aws:
         return self._session.client("ec2", config=self._config(), region_name=self._region)
 
     @cached_property
+    def quick_ec2(self) -> "EC2Client":
+        """A client for what can be done without: it gives up within seconds."""
+        return self._session.client("ec2", config=self._config(attempts=1, seconds=4), region_name=self._region)
+
+    @cached_property
+    def pricing(self) -> Any:
+        """A client for the Price List API, which gives up within seconds.
+
+        It answers in few regions only, one of which is us-east-1, and for all regions (its API reference, "Endpoints").
+        """
+        return self._session.client("pricing", config=self._config(attempts=1, seconds=4), region_name="us-east-1")
+
+    @cached_property
     def ecs(self) -> "ECSClient":
         return self._session.client("ecs", config=self._config(), region_name=self._region)
 
@@ -71,6 +84,33 @@ class Aws:
     @cached_property
     def quotas(self) -> "ServiceQuotasClient":
         return self._session.client("service-quotas", config=self._config(), region_name=self._region)
+
+    def client(self, service: str) -> Any:
+        """Return a client for a service that few commands ask; those that many do are above."""
+        make: Any = self._session.client
+        return make(service, config=self._config(), region_name=self._region)
+
+    @cached_property
+    def account(self) -> str:
+        """Return the twelve digits of the account that is asked."""
+        account: str = self.client("sts").get_caller_identity()["Account"]
+        return account
+
+    @property
+    def region_name(self) -> str:
+        """Return the region that is asked."""
+        return self.batch.meta.region_name
+
+    @cached_property
+    def caller(self) -> str:
+        """Return who is calling, as AWS knows them: `user/alice`, or `assumed-role/research/alice`.
+
+        GetCallerIdentity needs no permission
+        (https://docs.aws.amazon.com/STS/latest/APIReference/API_GetCallerIdentity.html).
+        """
+        client = self._session.client("sts", config=self._config(), region_name=self._region)
+        arn: str = client.get_caller_identity()["Arn"]
+        return arn.split(":", 5)[-1]
 
     @property
     def endpoint(self) -> str:
@@ -96,6 +136,29 @@ class Aws:
         except (OSError, ValueError, KeyError):
             return False
 
+    def ask_embedded(self, path: str, body: object) -> dict[str, Any] | None:
+        """Return what the embedded AWS answers to a request of its own; None where it knows nothing at that path."""
+        import json
+        from urllib.error import HTTPError
+        from urllib.parse import quote
+        from urllib.request import ProxyHandler, Request, build_opener
+
+        credentials = self._session.get_credentials()
+        token = credentials.secret_key if credentials else ""
+        request = Request(  # noqa: S310 - loopback
+            f"{self.endpoint}{quote(path)}",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+        )
+        try:
+            with build_opener(ProxyHandler({})).open(request, timeout=_HEALTH_SECONDS) as answer:
+                answered: dict[str, Any] = json.load(answer)
+                return answered
+        except HTTPError as error:
+            if error.code == 404:
+                return None
+            raise
+
     @cached_property
     def _session(self) -> "Session":
         from boto3.session import Session
@@ -108,7 +171,9 @@ class Aws:
         return self.region or os.environ.get("AWS_REGION") or None
 
     @staticmethod
-    def _config(*, attempts: int = 5) -> "Config":
+    def _config(*, attempts: int = 5, seconds: float | None = None) -> "Config":
+        """Return a configuration. `seconds`: how long to wait for a connection, and for an answer; None: the usual."""
         from botocore.config import Config
 
-        return Config(retries={"mode": "standard", "total_max_attempts": attempts}, connect_timeout=10)
+        retries: Any = {"mode": "standard", "total_max_attempts": attempts}
+        return Config(retries=retries, connect_timeout=seconds or 10, read_timeout=seconds or 60)

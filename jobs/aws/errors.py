@@ -27,6 +27,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired",
 _DENIED = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "NotAuthorized", "AllAccessDisabled", "403"}
 )
+"""403 is S3's: a HEAD has no body, so its answer is the bare status."""
 _UNKNOWN_KEY = frozenset(
     {
         "AuthFailure",
@@ -61,6 +62,11 @@ def is_transient(error: Exception) -> bool:
 def is_throttling(error: Exception) -> bool:
     """Return whether the service refused the request for now, and so did nothing with it."""
     return _status(error) == 429 or error_code(error) in _THROTTLED
+
+
+def is_denied(error: Exception) -> bool:
+    """Return whether the service says that the caller may not do this."""
+    return error_code(error) in _DENIED
 
 
 def is_refused_connection(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from jobs.aws.errors import error_code, explain, is_loopback, is_refused_connection, is_transient
+from jobs.aws.errors import error_code, explain, is_denied, is_loopback, is_refused_connection, is_transient
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location, stays_below
 
@@ -47,8 +47,6 @@ DENIED_TRIES = 3
 allows before and after. What is denied each time is not to be had."""
 
 _MISSING = frozenset({"404", "NoSuchKey", "NotFound"})
-DENIED = frozenset({"403", "AccessDenied"})
-"""Codes by which S3 says that a request is forbidden: a HEAD has no body, so its answer is the bare status."""
 
 Tag = tuple[str, str]
 """Key and value of an S3 object tag."""
@@ -130,19 +128,26 @@ def read_once(s3: "S3Client", location: S3Location) -> bytes | None:
         raise
 
 
+def read_range(s3: "S3Client", location: S3Location, start: int, stop: int) -> bytes:
+    """Return the object's bytes from `start` up to `stop`."""
+    if start >= stop:
+        return b""
+    answer = s3.get_object(Bucket=location.bucket, Key=location.key, Range=f"bytes={start}-{stop - 1}")
+    return answer["Body"].read()
+
+
 def is_missing(s3: "S3Client", location: S3Location, error: Exception) -> bool:
     """Return whether S3's answer to a request for an object means that there is no such object.
 
     S3 says 404 only to those who may list the whole bucket. Whoever may list one team's prefix only is told that a
     missing key is forbidden, and so is another team's; a listing of that very key tells the two apart.
     """
-    code = error_code(error)
-    if code not in DENIED:
-        return code in _MISSING
+    if not is_denied(error):
+        return error_code(error) in _MISSING
     try:
         listed = s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key, MaxKeys=1).get("Contents", [])
     except s3.exceptions.ClientError as refusal:
-        if error_code(refusal) in DENIED:
+        if is_denied(refusal):
             return False
         raise
     return all(item["Key"] != location.key for item in listed)
@@ -183,6 +188,17 @@ def size(s3: "S3Client", location: S3Location) -> int:
     return patiently(f"read {location}", work)
 
 
+def exists(s3: "S3Client", location: S3Location) -> bool:
+    """Return whether there is an object of this very name; an error is raised as it comes."""
+    try:
+        s3.head_object(Bucket=location.bucket, Key=location.key)
+    except s3.exceptions.ClientError as error:
+        if is_missing(s3, location, error):
+            return False
+        raise
+    return True
+
+
 def sizes(s3: "S3Client", folder: S3Location) -> dict[str, int]:
     """Return the bytes of every object below the folder, by its name relative to it."""
     prefix = folder.key.rstrip("/") + "/" if folder.key else ""
@@ -202,13 +218,40 @@ def listing(s3: "S3Client", place: S3Location, *, prefix: str) -> list["ObjectTy
     return patiently(f"list {place}", work)
 
 
-def download(s3: "S3Client", location: S3Location, target: Path) -> None:
-    """Download one object into a file. Raises NotFoundError where there is none."""
+def identity(s3: "S3Client", place: S3Location) -> dict[str, Any]:
+    """Return size and ETag of an object, or of each one below a folder by its name: no content is read.
+
+    Raises NotFoundError where nothing is there.
+    """
+    objects = {
+        item["Key"]: {"bytes": item["Size"], "etag": item["ETag"].strip('"')}
+        for item in listing(s3, place, prefix=place.key)
+    }
+    if place.key in objects and not place.key.endswith("/"):
+        return dict(objects[place.key])
+    folder = place.key.rstrip("/") + "/"
+    below = {
+        key.removeprefix(folder): found
+        for key, found in objects.items()
+        if key.startswith(folder) and not key.endswith("/")
+    }
+    if not below:
+        raise NotFoundError(f"{place} does not exist", next_step=f"aws s3 ls {place}")
+    return below
+
+
+def download(
+    s3: "S3Client", location: S3Location, target: Path, *, arrived: Callable[[int], None] | None = None
+) -> None:
+    """Download one object into a file. Raises NotFoundError where there is none.
+
+    `arrived` is told the bytes of each part, in whatever thread it comes.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def work() -> None:
         try:
-            s3.download_file(location.bucket, location.key, str(target), Config=_transfer())
+            s3.download_file(location.bucket, location.key, str(target), Config=_transfer(), Callback=arrived)
         except s3.exceptions.ClientError as error:
             if is_missing(s3, location, error):
                 raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {_parent(location)}") from None
@@ -227,13 +270,20 @@ def download_below(s3: "S3Client", folder: S3Location, name: str, target: Path) 
     return path
 
 
-def download_all(s3: "S3Client", folder: S3Location, names: Iterable[str], target: Path) -> None:
+def download_all(
+    s3: "S3Client",
+    folder: S3Location,
+    names: Iterable[str],
+    target: Path,
+    *,
+    arrived: Callable[[int], None] | None = None,
+) -> None:
     """Download the named objects below the S3 folder into a local one.
 
     Raises UsageError, before anything is written, where a name leads out of the local folder.
     """
     paths = {name: path_below(target, folder, name) for name in names}
-    in_threads(lambda name: download(s3, folder / name, paths[name]), paths)
+    in_threads(lambda name: download(s3, folder / name, paths[name], arrived=arrived), paths)
 
 
 def path_below(target: Path, folder: S3Location, name: str) -> Path:
@@ -314,7 +364,7 @@ def _is_denied(error: BaseException | None) -> bool:
 
     if isinstance(error, S3UploadFailedError):
         error = error.__context__
-    return isinstance(error, Exception) and error_code(error) in DENIED
+    return isinstance(error, Exception) and is_denied(error)
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:

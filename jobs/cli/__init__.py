@@ -15,4 +15,4 @@ def main() -> None:
     from jobs.cli.app import app
     from jobs.cli.failures import run_reporting
 
-    sys.exit(run_reporting(lambda arguments: app(arguments, standalone_mode=False), sys.argv[1:] or ["--help"]))
+    sys.exit(run_reporting(lambda arguments: app(arguments, standalone_mode=False), sys.argv[1:]))

@@ -1,6 +1,7 @@
 """The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
 
-Those of `trainyard images` are in images/app.py.
+Those of `trainyard images` are in images/app.py, those of `trainyard data` in data/app.py, `trainyard acceptance` is in
+acceptance/app.py, and those that look back at runs are in past.py.
 """
 
 from dataclasses import dataclass
@@ -10,16 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
-from jobs.cli.completion import complete_run
+from jobs.cli.acceptance.app import acceptance
+from jobs.cli.data.app import data
 from jobs.cli.images.app import images
-from jobs.cli.options import BuildArguments, Detach, DryRun, Follow, Network, Output, Wait, Yes
-from jobs.contract.stage import DEFAULT_STAGE
+from jobs.cli.options import (
+    RUNS_FOLDER,
+    BuildArguments,
+    Detach,
+    DryRun,
+    Follow,
+    Network,
+    NoCheck,
+    Output,
+    Run,
+    Wait,
+    Yes,
+    user_path,
+)
+from jobs.cli.past import past
+from jobs.contract.stage import DEFAULT_STAGE, DEFAULT_TEAM
 
 if TYPE_CHECKING:
     from jobs.aws.connection import Aws
     from jobs.cli.submit import How
 
-GLOBAL_OPTIONS = ("--profile", "--region", "--stage")
+GLOBAL_OPTIONS = ("--profile", "--region", "--stage", "--team")
 
 
 class GlobalOptionsAnywhere(TyperGroup):
@@ -50,6 +66,9 @@ app = typer.Typer(
 local = typer.Typer(help="The embedded AWS on this machine: no account, no Docker needed.")
 app.add_typer(local, name="local")
 app.add_typer(images, name="images")
+app.add_typer(data, name="data")
+app.add_typer(past)
+app.add_typer(acceptance)
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class Target:
     profile: str | None
     region: str | None
     stage: str
+    team: str | None
 
     def aws(self) -> "Aws":
         from jobs.aws.connection import Aws
@@ -66,15 +86,9 @@ class Target:
         return Aws(self.profile, self.region)
 
 
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="A run id, the beginning of one, a spec's name (its newest run), or 'latest'.",
-        autocompletion=complete_run,
-    ),
+StateFile = Annotated[
+    Path, typer.Option(metavar="FILE", parser=user_path, help="Where the embedded AWS says how it is reached.")
 ]
-StateFile = Annotated[Path, typer.Option(help="Where the embedded AWS says how it is reached.")]
 STATE_FILE = Path(".trainyard/emulator.json")
 
 
@@ -86,24 +100,42 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def main(
     ctx: typer.Context,
     profile: Annotated[str | None, typer.Option(help="AWS profile; default: AWS_PROFILE, as for the AWS CLI.")] = None,
     region: Annotated[str | None, typer.Option(help="AWS region; default: the profile's.")] = None,
     stage: Annotated[str, typer.Option(envvar="TRAINYARD_STAGE", help="The deployed stage.")] = DEFAULT_STAGE,
+    team: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Whose runs are listed or added up; default: all teams'. Whose 'latest' is meant: {DEFAULT_TEAM}'s."
+        ),
+    ] = None,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    ctx.obj = Target(profile, region, stage)
+    ctx.obj = Target(profile, region, stage, team)
+    if ctx.invoked_subcommand is None:
+        from jobs.cli import next_steps
+
+        next_steps.show(stage, profile=profile, region=region, state_file=STATE_FILE, runs_folder=RUNS_FOLDER)
 
 
 @app.command()
 def submit(
     ctx: typer.Context,
     *,
-    spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A job spec; ready ones lie in jobs/specs/.")],
+    spec: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SPEC",
+            parser=user_path,
+            help="A job spec, or - for standard input; ready ones lie in jobs/specs/.",
+        ),
+    ],
+    no_check: NoCheck = False,
     dry_run: DryRun = False,
     follow: Follow = False,
     wait: Wait = False,
@@ -127,8 +159,19 @@ def submit(
     """
     from jobs.cli import submit as command
 
+    if ctx.obj.team is not None:
+        raise typer.BadParameter("a spec says who pays: --set team=TEAM", param_hint="--team")
     how = _how(dry_run=dry_run, follow=follow, wait=wait, detach=detach)
-    command.submit(ctx.obj.aws(), ctx.obj.stage, spec, overrides or [], how=how, yes=yes, output=output)
+    command.submit(
+        ctx.obj.aws(),
+        ctx.obj.stage,
+        spec,
+        overrides or [],
+        how=how,
+        yes=yes,
+        output=output,
+        look_inside=not no_check,
+    )
 
 
 @app.command()
@@ -155,6 +198,7 @@ def resume(
             "--allow-changes", help="Go on from the checkpoint though arguments that decide the result changed."
         ),
     ] = False,
+    no_check: NoCheck = False,
     dry_run: DryRun = False,
     follow: Follow = False,
     wait: Wait = False,
@@ -185,6 +229,7 @@ def resume(
         how=_how(dry_run=dry_run, follow=follow, wait=wait, detach=detach),
         yes=yes,
         output=output,
+        look_inside=not no_check,
     )
 
 
@@ -196,20 +241,6 @@ def _how(**given: bool) -> "How":
     if len(chosen) > 1:
         raise typer.BadParameter(f"--{chosen[0]} and --{chosen[1]} exclude each other")
     return How(chosen[0])
-
-
-@app.command("list")
-def list_runs(
-    ctx: typer.Context,
-    team: Annotated[str | None, typer.Option(help="Only this team's.")] = None,
-    since: Annotated[str, typer.Option(help="Submitted since: 30m, 12h, 7d, or an ISO 8601 time.")] = "7d",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest first.")] = 20,
-    output: Output = "table",
-) -> None:
-    """List the runs of the stage that AWS Batch remembers (at least a week after their end)."""
-    from jobs.cli import runs
-
-    runs.list_runs(ctx.obj.aws(), ctx.obj.stage, team=team, since=since, limit=limit, output=output)
 
 
 @app.command()
@@ -259,38 +290,41 @@ def connect(
     command.connect(ctx.obj.aws(), ctx.obj.stage, run, port=port, wait=wait, output=output)
 
 
+@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run_in_job(
+    ctx: typer.Context,
+    run: Run,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="What to run; default: a shell.")
+    ] = None,
+    node: Annotated[int, typer.Option(min=0, help="Which node of several, from 0.")] = 0,
+) -> None:
+    """Run a shell or a command in the container of a job that runs: hl-smi, py-spy dump --pid 7, …
+
+    It is its team's people who may, unless the stage has it switched off, and AWS CloudTrail records who ran what.
+    Exit code 0 says that the command ended, and not how: ECS Exec does not tell.
+    """
+    from jobs.cli import exec as command_module
+
+    # Between RUN and COMMAND, `--` ends what trainyard's own options are looked for in.
+    words = command[1:] if command and command[0] == "--" else command or []
+    command_module.run_in_job(ctx.obj.aws(), ctx.obj.stage, run, words, node=node)
+
+
 @app.command()
 def cancel(
     ctx: typer.Context,
     run: Run,
-    reason: Annotated[str, typer.Option(help="Kept with the job.")] = "cancelled with trainyard cancel",
+    reason: Annotated[str, typer.Option(help="Kept with the job, beside your name.")] = "",
+    yes: Yes = False,
 ) -> None:
-    """Stop a run, whatever its state; what runs gets SIGTERM, and its newest complete checkpoint stays."""
+    """Stop a run, whatever its state; what runs gets SIGTERM, and its newest complete checkpoint stays.
+
+    'latest' is asked about first: somebody may have submitted another run meanwhile.
+    """
     from jobs.cli import runs
 
-    runs.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason)
-
-
-@app.command()
-def fetch(
-    ctx: typer.Context,
-    run: Run,
-    to: Annotated[Path, typer.Option(help="Folder in which the run gets one of its own.")] = Path("runs"),
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="The checkpoints too.")] = False,
-    output: Output = "table",
-) -> None:
-    """Download what a run wrote: model, metrics, TensorBoard events, receipt."""
-    from jobs.cli import runs
-
-    runs.fetch(ctx.obj.aws(), ctx.obj.stage, run, to=to, checkpoints=checkpoints, output=output)
-
-
-@app.command()
-def receipt(ctx: typer.Context, run: Run, output: Output = "table") -> None:
-    """Show what a run took over all its attempts, and what it brought."""
-    from jobs.cli import runs
-
-    runs.receipt(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+    runs.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason, yes=yes)
 
 
 @app.command()
@@ -336,20 +370,27 @@ def local_up(
         str | None,
         typer.Option(metavar="HOST:PORT", help="The container registry that stands in for ECR's; default: none."),
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=user_path, help="Keep runs and data there, for later starts."),
+    ] = None,
     deploy: Annotated[bool, typer.Option(help="Deploy the stage's stacks with the CDK CLI.")] = True,
 ) -> None:
     """Start the embedded AWS and deploy the stage to it."""
     from jobs.cli import local as command
 
-    command.up(ctx.obj.stage, state_file, port=port, executor=executor, registry=registry, deploy=deploy)
+    command.up(ctx.obj.stage, state_file, port=port, executor=executor, registry=registry, keep=keep, deploy=deploy)
 
 
 @local.command("down")
-def local_down(state_file: StateFile = STATE_FILE) -> None:
-    """Stop the embedded AWS and every job in it; its state was in memory and is gone."""
+def local_down(ctx: typer.Context, state_file: StateFile = STATE_FILE, yes: Yes = False) -> None:
+    """Stop the embedded AWS and every job in it; what was in memory is gone.
+
+    Asks first where jobs run, or where runs have not been fetched.
+    """
     from jobs.cli import local as command
 
-    command.down(state_file)
+    command.down(ctx.obj.stage, state_file, yes=yes)
 
 
 @local.command("status")

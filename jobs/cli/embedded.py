@@ -41,6 +41,8 @@ class Server:
     secret_access_key: str = field(repr=False)
     registry: str | None = None
     """Host and port of the container registry that stands in for ECR's."""
+    keep: str | None = None
+    """Folder in which runs and data outlive it."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,8 +61,8 @@ def running(state_file: Path) -> Server | None:
     Raises ConfigurationError where its process is there and keeps silent: it may still run jobs.
     """
     try:
-        state = json.loads(state_file.read_text())
-        server = Server(**state)
+        is_device = state_file.exists() and not state_file.is_file()  # one such as /dev/zero has no end
+        server = Server(**json.loads("" if is_device else state_file.read_text()))
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -68,7 +70,7 @@ def running(state_file: Path) -> Server | None:
             f"{state_file} holds the credentials of another user's embedded AWS",
             next_step="name another with --state-file",
         ) from None
-    except (ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         raise ConfigurationError(
             f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
         ) from None
@@ -116,6 +118,7 @@ def start(
     port: int = 0,
     executor: str = "process",
     registry: str | None = None,
+    keep: Path | None = None,
     exit_with_pid: int | None = None,
 ) -> Server:
     """Start a server that outlives this process, unless `exit_with_pid` ties it to one.
@@ -127,6 +130,7 @@ def start(
     command = [sys.executable, "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
     command += ["--registry", registry] if registry else []
+    command += ["--keep", str(keep.absolute())] if keep else []
     command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
     with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
         return _wait_until_up(process, state_file, log_file)
@@ -194,6 +198,7 @@ def started(
     stdout: IO[bytes] | int,
     stderr: int | None = None,
     environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Iterator[Process]:
     """Start a process that runs on after the block, unless that is interrupted: then all that it started ends too.
 
@@ -211,6 +216,7 @@ def started(
                 stdout=stdout,
                 stderr=stderr,
                 env=environment,
+                cwd=cwd,
                 start_new_session=True,
             )
         finally:

@@ -2,10 +2,22 @@
 
 import os
 import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
+from jobs.aws.connection import Aws
 from jobs.cli import embedded, tables
-from jobs.contract.errors import ConfigurationError
+from jobs.cli.options import RUNS_FOLDER
+from jobs.client import batch
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+
+_NAMED = 3
+"""So many runs are named; of the others only the number is said."""
+
+_STALE = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
+"""Either would take precedence over, or be sent along with, the embedded AWS's credentials."""
 
 
 def up(
@@ -15,6 +27,7 @@ def up(
     port: int,
     executor: str | None,
     registry: str | None = None,
+    keep: Path | None = None,
     deploy: bool,
 ) -> None:
     """Do `trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
@@ -23,17 +36,23 @@ def up(
     if server:
         console.print(f"the embedded AWS runs already at {server.endpoint} (process {server.pid})")
         differs = (port and port != server.port) or executor not in (None, server.executor)
-        if differs or registry not in (None, server.registry):
-            with_registry = f" --registry {server.registry}" if server.registry else ""
+        if differs or registry not in (None, server.registry) or (keep and str(keep.absolute()) != server.keep):
+            further = {"--registry": server.registry, "--keep": server.keep}
+            given = "".join(f" {option} {value}" for option, value in further.items() if value)
             raise ConfigurationError(
-                f"it runs with --port {server.port} --executor {server.executor}{with_registry}, not as asked",
+                f"it runs with --port {server.port} --executor {server.executor}{given}, not as asked",
                 next_step="trainyard local down, then again",
             )
     else:
         log_file = state_file.with_suffix(".log")
-        server = embedded.start(state_file, log_file, port=port, executor=executor or "process", registry=registry)
+        server = embedded.start(
+            state_file, log_file, port=port, executor=executor or "process", registry=registry, keep=keep
+        )
         console.print(f"the embedded AWS answers at {server.endpoint} (process {server.pid}, log {log_file})")
-        console.print("its state is in memory: it is gone after trainyard local down")
+        if server.keep:
+            console.print(f"runs and data are kept in {server.keep}; jobs and logs are gone after trainyard local down")
+        else:
+            console.print("its state is in memory, and gone after trainyard local down; --keep DIR keeps runs and data")
     if deploy:
         embedded.deploy(server, stage)
         console.print(f"stage '{stage}' is deployed")
@@ -41,14 +60,57 @@ def up(
     _print_exports(server)
 
 
-def down(state_file: Path) -> None:
-    """Do `trainyard local down`. Raises ConfigurationError where one is there and does not answer."""
+def down(stage_name: str, state_file: Path, *, yes: bool) -> None:
+    """Do `trainyard local down`.
+
+    Raises ConfigurationError where one is there and does not answer, UsageError where something would be lost and there
+    is nobody to ask.
+    """
     server = embedded.running(state_file)
     if server is None:
         tables.stderr().print(f"no embedded AWS runs ({state_file})")
         return
+    if not yes and (lost := _would_be_lost(server, stage_name)):
+        _confirm_loss(lost)
     embedded.stop(server)
     tables.stderr().print(f"stopped the embedded AWS at {server.endpoint} and all its jobs")
+
+
+def _would_be_lost(server: embedded.Server, stage_name: str) -> list[str]:
+    """Return sentences on the jobs that run and the runs that were not fetched; none where nothing is deployed."""
+    for name in _STALE:
+        os.environ.pop(name, None)
+    os.environ.update(server.environment)
+    aws = Aws()
+    try:
+        stage = batch.read_stage(aws, stage_name)
+    except TrainyardError:
+        return []
+    jobs = batch.list_jobs(aws, stage, since=datetime.fromtimestamp(0, timezone.utc))
+    active = [job.run_id for job in jobs if not job.ended]
+    succeeded = [job.run_id for job in jobs if job.state == "SUCCEEDED"]
+    unfetched = [run_id for run_id in succeeded if not server.keep and not (RUNS_FOLDER / run_id).exists()]
+    return [
+        *([f"{_count(active, 'job')} not ended: {', '.join(active[:_NAMED])}"] if active else []),
+        *([f"{_count(unfetched, 'run')} not fetched: {', '.join(unfetched[:_NAMED])}"] if unfetched else []),
+    ]
+
+
+def _count(runs: Sequence[str], what: str) -> str:
+    return f"{len(runs)} {what} has" if len(runs) == 1 else f"{len(runs)} {what}s have"
+
+
+def _confirm_loss(lost: Sequence[str]) -> None:
+    import typer
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"the embedded AWS was not stopped, since all that is in it would be lost: {'; '.join(lost)}",
+            next_step="trainyard fetch RUN, or add --yes",
+        )
+    for sentence in lost:
+        tables.stderr().print(sentence)
+    typer.confirm("Stop the embedded AWS and lose that?", abort=True, err=True)
 
 
 def status(state_file: Path, *, output: str) -> None:
@@ -60,11 +122,12 @@ def status(state_file: Path, *, output: str) -> None:
         return
     jobs = ", ".join(f"{count} {state}" for state, count in health.get("jobs", {}).items() if count)
     tables.show(
-        tables.pairs(
+        tables.Pairs(
             [
                 ("endpoint", server.endpoint),
                 ("process", str(server.pid)),
                 ("executor", server.executor),
+                ("kept in", server.keep or "memory: runs and data end with it"),
                 ("registry", server.registry or "none: images stay in the Docker engine"),
                 ("started", str(health.get("started_at", ""))),
                 ("jobs", jobs or "none"),
@@ -91,7 +154,6 @@ def _expect(state_file: Path) -> embedded.Server:
 def _print_exports(server: embedded.Server) -> None:
     for name, value in server.environment.items():
         print(f"export {name}={shlex.quote(value)}")
-    # Either would take precedence over, or be sent along with, the credentials above.
-    stale = [name for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN") if name in os.environ]
+    stale = [name for name in _STALE if name in os.environ]
     if stale:
         print(f"unset {' '.join(stale)}")

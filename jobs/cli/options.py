@@ -1,8 +1,22 @@
 """Options that commands of several files have."""
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from jobs.cli.completion import complete_run
+from jobs.contract.run import LATEST
+
+
+def user_path(text: str) -> Path:
+    """Return the path in which `~` means the user's folder, also where no shell has seen it, as in `--to=~/runs`."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - leaves what names nobody as it is
+
+
+RUNS_FOLDER = Path("runs")
+"""Where `trainyard fetch` puts runs by default."""
 
 Output = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print: for eyes or scripts.")]
 BuildArguments = Annotated[
@@ -17,4 +31,25 @@ DryRun = Annotated[
 Follow = Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before money is spent.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]
+NoCheck = Annotated[
+    bool,
+    typer.Option("--no-check", help="Do not look into the inputs: whether they are there is looked at all the same."),
+]
+
+
+def latest_of_team(ctx: typer.Context, run: str) -> str:
+    """Return `TEAM/latest` where --team says whose newest run is meant."""
+    team = ctx.obj.team if ctx.obj else None
+    return f"{team}/{run}" if team and run == LATEST else run
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, the beginning of one, a spec's name (its newest run), or 'latest': the newest of your team's.",
+        autocompletion=complete_run,
+        callback=latest_of_team,
+    ),
+]

@@ -9,26 +9,32 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_spec_text
-from jobs.cli.submit import How, confirm, finish, send
+from jobs.cli.submit import How, check_inputs, confirm, finish, send, show_code
+from jobs.cli.sweep import SweepNow, read_now, refuse_point
 from jobs.client import batch, storage
 from jobs.client.claims import Claim
+from jobs.client.code import packed
 from jobs.client.follow import may_go_on
-from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
+from jobs.client.prices import current_prices
 from jobs.client.storage import StoredRun
+from jobs.client.sweeps import spent_by
 from jobs.contract.arguments import changed
-from jobs.contract.budget import NOTHING_SPENT, spent
-from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError
+from jobs.contract.budget import spent
+from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError, raise_all
 from jobs.contract.plan import Continued, Plan, plan
-from jobs.contract.records import Receipt
+from jobs.contract.records import Attempt
 from jobs.contract.run import SPEC
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
+from jobs.contract.words import counted
 
 _FIXED = ("name", "job", "team")
 """Keys of a spec that say which run it is."""
@@ -47,6 +53,7 @@ def resume(
     how: How,
     yes: bool,
     output: str,
+    look_inside: bool = True,
 ) -> None:
     """Run `trainyard resume`. Raises the error whose exit code tells how the job ended, or why there is none."""
     stage = batch.read_stage(aws, stage_name)
@@ -57,27 +64,35 @@ def resume(
             f"{run.run_id} has no {SPEC} in {run.location}, so nobody knows what to go on with",
             next_step="submit its spec as a new run: trainyard submit SPEC",
         )
+    refuse_point(aws, run, "resume")
     jobs = batch.find_jobs(aws, stage, run.run_id)
-    receipt = storage.read_receipt(aws, run.location)
-    _check_ended(stage, run, jobs, receipt)
-    recorded = [attempt.job_id for attempt in receipt.attempts if attempt.job_id] if receipt else []
+    swept = read_now(aws, run, jobs[-1] if jobs else None)
+    attempts, has_succeeded = _recorded(aws, run)
+    _check_ended(stage, run, jobs, has_succeeded=has_succeeded)
+    recorded = [attempt.job_id for attempt in attempts if attempt.job_id]
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
     _check_fixed(run, before, spec)
-    continued = Continued(
-        job_ids=job_ids,
-        at=datetime.now(timezone.utc),
-        spent=spent(receipt.attempts) if receipt else NOTHING_SPENT,
-        allow_changes=allow_changes,
+    so_far = spent_by(swept.points) if swept else spent(attempts)
+    continued = Continued(job_ids=job_ids, at=datetime.now(timezone.utc), spent=so_far, allow_changes=allow_changes)
+    points_left = _points_left(swept, before, spec) if swept else None
+    with_code, pack = packed(spec, stage)
+    check_requirements(stage, spec, pack)
+    prices_of = partial(current_prices, aws)
+    planned = plan(
+        with_code, stage, run_id=run.run_id, continued=continued, prices_of=prices_of, points_left=points_left
     )
-    planned = plan(spec, stage, run_id=run.run_id, continued=continued)
+    planned = replace(planned, pack=pack)
     changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())
     if changes and not allow_changes:
         raise _changed_error(run, changes)
-    check_inputs(aws, planned, embedded=stage.embedded)
-    planned = replace(planned, notes=(_where_from(aws, run), *_change_notes(changes), *planned.notes))
+    raise_all(check_inputs(aws, stage, planned.spec, look_inside=look_inside))
+    where_from = "runs the points that have not succeeded, each from its newest checkpoint"
+    where_from = where_from if swept else _where_from(aws, run)
+    planned = replace(planned, notes=(where_from, *_change_notes(changes), *planned.notes))
     tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
     if how is How.DRY_RUN:
+        show_code([planned])
         tables.print_json(planned.request)
         return
     if not yes and not stage.embedded:
@@ -88,10 +103,24 @@ def resume(
     finish(aws, stage, [planned], {run.run_id: job_id}, how=how, output=output)
 
 
-def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], receipt: Receipt | None) -> None:
+def _recorded(aws: Aws, run: StoredRun) -> tuple[Sequence[Attempt], bool]:
+    """Return the run's attempts up to now and whether it has succeeded: by its receipt, else by the attempts' records.
+
+    Of the records those count that can be read: what the others took is nowhere else.
+    """
+    receipt = storage.readable_receipt(aws, run.location)
+    if receipt is not None:
+        return receipt.attempts, receipt.state == "succeeded"
+    attempts = storage.read_attempts(aws, run.location)
+    if attempts:
+        counted_attempts = counted(len(attempts), "recorded attempt")
+        tables.stderr().print(f"no receipt can be read: the budget counts the run's {counted_attempts}")
+    return attempts, bool(attempts) and attempts[-1].exit_code == 0
+
+
+def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], *, has_succeeded: bool) -> None:
     job = jobs[-1] if jobs else None
-    state = job.state if job else {"succeeded": "SUCCEEDED"}.get(receipt.state if receipt else "", "FAILED")
-    if state == "SUCCEEDED":
+    if job.state == "SUCCEEDED" if job else has_succeeded:
         raise UsageError(
             f"{run.run_id} has succeeded: there is nothing to go on with",
             next_step=f"trainyard fetch {run.run_id}, or submit its spec as a new run",
@@ -105,9 +134,28 @@ def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], rece
         )
     if not job.ended:
         raise UsageError(
-            f"{run.run_id} has not ended: it is {job.state}, as job {job.id} in {job.queue}",
+            f"{run.run_id} has not ended: it is {job.state}, as job {job.id} in queue {job.queue}",
             next_step=f"trainyard logs {run.run_id} --follow, or trainyard cancel {run.run_id} and resume it then",
         )
+
+
+def _points_left(swept: SweepNow, before: JobSpec, spec: JobSpec) -> int:
+    """Return how many points have not succeeded. Raises UsageError where there are none, or others are asked for."""
+    left = sum(standing.state != "succeeded" for standing in swept.points)
+    if not left:
+        raise UsageError(
+            f"all points of {swept.run.run_id} have succeeded: there is nothing to go on with",
+            next_step=f"trainyard sweep {swept.run.run_id}",
+        )
+    if spec.arguments != before.arguments or _choice(spec) != _choice(before):
+        raise UsageError(
+            f"{swept.run.run_id} keeps its points and their arguments", next_step="submit a new sweep with others"
+        )
+    return left
+
+
+def _choice(spec: JobSpec) -> dict[str, Any]:
+    return spec.sweep.model_dump(include={"arguments", "random", "seed"}) if spec.sweep else {}
 
 
 def _check_fixed(run: StoredRun, before: JobSpec, spec: JobSpec) -> None:

@@ -1,7 +1,8 @@
-"""`trainyard list | status | why | logs | cancel | fetch | receipt`: the commands about runs that were submitted."""
+"""`trainyard status | why | logs | cancel | fetch | receipt`: the commands about runs that were submitted."""
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import chain
@@ -10,47 +11,51 @@ from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.sweep import read_now, refuse_point, sweep_json
 from jobs.client import batch, storage
-from jobs.client.job import Job
+from jobs.client.code import fetch_code, read_code_record
+from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
+from jobs.client.prices import spot_paid
+from jobs.client.records import read_classes
+from jobs.client.sweeps import progress_text, read_sweep, spent_by, sweep_of
+from jobs.contract.code import CodeRecord
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.log_lines import Progress
+from jobs.contract.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
 from jobs.contract.records import Receipt
+from jobs.contract.retries import CANCELLED_REASON
+from jobs.contract.run import is_latest
 from jobs.contract.stage import DeployedStage
+from jobs.contract.words import counted, duration, result_label, usd
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-def list_runs(aws: Aws, stage_name: str, *, team: str | None, since: str, limit: int, output: str) -> None:
-    """Run `trainyard list`."""
-    stage = batch.read_stage(aws, stage_name)
-    jobs = batch.list_jobs(aws, stage, since=parse_since(since), team=team)
-    if output == "json":
-        tables.print_json([tables.job_json(job) for job in jobs[:limit]])
-        return
-    if jobs:
-        tables.show(tables.jobs_table(jobs[:limit]), on=tables.stdout())
-    console = tables.stderr()
-    if len(jobs) > limit:
-        console.print(f"{len(jobs) - limit} more; see --limit")
-    if not jobs:
-        console.print(f"no runs since {since} in stage '{stage.name}'; submit one: trainyard submit SPEC")
-
-
 def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     """Run `trainyard status`."""
+    from jobs.client.logs import newest_progress
+
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     jobs = batch.find_jobs(aws, stage, run.run_id)
     job = jobs[-1] if jobs else None
     metrics = storage.read_metrics(aws, run.location)
-    receipt = storage.read_receipt(aws, run.location)
+    receipt = storage.readable_receipt(aws, run.location)
+    is_running = job is not None and job.state == "RUNNING"
+    progress = newest_progress(aws, stage.log_group, job.log_streams) if job is not None and is_running else None
+    standing = _outlook(receipt, progress) if is_running and receipt else None
+    now = read_now(aws, run, job) if job is None or job.points else None
     if output == "json":
         tables.print_json(
             {
                 "run_id": run.run_id,
+                "sweep": sweep_json(now) if now else None,
                 "location": str(run.location),
                 "job": tables.job_json(job) if job else None,
                 "earlier_jobs": [tables.job_json(earlier) for earlier in jobs[:-1]],
+                "progress": dataclasses.asdict(progress) if progress else None,
+                "outlook": dataclasses.asdict(standing) if standing else None,
                 "last_metrics": metrics[-1] if metrics else None,
                 "receipt": receipt.model_dump(mode="json") if receipt else None,
             }
@@ -59,17 +64,23 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     console = tables.stdout()
     if job is None:
         state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
-        rows = [("run", run.run_id), ("state", f"unknown to AWS Batch by now ({state})")]
-        tables.show(tables.pairs([*rows, ("metrics", _last(metrics)), ("files", str(run.location))]), on=console)
+        of = sweep_of(aws, run.location)
+        unknown = f"{state}; a point of the sweep {of}" if of else f"unknown to AWS Batch by now ({state})"
+        rows = [("run", run.run_id), ("state", unknown), ("points", progress_text(now.points) if now else "")]
+        tables.show(tables.Pairs([*rows, ("metrics", _last(metrics)), ("files", str(run.location))]), on=console)
         return
     dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
     before = f" after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else ""
     rows = [
         ("run", job.run_id),
-        ("state", f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"),
-        ("nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
-        ("reason", job.reason),
+        ("state", job.state if now else _state(job)),
+        ("points", progress_text(now.points) if now else ""),
+        ("workers" if now else "nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
+        (
+            "reason",
+            job.reason if job.state != "SUCCEEDED" else "",
+        ),  # "Essential container in task exited" tells nothing
         ("waited for" if job.ended else "waits for", waits_for),
         ("goes on", f"{job.origin}{before}"),
         ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
@@ -78,11 +89,15 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ("stopped", tables.moment(job.stopped_at)),
         ("ended by", _ended_by(job, receipt)),
         ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
+        ("budget", f"{now.budget_text} used" if now and now.budget_text else ""),
+        ("cost", usd(spent_by(now.points).usd) if now else ""),
+        ("progress", _progress(progress)),
+        *(_standing(receipt, standing, embedded=stage.embedded) if standing and receipt else ()),
         ("metrics", _last(metrics)),
         ("files", str(run.location)),
         ("Batch job", job.id),
     ]
-    tables.show(tables.pairs(rows), on=console)
+    tables.show(tables.Pairs(rows), on=console)
     attempts = list(chain.from_iterable(each.attempts for each in jobs))
     if attempts:
         console.print()
@@ -90,10 +105,36 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         tables.show(tables.attempts_table(numbered), on=console)
 
 
+def _state(job: Job) -> str:
+    return f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"
+
+
+def _outlook(receipt: Receipt, progress: Progress | None) -> Outlook:
+    now = datetime.now(timezone.utc)
+    pace = seconds_per_step(receipt.attempts[-1], progress, at=now) if progress else None
+    return outlook(receipt.attempts, progress, pace, now=now)
+
+
+def _standing(receipt: Receipt, found: Outlook, *, embedded: bool) -> list[tuple[str, str]]:
+    """Return how busy the cards of a run that goes on are, how long it still takes, and what it costs."""
+    return [
+        ("cards", cards_text(receipt)),
+        ("time left", time_text(found)),
+        ("in AWS it would cost" if embedded else "cost", money_text(found)),
+    ]
+
+
+def _progress(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    percent = 100 * progress.step // max(1, progress.total_steps)
+    return f"{progress.step} of {progress.total_steps} ({percent} %){f': {progress.note}' if progress.note else ''}"
+
+
 def _last(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return the figures of the newest line of metrics as text."""
+    """Return the figures of the newest line of metrics as text, called as in lists and reports."""
     figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
-    return ", ".join(f"{key} {value:.6g}" for key, value in figures)
+    return ", ".join(f"{result_label(key)} {value:.6g}" for key, value in figures)
 
 
 def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
@@ -102,9 +143,12 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
 
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
+    refuse_point(aws, run, "why")
     job = job_of(aws, stage, run.run_id)
     found = findings(aws, stage, job) if is_waiting(job) else []
-    ended_by = _ended_by(job, storage.read_receipt(aws, run.location)) or (job.reason if job.state == "FAILED" else "")
+    ended_by = _ended_by(job, storage.readable_receipt(aws, run.location)) or (
+        job.reason if job.state in UNSUCCESSFUL else ""
+    )
     if output == "json":
         answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
         tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
@@ -118,17 +162,19 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if not found:
         console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
         return
-    waited = tables.duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
+    waited = duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     some = f" on {job.nodes_text}" if job.nodes_text else ""
-    console.print(f"{job.run_id} is {job.state}{some} in {job.queue}, submitted {waited} ago")
+    console.print(f"{job.run_id} is {job.state}{some} in queue {job.queue}, submitted {waited} ago")
     tables.show(tables.findings_table(found), on=tables.stdout())
 
 
 def _ended_by(job: Job, receipt: Receipt | None) -> str:
     """Return what the job's last attempt itself said of its end, of which Batch knows only the exit code.
 
-    Of a timeout it is Batch that knows: the attempt got no more than a SIGTERM.
+    Of a timeout and of a cancellation it is Batch that knows: the attempt got no more than a SIGTERM.
     """
+    if job.state == CANCELLED:
+        return job.reason
     last = receipt.attempts[-1] if receipt else None
     ours = job.state == "FAILED" and last is not None and last.job_id == job.id
     said = (last.reason or "") if ours and last is not None else ""
@@ -144,7 +190,9 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
 
     after = parse_since(since) if since else None
     stage = batch.read_stage(aws, stage_name)
-    jobs = _jobs_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    run = storage.find_run(aws, stage, text)
+    refuse_point(aws, run, "logs")
+    jobs = _jobs_of(aws, stage, run.run_id)
     job = jobs[-1]
     reader = LogReader(aws, stage.log_group, since=after)
     following = follow and (not job.ended or may_go_on(stage, job))
@@ -159,19 +207,23 @@ def logs(aws: Aws, stage_name: str, text: str, *, follow: bool, since: str | Non
             logged = True
             print_line(line, as_json=output == "json")
     if following:
-        with detaching(job.run_id), LiveView(show_log=True, as_json=output == "json") as view:
+        with detaching(job.run_id), LiveView(show_log=True, embedded=stage.embedded, as_json=output == "json") as view:
             follow_job(aws, stage, job.id, reader=reader, show=view.show)
     elif not logged:
         console.print(f"{job.run_id} ({job.state}) has logged nothing{f' since {since}' if since else ' yet'}")
 
 
-def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
-    """Run `trainyard cancel`."""
+def cancel(aws: Aws, stage_name: str, text: str, *, reason: str, yes: bool) -> None:
+    """Run `trainyard cancel`. Raises UsageError where `latest` has to be confirmed and nobody can be asked."""
     from jobs.client.follow import may_go_on
 
     stage = batch.read_stage(aws, stage_name)
-    job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    run = storage.find_run(aws, stage, text)
+    refuse_point(aws, run, "cancel")
+    job = job_of(aws, stage, run.run_id)
     console = tables.stderr()
+    if is_latest(text) and not job.ended and not yes:
+        _confirm_cancel(job)
     if may_go_on(stage, job):
         raise TrainyardError(
             f"{job.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand",
@@ -180,16 +232,32 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str) -> None:
     if job.ended:
         console.print(f"{job.run_id} had ended before: {job.state}")
         return
-    batch.terminate(aws, job, reason=reason)
+    batch.terminate(aws, job, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
     console.print(f"{job.run_id} ({job.state}) is being stopped; see: trainyard status {job.run_id}")
 
 
-def fetch(aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, output: str) -> None:
-    """Run `trainyard fetch`."""
+def _confirm_cancel(job: Job) -> None:
+    """Ask whether this is the run that was meant: another one may have been submitted since."""
+    import typer
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"nothing was cancelled: 'latest' is {job.run_id}, and there is no terminal to ask on whether it is meant",
+            next_step=f"trainyard cancel {job.run_id}, or add --yes",
+        )
+    typer.confirm(f"Cancel {job.run_id}, submitted {tables.moment(job.created_at)}?", abort=True, err=True)
+
+
+def fetch(
+    aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, code: bool = False, output: str
+) -> None:
+    """Run `trainyard fetch`. With `code`, that comes alone."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     fetched = []
-    for path in storage.fetch(aws, run.location, to / run.run_id, checkpoints=checkpoints):
+    target = to / run.run_id
+    files = storage.fetch(aws, run.location, target, checkpoints=checkpoints)
+    for path in fetch_code(aws, run.location, target / "code") if code else files:
         fetched.append(str(path))
         if output == "table":
             print(path, flush=True)
@@ -197,23 +265,41 @@ def fetch(aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, 
         tables.print_json(fetched)
 
 
+def _code_text(record: CodeRecord) -> str:
+    commit = f"commit {record.commit}{' and changes' if record.dirty else ''}" if record.commit else "in no commit"
+    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; trainyard fetch --code gives it back"
+
+
 def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     """Run `trainyard receipt`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     found = storage.read_receipt(aws, run.location)
+    if found is None and read_sweep(aws, run.location) is not None:
+        raise UsageError(
+            f"{run.run_id} is a sweep, each of whose points has a receipt", next_step=f"trainyard sweep {run.run_id}"
+        )
     if found is None:
         raise NotFoundError(
             f"{run.run_id} has written no receipt: it has not started training, or failed before",
             next_step=f"trainyard status {run.run_id}",
         )
+    found = found.model_copy(update={"spot_paid": spot_paid(aws, found.attempts)})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:
         jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
         ended_by = _ended_by(jobs[-1], found) if jobs else found.attempts[-1].reason
-        table = tables.receipt_table(found, location=str(run.location), ended_by=ended_by or "")
-        tables.show(table, on=tables.stdout())
+        state = "cancelled" if jobs and jobs[-1].state == CANCELLED else found.state
+        code = read_code_record(aws, run.location)
+        table = tables.receipt_table(
+            found,
+            state=state,
+            location=str(run.location),
+            ended_by=ended_by or "",
+            code=_code_text(code) if code else "",
+        )
+        tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
 
 
 def parse_since(text: str) -> datetime:

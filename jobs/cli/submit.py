@@ -6,23 +6,32 @@ The runs of a file with several specs are followed one after the other, in its o
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from jobs.aws.connection import Aws
-from jobs.cli import tables
+from jobs.cli import sweep, tables
+from jobs.cli.list import ListedRun, show_runs
 from jobs.cli.live import LiveView, detaching
-from jobs.cli.spec_file import read_specs
+from jobs.cli.requirements import check_requirements
+from jobs.cli.spec_file import read_specs, with_absolute_paths
 from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
 from jobs.client.batch import submit as submit_job
+from jobs.client.code import packed, put_code
 from jobs.client.follow import follow
-from jobs.client.inputs import check_inputs
-from jobs.client.job import Job
+from jobs.client.inputs import faults_of_inputs
+from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.client.logs import LogReader
+from jobs.client.planned_points import delete_points, new_sources, plan_points, put_points
+from jobs.client.prices import current_prices
+from jobs.client.records import read_classes
 from jobs.client.references import resolve
-from jobs.client.storage import delete_spec, put_spec, read_receipt
+from jobs.client.storage import delete_spec, find_run, put_spec, readable_receipt
+from jobs.contract.dependencies import Awaited
 from jobs.contract.display import printable
 from jobs.contract.errors import (
     Detached,
@@ -31,14 +40,16 @@ from jobs.contract.errors import (
     TimedOutError,
     TrainyardError,
     UsageError,
+    raise_all,
 )
 from jobs.contract.locations import S3Location
-from jobs.contract.plan import Plan, plan
+from jobs.contract.plan import Plan, arguments_in_s3, plan
 from jobs.contract.records import Receipt
 from jobs.contract.retries import is_reclaim
 from jobs.contract.run import new_run_id
-from jobs.contract.spec import JobSpec
+from jobs.contract.spec import JobSpec, SpecMistakesError
 from jobs.contract.stage import DeployedStage
+from jobs.contract.words import counted
 
 
 class How(Enum):
@@ -51,15 +62,28 @@ class How(Enum):
 
 
 def submit(
-    aws: Aws, stage_name: str, spec_path: Path, overrides: Sequence[str], *, how: How, yes: bool, output: str
+    aws: Aws,
+    stage_name: str,
+    spec_path: Path,
+    overrides: Sequence[str],
+    *,
+    how: How,
+    yes: bool,
+    output: str,
+    look_inside: bool = True,
 ) -> None:
     """Run `trainyard submit`. Raises the error whose exit code tells how it ended: the first run's that failed."""
-    specs = read_specs(spec_path, overrides)
+    try:
+        specs = read_specs(spec_path, overrides)
+    except SpecMistakesError as error:
+        raise_all([error, *(_faults_of_rest(aws, stage_name, error.rest) if look_inside and error.rest else [])])
+        raise
     stage = read_stage(aws, stage_name)
-    plans = plan_runs(aws, stage, specs)
+    plans = plan_runs(aws, stage, specs, look_inside=look_inside)
     several = len(plans) > 1
     _show(plans, embedded=stage.embedded)
     if how is How.DRY_RUN:
+        show_code(plans)
         requests = [planned.request for planned in plans]
         tables.print_json(requests if several else requests[0])
         return
@@ -74,7 +98,8 @@ def finish(
 ) -> None:
     """Watch what was submitted as `how` says, show what it came to, and raise the failure of the first that failed."""
     several = len(plans) > 1
-    ended: list[Job] = []
+    ended: list[tuple[Job, Receipt | None]] = []
+    sweeps: dict[str, sweep.SweepNow] = {}
     results: list[dict[str, Any]] = []
     for number, planned in enumerate(plans, start=1):
         job_id = job_ids[planned.run_id]
@@ -87,16 +112,32 @@ def finish(
         job, receipt = watch(
             aws, stage, planned.run_id, planned.run_location, job_id, show_log=how is How.FOLLOW, log_to=log_to
         )
-        ended.append(job)
-        shown = {"job": tables.job_json(job), "receipt": receipt.model_dump(mode="json") if receipt else None}
+        ended.append((job, receipt))
+        now = sweep.read_now(aws, find_run(aws, stage, planned.run_id), job) if planned.sweep else None
+        if now is not None:
+            sweeps[planned.run_id] = now
+            results.append({**tables.plan_json(planned), "job": tables.job_json(job), "sweep": sweep.sweep_json(now)})
+            if output == "table":
+                sweep.show(now, output=output)
+            continue
+        classes = read_classes(aws, planned.run_location) if receipt and receipt.result else None
+        shown = {
+            "job": tables.job_json(job),
+            "receipt": receipt.model_dump(mode="json") if receipt else None,
+            "classes": classes.model_dump(mode="json") if classes else None,
+        }
         results.append({**tables.plan_json(planned), **shown})
         if output == "table" and receipt:
-            tables.show(tables.receipt_table(receipt, location=str(planned.run_location)), on=tables.stdout())
+            table = tables.receipt_table(receipt, location=str(planned.run_location))
+            tables.show_result(table, classes, on=tables.stdout())
     if output == "json":
         tables.print_json(results if several else results[0])
     elif several and ended:
-        tables.show(tables.jobs_table(ended), on=tables.stderr())
-    for job in ended:
+        show_runs([ListedRun(job=job, receipt=receipt) for job, receipt in ended], on=tables.stderr())
+    for job, _ in ended:
+        if job.run_id in sweeps:
+            sweep.raise_failure(sweeps[job.run_id], job)
+            continue
         raise_failure(job, cause=cause_of_failure(aws, stage, job))
 
 
@@ -110,7 +151,15 @@ def _show(plans: Sequence[Plan], *, embedded: bool) -> None:
             tables.stderr().print(f"{planned.spec.name}: {note}")
 
 
-def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec]) -> list[Plan]:
+def show_code(plans: Sequence[Plan]) -> None:
+    """Name the files that would be uploaded."""
+    for planned in plans:
+        if planned.pack is not None:
+            for file in sorted(planned.pack.files):
+                tables.stderr().print(f"code: {file.bytes:>12,} {printable(file.name)}", markup=False, highlight=False)
+
+
+def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, look_inside: bool = True) -> list[Plan]:
     """A plan for each, in their order; what one reads of another's run need not be there yet.
 
     Raises what `plan_run` raises, with the name of the spec where there are several.
@@ -118,7 +167,8 @@ def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec]) -> list[
     plans: list[Plan] = []
     for number, spec in enumerate(specs, start=1):
         try:
-            plans.append(plan_run(aws, stage, spec, earlier=plans, later=[other.name for other in specs[number:]]))
+            later = [other.name for other in specs[number:]]
+            plans.append(plan_run(aws, stage, spec, earlier=plans, later=later, look_inside=look_inside))
         except TrainyardError as error:  # noqa: PERF203 - the first one ends it
             if len(specs) > 1:
                 error.args = (f"{spec.name}: {error.args[0]}",)
@@ -133,13 +183,56 @@ def plan_run(
     *,
     earlier: Sequence[Plan] = (),
     later: Sequence[str] = (),
+    look_inside: bool = True,
 ) -> Plan:
-    """A plan with a new run id, all of whose inputs exist, or will be written by the runs that it waits for."""
-    run_id = new_run_id(spec.name, now=datetime.now(timezone.utc))
-    resolved, awaited = resolve(aws, stage, spec, earlier=earlier, later=later)
-    planned = plan(resolved, stage, run_id=run_id, awaited=awaited)
-    check_inputs(aws, planned, embedded=stage.embedded)
+    """A plan with a new run id, all of whose inputs exist, or will be written by the runs that it waits for.
+
+    Raises one error with all that is wrong with the spec and its inputs; `look_inside`: False looks at no input's
+    content.
+    """
+    now = datetime.now(timezone.utc)
+    run_id = new_run_id(spec.name, now=now)
+    with_code, pack = packed(spec, stage)
+    check_requirements(stage, spec, pack)
+    resolved, awaited = resolve(aws, stage, with_code, earlier=earlier, later=later)
+    errors: list[TrainyardError] = []
+    try:
+        prices_of = partial(current_prices, aws)
+        planned = replace(plan(resolved, stage, run_id=run_id, awaited=awaited, prices_of=prices_of), pack=pack)
+    except UsageError as error:
+        errors.append(error)
+    errors += check_inputs(aws, stage, resolved, awaited=awaited, look_inside=look_inside)
+    raise_all(errors)
+    if spec.sweep is not None:
+        of_points = [with_absolute_paths(point) for point in resolved.point_specs()]
+        planned = replace(planned, points=plan_points(aws, stage, planned, of_points, now=now))
+        for point in new_sources(planned):
+            errors += check_inputs(aws, stage, point, awaited=awaited, look_inside=look_inside)
+        raise_all(errors)
     return planned
+
+
+def _faults_of_rest(aws: Aws, stage_name: str, rest: JobSpec) -> list[TrainyardError]:
+    """Return what is wrong with the inputs of a spec that is wrong itself, as far as it can be told."""
+    try:
+        stage = read_stage(aws, stage_name)
+        resolved, awaited = resolve(aws, stage, rest)
+        return check_inputs(aws, stage, resolved, awaited=awaited)
+    except Exception:  # noqa: BLE001 - no AWS, or a run that is not there: the spec's own mistakes are told anyway
+        return []
+
+
+def check_inputs(
+    aws: Aws, stage: DeployedStage, spec: JobSpec, *, awaited: Sequence[Awaited] = (), look_inside: bool = True
+) -> list[TrainyardError]:
+    """Return all that is wrong with what a job of the spec will read."""
+    return faults_of_inputs(
+        aws,
+        arguments_in_s3(spec, stage),
+        awaited={argument for run in awaited for argument in run.arguments},
+        embedded=stage.embedded,
+        look_inside=look_inside,
+    )
 
 
 def send_all(aws: Aws, plans: Sequence[Plan], *, say: bool) -> dict[str, str]:
@@ -170,6 +263,21 @@ def _take_back(aws: Aws, run_id: str, job_id: str, *, because: str) -> None:
         console.print(f"{run_id} was submitted before, and is being stopped")
 
 
+def _put_code(aws: Aws, planned: Plan) -> bool:
+    """Bring the plan's code to S3, with a bar where somebody looks on. Returns False where it lay there."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = tables.stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("code", total=None, visible=False)
+
+        def sent(more_bytes: int, total_bytes: int) -> None:
+            progress.update(bar, advance=more_bytes, total=total_bytes, visible=True)
+
+        return put_code(aws, planned, sent=sent)
+
+
 def send(
     aws: Aws,
     planned: Plan,
@@ -181,7 +289,11 @@ def send(
 
     `spec_before`: of a run that is resumed, which gets it back where Batch refuses the job.
     """
+    if planned.pack is not None:
+        is_new = _put_code(aws, planned)
+        tables.stderr().print(f"code: {tables.code_text(planned.pack)}, {'uploaded' if is_new else 'on S3 before'}")
     put_spec(aws, planned)
+    put_points(aws, planned)
     try:
         return submit_job(aws, planned, delays_seconds=delays_seconds)
     except KeyboardInterrupt:
@@ -195,6 +307,7 @@ def send(
     except Exception:
         with suppress(Exception):
             if spec_before is None:
+                delete_points(aws, planned)
                 delete_spec(aws, planned)
             else:
                 put_spec(aws, planned, spec_before)
@@ -205,12 +318,12 @@ def watch(
     aws: Aws, stage: DeployedStage, run_id: str, location: S3Location, job_id: str, *, show_log: bool, log_to: TextIO
 ) -> tuple[Job, Receipt | None]:
     """Follow a job to its end, and return it and the receipt it wrote. Raises Detached on Ctrl-C."""
-    with detaching(run_id), LiveView(show_log=show_log, log_to=log_to) as view:
+    with detaching(run_id), LiveView(show_log=show_log, embedded=stage.embedded, log_to=log_to) as view:
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
-    if job.state == "FAILED" and not show_log:
+    if job.state in UNSUCCESSFUL and not show_log:
         for line in view.tail:
             print(printable(line), file=sys.stderr)
-    return job, read_receipt(aws, location)
+    return job, readable_receipt(aws, location)
 
 
 def raise_failure(job: Job, *, cause: Job | None = None) -> None:
@@ -218,13 +331,16 @@ def raise_failure(job: Job, *, cause: Job | None = None) -> None:
 
     `cause`: the job whose failure kept this one from starting, where that is another.
     """
-    if job.state != "FAILED":
+    if job.state not in UNSUCCESSFUL:
         return
     if cause is not None and cause.id != job.id:
+        how = "was cancelled" if cause.state == CANCELLED else "failed"
         raise JobFailedError(
-            f"{job.run_id} was not started: {cause.run_id}, which it waited for, failed",
+            f"{job.run_id} was not started: {cause.run_id}, which it waited for, {how}",
             next_step=f"trainyard logs {cause.run_id}",
         )
+    if job.state == CANCELLED:
+        raise JobFailedError(f"{job.run_id} was ended: {job.reason}", next_step=f"trainyard resume {job.run_id}")
     last = job.attempts[-1] if job.attempts else None
     exit_code = f" (exit code {last.exit_code})" if last and last.exit_code is not None else ""
     kind = TimedOutError if job.timed_out else JobFailedError
@@ -249,4 +365,6 @@ def confirm(plans: Sequence[Plan], *, verb: str = "Submit") -> None:
         )
     queues = " and ".join(dict.fromkeys(planned.queue for planned in plans))
     runs = f"{len(plans)} runs " if len(plans) > 1 else ""
-    typer.confirm(f"{verb} {runs}to {queues}?", abort=True, err=True)
+    if len(plans) == 1 and plans[0].sweep is not None:
+        runs = f"{counted(plans[0].sweep.points, 'point')} "
+    typer.confirm(f"{verb} {runs}to queue {queues}?", abort=True, err=True)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -13,26 +15,21 @@ from rich.text import Text
 
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.budget import NOTHING_SPENT
+from jobs.contract.classes import ClassReport
+from jobs.contract.code import Pack
 from jobs.contract.display import json_text, printable
 from jobs.contract.plan import Plan
-from jobs.contract.records import Receipt
+from jobs.contract.records import Receipt, SpotPaid
+from jobs.contract.words import counted, duration, result_rows, savings, unproductive, usd, verdict
 
 if TYPE_CHECKING:
     from jobs.client.why import Finding
 
 _WIDTH_WITHOUT_TERMINAL = 160
-_RESULT_LABELS = {
-    "eval_accuracy": "accuracy",
-    "eval_majority_accuracy": "majority class",
-    "eval_f1": "F1",
-    "eval_loss": "loss",
-    "eval_samples": "held-out examples",
-    "train_samples_per_second": "samples/s",
-}
-"""Results by the words people use; every other one is shown by its own key."""
-
+_LEAST_ROOM = 20
+"""Columns that values get beside their labels, however narrow the terminal is."""
 _VERDICT_STYLES = {"cause": "yellow", "unknown": "magenta", "fine": "green"}
-_STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "STARTING": "cyan"}
+_STATE_STYLES = {"SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta", "RUNNING": "cyan", "STARTING": "cyan"}
 
 
 def stdout() -> Console:
@@ -61,13 +58,13 @@ class _PrintableConsole(Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
-def show(table: Table, *, on: Console) -> None:
+def show(table: "Table | Pairs", *, on: Console) -> None:
     """Print a table; in a file or a pipe without the blanks that fill its last column."""
     if on.is_terminal:
-        on.print(table)
+        on.print(table, crop=False)
         return
     with on.capture() as captured:
-        on.print(table)
+        on.print(table, crop=False)
     for line in captured.get().splitlines():
         on.out(line.rstrip())
 
@@ -76,15 +73,24 @@ def print_json(value: Any) -> None:
     print(json_text(value, indent=2))
 
 
-def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table with labels on the left and values on the right; a row without a value is left out."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows:
-        if value:
-            table.add_row(printable(label), Text(printable(value)))
-    return table
+class Pairs:
+    """Labels on the left and values on the right; a row without a value is left out.
+
+    A word that is longer than the terminal is wide, an address for instance, stays whole: the terminal itself goes on
+    with it in the next line, and who copies it copies it all.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
+        self._rows = [(printable(label), printable(value)) for label, value in rows if value]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        labels = max((cell_len(label) for label, _ in self._rows), default=0)
+        room = max(_LEAST_ROOM, options.max_width - labels - 2)
+        for label, value in self._rows:
+            begin = Text(f"{label}{' ' * (labels - cell_len(label))}  ", style="dim")
+            for line in textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False):
+                yield Text.assemble(begin, line, no_wrap=True, overflow="ignore")
+                begin = Text(" " * (labels + 2))
 
 
 def columns(*headings: str) -> Table:
@@ -93,18 +99,6 @@ def columns(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     return table
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as text: `48 s`, `12 min 05 s`, `3 h 20 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min"
 
 
 def moment(time: datetime | None) -> str:
@@ -116,39 +110,68 @@ def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.0f} MB"
 
 
-def usd(amount: float) -> str:
-    return f"{amount:.2f} USD" if amount >= 0.1 or amount == 0 else f"{amount:.4f} USD"
-
-
 def state(job: Job) -> Text:
     return Text(job.state, style=_STATE_STYLES.get(job.state, "yellow"))
 
 
-def plan_table(plan: Plan, *, embedded: bool) -> Table:
+def plan_table(plan: Plan, *, embedded: bool) -> Pairs:
     row = plan.instance_type
-    nodes = f"{plan.nnodes} x {row.name}, {plan.nproc_per_node} ranks{' each' if plan.nnodes > 1 else ''}"
-    price = "nothing here; in AWS " if embedded else ""
-    price += f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand"
-    if plan.capacity == "spot":
-        price += f", {plan.spot_usd_per_hour:.2f} USD/h Spot"
-    limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
-    return pairs(
+    ranks = counted(plan.nproc_per_node, "rank")
+    nodes = f"{plan.nnodes} x {row.name}, {ranks}{' each' if plan.nnodes > 1 else ''}"
+    if plan.sweep is not None:
+        nodes = f"{plan.instances} x {row.name}, {ranks} each"
+    return Pairs(
         [
             ("run", plan.run_id),
+            ("sweep", _sweep(plan)),
             ("queue", f"{plan.queue} ({plan.queue_reason})"),
             ("instances", nodes),
             ("accelerator", f"{plan.accelerator} ({plan.accelerator_reason})"),
-            (
-                "price",
-                f"{price} (as of {row.price_date}, from {row.price_source})",
-            ),
-            ("limits", f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"),
+            ("price", _price(plan, embedded=embedded)),
+            ("limits", _limits(plan)),
+            ("code", code_text(plan.pack) if plan.pack else ""),
             ("budget", _budget(plan)),
             ("waits for", ", ".join(run.run_id for run in plan.awaited)),
             ("files", str(plan.run_location)),
             *(("note", note) for note in plan.notes),
         ]
     )
+
+
+def _limits(plan: Plan) -> str:
+    if plan.sweep is not None:
+        hours = plan.spec.timeout_hours or plan.spec.kind.timeout_hours
+        return f"{plan.spec.attempts} attempts of at most {duration(3600 * hours)} for each point"
+    limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
+    return f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"
+
+
+def _sweep(plan: Plan) -> str:
+    """Return how many points there are to run, how many at once, and what ranks them."""
+    if plan.sweep is None or plan.spec.sweep is None:
+        return ""
+    swept = ", ".join(plan.spec.sweep.arguments)
+    at_once = "one after the other" if plan.sweep.workers == 1 else f"{plan.sweep.workers} at once"
+    return f"{counted(plan.sweep.points, 'point')} of {swept}, {at_once}; one budget over all"
+
+
+def code_text(pack: Pack) -> str:
+    """Return which code is submitted, in some words."""
+    commit = f", commit {pack.commit[:12]}{' and changes' if pack.dirty else ''}" if pack.commit else ", in no commit"
+    return f"{counted(len(pack.files), 'file')}, {pack.bytes / 1e6:.2f} MB of {pack.source}{commit}"
+
+
+def _price(plan: Plan, *, embedded: bool) -> str:
+    """Return what an hour costs and who says so, of Spot too where that is what it runs on."""
+    prices = plan.prices
+    parts = [(f"{plan.on_demand_usd_per_hour:.2f} USD/h On-Demand", prices.on_demand)]
+    if plan.capacity == "spot":
+        parts.append((f"{plan.spot_usd_per_hour:.2f} USD/h Spot", prices.spot))
+    first = "nothing here; in AWS " if embedded else ""
+    if len({(quote.date, quote.source) for _, quote in parts}) == 1:
+        together = ", ".join(text for text, _ in parts)
+        return f"{first}{together} (as of {parts[0][1].date}, from {parts[0][1].source})"
+    return first + ", ".join(f"{text} (as of {quote.date}, from {quote.source})" for text, quote in parts)
 
 
 def _budget(plan: Plan) -> str:
@@ -168,7 +191,7 @@ def plans_table(plans: Sequence[Plan], *, embedded: bool) -> Table:
         table.add_row(
             plan.run_id,
             plan.queue,
-            f"{plan.nnodes} x {plan.instance_type.name}, {plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}",
+            f"{plan.instances} x {plan.instance_type.name}, {counted(plan.nproc_per_node, 'rank')}",
             f"{plan.usd_per_hour:.2f}{spot}",
             f"{plan.request['retryStrategy']['attempts']} x {limit}",
             ", ".join(names.get(run.run_id, run.run_id) for run in plan.awaited),
@@ -188,26 +211,20 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "on_demand_usd_per_hour": plan.on_demand_usd_per_hour,
         "spot_usd_per_hour": plan.spot_usd_per_hour,
         "usd_per_hour": plan.usd_per_hour,
-        "price_date": plan.instance_type.price_date,
-        "price_source": plan.instance_type.price_source,
+        "price_date": plan.prices.of(plan.capacity).date,
+        "price_source": plan.prices.of(plan.capacity).source,
         "waits_for": [run.run_id for run in plan.awaited],
+        "points": [point.record.run_id for point in plan.points],
     }
 
 
-def jobs_table(jobs: Iterable[Job]) -> Table:
-    table = columns("RUN", "STATE", "ATTEMPT", "TEAM", "QUEUE", "SUBMITTED", "TOOK")
-    for job in jobs:
-        took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else ""
-        table.add_row(
-            job.run_id,
-            state(job),
-            f"{job.attempt} of {job.max_attempts}",
-            job.team,
-            job.queue,
-            moment(job.created_at),
-            took,
-        )
-    return table
+def _spot_paid(paid: SpotPaid) -> str:
+    prices = f"{paid.low_usd_per_hour:.2f}"
+    if paid.high_usd_per_hour > paid.low_usd_per_hour:
+        prices = f"{prices} to {paid.high_usd_per_hour:.2f}"
+    return (
+        f"{usd(paid.usd)} for attempt {paid.attempt}: {prices} USD/h in {paid.zone} in its hours (EC2's price history)"
+    )
 
 
 def job_json(job: Job) -> dict[str, Any]:
@@ -253,36 +270,47 @@ def findings_table(findings: "Iterable[Finding]") -> Table:
     return table
 
 
-def receipt_table(receipt: Receipt, *, location: str, ended_by: str = "") -> Table:
-    """Return a table of what a run took and brought; its cost is an estimate and says so."""
+def show_result(table: Pairs, classes: ClassReport | None, *, on: Console) -> None:
+    """Print a receipt, and below it how well each class was found, where the run is a classification."""
+    show(table, on=on)
+    if classes is not None:
+        on.print()
+        for line in classes.lines():
+            on.print(Text(line), soft_wrap=True)
+
+
+def receipt_table(
+    receipt: Receipt,
+    *,
+    location: str,
+    state: str = "",
+    ended_by: str = "",
+    code: str = "",
+) -> Pairs:
+    """Return a table of what a run took and brought; its cost is an estimate and says so.
+
+    `state`: where the command line knows better than the container, which takes a cancellation for a reclaim.
+    """
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
         cost = f"{usd(receipt.estimated_usd)}; all of it {cost}"
     types = " and ".join(dict.fromkeys(attempt.instance_type for attempt in receipt.attempts))
-    return pairs(
+    return Pairs(
         [
             ("run", receipt.run_id),
-            ("state", receipt.state),
+            ("state", state or receipt.state),
             ("ended by", ended_by),
             *result_rows(receipt.result),
+            ("warning", verdict(receipt.result)),
+            ("code", code),
             ("attempts", str(len(receipt.attempts))),
             ("duration", duration(receipt.duration_seconds)),
             ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
+            *(("Spot's own price", _spot_paid(each)) for each in receipt.spot_paid),
+            ("saved", savings(receipt)),
+            ("of the cost", unproductive(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
-            ("price", f"as of {receipt.price_date}, from {receipt.price_source}"),
-            ("note", receipt.estimate_note),
+            ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
             ("files", location),
         ]
     )
-
-
-def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the final metrics as rows of a table, the well-known ones first."""
-    keys = [*(key for key in _RESULT_LABELS if key in result), *(key for key in result if key not in _RESULT_LABELS)]
-    return [(_RESULT_LABELS.get(key, key), _figure(result[key])) for key in keys]
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
-    return str(value)

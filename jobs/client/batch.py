@@ -15,7 +15,7 @@ from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import is_throttling, is_transient
-from jobs.client.job import Job, job_from, part_ids
+from jobs.client.job import UNSUCCESSFUL, Job, job_from, part_ids
 from jobs.contract.dependencies import DEPENDENCY_FAILED
 from jobs.contract.errors import MaybeSubmittedError, TrainyardError
 from jobs.contract.plan import Plan
@@ -177,7 +177,7 @@ def describe(aws: Aws, stage: DeployedStage, job_ids: Sequence[str]) -> list[Job
 def cause_of_failure(aws: Aws, stage: DeployedStage, job: Job) -> Job:
     """Return the job itself, or the one whose failure kept it from starting, through however many that waited alike."""
     while job.reason.startswith(DEPENDENCY_FAILED):
-        failed = [other for other in describe(aws, stage, job.depends_on) if other.state == "FAILED"]
+        failed = [other for other in describe(aws, stage, job.depends_on) if other.state in UNSUCCESSFUL]
         if not failed:
             break
         job = failed[0]

@@ -9,14 +9,23 @@ import json
 import time
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.record_reader import read
 from jobs.contract.retries import CLAIMS
 
 CLAIM_SECONDS = 120
 """After so long a claim without a successor counts as abandoned. The function that moves runs has the same number."""
+
+
+class _Held(BaseModel):
+    """A claim as it lies there. One that cannot be read names no successor: it is taken over once it is abandoned."""
+
+    successor: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,8 @@ class Claim:
         if self._write(IfNoneMatch="*"):
             return False
         held = self.aws.s3.get_object(Bucket=self.place.bucket, Key=self.place.key)
-        successor = json.load(held["Body"]).get("successor")
+        found = read(_Held, held["Body"].read(), place=self.place)
+        successor = found.successor if found is not None else None
         if successor:
             raise UsageError(
                 f"{self.run_id} goes on already, as job {successor}", next_step=f"trainyard status {self.run_id}"

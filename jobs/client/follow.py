@@ -9,9 +9,13 @@ from jobs.aws.errors import is_refused_connection, is_transient
 from jobs.client.batch import describe, find_job
 from jobs.client.job import Job
 from jobs.client.logs import LogLine, LogReader
+from jobs.client.storage import read_receipt
 from jobs.contract.errors import NotFoundError
-from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT, SPOT_WAITED_TOO_LONG
+from jobs.contract.locations import S3Location
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG, on_demand_successor
+from jobs.contract.records import Receipt
 from jobs.contract.retries import MOVED_REASON, is_reclaim
+from jobs.contract.run import run_prefix
 from jobs.contract.stage import DeployedStage
 
 POLL_SECONDS = 4.0
@@ -19,8 +23,16 @@ POLL_SECONDS = 4.0
 
 POLL_SECONDS_EMBEDDED = 0.5
 
+FIRST_POLL_SECONDS_EMBEDDED = 0.2
+"""The same until the job's first line: whoever has just submitted it waits for that."""
+
 PATIENCE_SECONDS = 600.0
 """For so long throttling, service faults and a broken line are waited out; the job goes on meanwhile."""
+
+RECEIPT_SECONDS = 10.0
+"""A run writes its receipt every half minute: it is read a little more often."""
+
+RECEIPT_SECONDS_EMBEDDED = 1.0
 
 _QUIET_LOOKS = 3
 """Looks without a new line after which an ended job's log counts as complete: CloudWatch delivers late."""
@@ -34,9 +46,10 @@ SUCCESSOR_SECONDS_AFTER_RECLAIM = 60.0
 
 
 def follow(
-    aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine], None]
+    aws: Aws, stage: DeployedStage, job_id: str, *, reader: LogReader, show: Callable[[Job | LogLine | Receipt], None]
 ) -> Job:
-    """Call `show` with the job whenever its state or attempt changed, and with each new line; returns the ended job.
+    """Call `show` with the job whenever its state or attempt changed, with each new line, and now and then with the
+    receipt of a run that goes on; returns the ended job.
 
     Where the run goes on as another job, so does this. Raises NotFoundError where Batch forgets the job, and what the
     line itself raises once patience runs out.
@@ -46,6 +59,8 @@ def follow(
     successor_until: float | None = None
     shown: tuple[str, str, int, str] | None = None
     quiet = 0
+    has_lines = False
+    receipt_due = 0.0
     while True:
         try:
             found = describe(aws, stage, [job_id])
@@ -70,6 +85,12 @@ def follow(
         for line in lines:
             show(line)
         quiet = 0 if lines else quiet + 1
+        has_lines = has_lines or bool(lines)
+        if job.state == "RUNNING" and time.monotonic() >= receipt_due:
+            receipt_due = time.monotonic() + (RECEIPT_SECONDS_EMBEDDED if aws.embedded else RECEIPT_SECONDS)
+            receipt = _receipt(aws, stage, job)
+            if receipt is not None:
+                show(receipt)
         if job.ended and quiet >= (1 if aws.embedded else _QUIET_LOOKS):
             if run is not None and run.id != job.id:
                 job_id, quiet, successor_until = run.id, 0, None
@@ -78,12 +99,20 @@ def follow(
             if not goes_on or time.monotonic() > successor_until:
                 show(job)
                 return job
-        time.sleep(pause)
+        time.sleep(pause if has_lines or not aws.embedded else FIRST_POLL_SECONDS_EMBEDDED)
+
+
+def _receipt(aws: Aws, stage: DeployedStage, job: Job) -> Receipt | None:
+    """Return the run's receipt, if it can be read just now: following needs none."""
+    try:
+        return read_receipt(aws, S3Location(stage.run_bucket, run_prefix(job.team, job.run_id)))
+    except Exception:  # noqa: BLE001 - denied, late, or of another release: the next look may find it
+        return None
 
 
 def may_go_on(stage: DeployedStage, job: Job) -> bool:
     """Return whether the run of a job that failed may still appear as another job, On-Demand."""
-    if job.state != "FAILED" or job.queue != GAUDI_SPOT or GAUDI_ON_DEMAND not in stage.queues:
+    if job.state != "FAILED" or on_demand_successor(job.queue) not in stage.queues or job.points:
         return False
     if job.reason.startswith((MOVED_REASON, SPOT_WAITED_TOO_LONG)):
         wait_seconds = SUCCESSOR_SECONDS

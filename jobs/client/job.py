@@ -11,10 +11,17 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.retries import MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+from jobs.contract.sweep import SWEEP_TAG
 
-ENDED = ("SUCCEEDED", "FAILED")
-_STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)
+CANCELLED = "CANCELLED"
+"""The state of a job that somebody ended on purpose. Batch itself calls it FAILED."""
+UNSUCCESSFUL = ("FAILED", CANCELLED)
+ENDED = ("SUCCEEDED", *UNSUCCESSFUL)
+STATES = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", *ENDED)
+_ENDED_BY_THE_PLATFORM = (MOVED_REASON, DUPLICATE_REASON, SPOT_WAITED_TOO_LONG)
+"""Beginnings of the reasons of jobs that were terminated, but not because anybody wanted the run to end."""
 _TIMED_OUT = "Job attempt duration exceeded timeout"
 """Batch's own words."""
 
@@ -49,10 +56,10 @@ class Job:
     id: str
     run_id: str
     state: str
-    """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED or FAILED."""
+    """SUBMITTED, PENDING, RUNNABLE, STARTING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
     reason: str
     queue: str
-    """The queue's name in the stage: gaudi-spot, …"""
+    """The queue's name in the stage: spot, …"""
     team: str
     kind: str
     moved: str
@@ -69,9 +76,11 @@ class Job:
     """Ids of the jobs that have to succeed before it starts."""
     resumed: str = ""
     """Id of the job that ended before `trainyard resume` went on with the run; empty where nobody did."""
+    points: int = 0
+    """Of a sweep: how many points the job has to run. 0: it is no sweep."""
     nodes: Mapping[str, int] = field(default_factory=dict)
     """How many nodes are in each state, the least advanced first, where Batch starts each for itself on Spot. Empty
-    where there is one node, or where all start together."""
+    where there is one node, or where all start together. Those of a sweep are its workers."""
 
     @property
     def ended(self) -> bool:
@@ -117,15 +126,18 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
     """
     physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
     tags = detail.get("tags", {})
+    points = int(tags.get(SWEEP_TAG, 0))
     gang = parts if _children(detail) else []
     by_node = {int(re.split("[#:]", part["jobId"])[-1]): _attempts(part) for part in parts}
-    attempts = _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
+    # The workers of a sweep start and end each for itself: of attempts of them all nobody can speak.
+    attempts = () if points else _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
+    started = list(chain.from_iterable(by_node.values()))
     streams = chain.from_iterable(_streams(of_node, node=node) for node, of_node in by_node.items())
     states = [part["status"] for part in gang]
     return Job(
         id=detail["jobId"],
         run_id=detail["jobName"],
-        state=_state_of_gang(detail["status"], states),
+        state=CANCELLED if _is_cancelled(detail) else _state_of_gang(detail["status"], states),
         reason=_reason_of_gang(detail, gang),
         queue=queue_names.get(physical_queue, physical_queue),
         team=tags.get("trainyard:team", ""),
@@ -133,19 +145,33 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
         moved=tags.get(MOVED_TAG, ""),
         resumed=tags.get(RESUMED_TAG, ""),
         created_at=_required_time(detail["createdAt"]),
-        started_at=_earliest(attempts) if gang else _time(detail.get("startedAt")),
+        points=points,
+        started_at=_earliest(started) if gang else _time(detail.get("startedAt")),
         stopped_at=_time(detail.get("stoppedAt")),
         attempts=attempts,
         max_attempts=detail.get("retryStrategy", {}).get("attempts", 1),
         depends_on=tuple(item["jobId"] for item in detail.get("dependsOn", []) if "jobId" in item),
         log_streams=tuple(
             sorted(
-                streams if parts else _streams(attempts, node=None),
+                streams if parts else _streams(_attempts(detail), node=None),
                 key=lambda stream: (stream.attempt, stream.node or 0),
             )
         ),
-        nodes={state: states.count(state) for state in _STATES if state in states},
+        nodes={state: states.count(state) for state in STATES if state in states},
     )
+
+
+def _is_cancelled(detail: Mapping[str, Any]) -> bool:
+    return (
+        detail["status"] == "FAILED"
+        and _was_ended_by_someone(detail)
+        and not str(detail.get("statusReason", "")).startswith(_ENDED_BY_THE_PLATFORM)
+    )
+
+
+def _was_ended_by_someone(detail: Mapping[str, Any]) -> bool:
+    """Return whether TerminateJob or CancelJob ended the job, as Batch's JobDetail says."""
+    return bool(detail.get("isTerminated") or detail.get("isCancelled"))
 
 
 def _children(detail: Mapping[str, Any]) -> int:
@@ -159,22 +185,21 @@ def _state_of_gang(status: str, states: Sequence[str]) -> str:
 
     They run as soon as one of them does; else they are where the least advanced is.
     """
-    alive = [state for state in _STATES if state in states and state not in ENDED]
+    alive = [state for state in STATES if state in states and state not in ENDED]
     if status in ENDED or not alive:
         return status
     return "RUNNING" if "RUNNING" in alive else alive[0]
 
 
 def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason of the node that decided the end.
+    """Return the reason of the node that decided the end; of a success none, which Batch gives one like a failure's.
 
     Of the whole job Batch says only that a child failed, unless somebody ended it.
     """
     failed = [child for child in children if child["status"] == "FAILED"]
-    ended_by_someone = detail.get("isTerminated") or detail.get("isCancelled")
-    if detail["status"] == "FAILED" and failed and not ended_by_someone:
+    if detail["status"] == "FAILED" and failed and not _was_ended_by_someone(detail):
         detail = min(failed, key=lambda child: min(map(_rank, _attempts(child)[-1:]), default=_LAST))
-    return str(detail.get("statusReason", ""))
+    return "" if detail["status"] == "SUCCEEDED" else str(detail.get("statusReason", ""))
 
 
 def _attempts_of_gang(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:
@@ -238,12 +263,15 @@ def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
     """Read an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
     in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
     container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
-    reasons = (item.get("statusReason", ""), container.get("reason", ""))
+    exit_code = container.get("exitCode")
+    reasons = [item.get("statusReason", ""), container.get("reason", "")]
+    if exit_code == 0 and EXITED_REASON in reasons:
+        reasons.remove(EXITED_REASON)  # Batch says that of every container that ended, this one by itself and well
     return JobAttempt(
         number=number,
         started_at=_time(item.get("startedAt")),
         stopped_at=_time(item.get("stoppedAt")),
-        exit_code=container.get("exitCode"),
+        exit_code=exit_code,
         reason="; ".join(dict.fromkeys(reason for reason in reasons if reason)),
         log_stream=container.get("logStreamName"),
     )

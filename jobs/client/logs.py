@@ -1,13 +1,16 @@
 """The log lines of a job in CloudWatch: all its attempts, all its nodes, read once or followed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.client.job import LogStream
-from jobs.contract.log_lines import is_utilization
+from jobs.contract.log_lines import Progress, is_utilization
+
+_LAST_EVENTS = 100
+"""So many of a log's last lines are searched for one of progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,25 @@ class LogLine:
     node: int | None
     """Index of the node; None: the job has one node."""
     text: str
+
+
+def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> Progress | None:
+    """Return how far a job said it was in the last lines of its newest attempt; None where they do not say."""
+    newest = max((stream.attempt for stream in streams), default=0)
+    for stream in streams:
+        if stream.attempt != newest or stream.node not in (None, 0):
+            continue
+        try:
+            page = aws.logs.get_log_events(
+                logGroupName=log_group, logStreamName=stream.name, startFromHead=False, limit=_LAST_EVENTS
+            )
+        except Exception as error:
+            if error_code(error) == "ResourceNotFoundException":  # it has no line yet
+                return None
+            raise
+        told = (Progress.parse(event["message"]) for event in reversed(page["events"]))
+        return next((progress for progress in told if progress is not None), None)
+    return None
 
 
 @dataclass

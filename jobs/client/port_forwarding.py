@@ -23,11 +23,13 @@ from jobs.contract.errors import ConfigurationError, NotFoundError, TrainyardErr
 DOCUMENT = "AWS-StartPortForwardingSession"
 """AWS's session document for a port of the instance itself; a team's people may use no other one."""
 
+PLUGIN = "session-manager-plugin"
 PROGRAMS = {
     "aws": "install the AWS CLI, version 2: "
     "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html",
-    "session-manager-plugin": "install the AWS CLI's Session Manager plugin: "
+    PLUGIN: "install the AWS CLI's Session Manager plugin: "
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html",
+    "docker": "install Docker's command: https://docs.docker.com/engine/install/",
 }
 
 START_SECONDS = 60.0
@@ -36,11 +38,13 @@ _POLL_SECONDS = 0.2
 _REQUEST_SECONDS = 10.0
 
 
-def check_programs() -> None:
-    """Raises ConfigurationError, with what to install, where a program is missing."""
-    for program, next_step in PROGRAMS.items():
-        if shutil.which(program) is None:
-            raise ConfigurationError(f"'{program}' is not on the PATH: it forwards the port", next_step=next_step)
+def check_programs(*names: str) -> None:
+    """Raise ConfigurationError, with what to install, where one of the programs is missing."""
+    for name in names:
+        if shutil.which(name) is None:
+            raise ConfigurationError(
+                f"'{name}' is not on the PATH: the connection to the job goes through it", next_step=PROGRAMS[name]
+            )
 
 
 def instance_of(aws: Aws, job: Job) -> str:
@@ -78,7 +82,7 @@ def forwarded(aws: Aws, *, instance: str, port: int, local_port: int) -> Iterato
 
     Raises TrainyardError with what the AWS CLI said where it does not come to that.
     """
-    check_programs()
+    check_programs("aws", PLUGIN)
     options = [("--profile", aws.profile), ("--region", aws.region)]
     parameters = {"portNumber": [str(port)], "localPortNumber": [str(local_port)]}
     command = [

@@ -1,7 +1,7 @@
 """References `run://name/path` are resolved to places on S3 when a spec is submitted.
 
 A name is, in this order: that of an earlier document in the same file, a run's id, a spec's name, which stands for the
-team's newest run of it.
+team's newest run of it. With @best behind it, it is the best point of the team's newest sweep of that name.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from jobs.aws.connection import Aws
 from jobs.client.batch import find_job
 from jobs.client.follow import may_go_on
-from jobs.client.storage import StoredRun, read_receipt, runs_of_team
-from jobs.contract.arguments import ARTIFACT_FOLDER
+from jobs.client.job import CANCELLED, UNSUCCESSFUL
+from jobs.client.storage import StoredRun, readable_receipt, runs_of_team
+from jobs.client.sweeps import best, progress_text, read_sweep, standings, stored_spec
+from jobs.contract.arguments import ARTIFACT_FOLDER, TOKENIZER_FOLDER
 from jobs.contract.catalog import CATALOG
 from jobs.contract.dependencies import MAX_DEPENDENCIES, Awaited
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
@@ -20,6 +22,7 @@ from jobs.contract.plan import Plan
 from jobs.contract.run import spec_name
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
+from jobs.contract.sweep import BEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ def resolve(
             what = f"arguments.{argument}: {location}"
             found[name] = _find(aws, stage, spec.team, name, what=what, earlier=earlier, later=later)
         run = found[name]
-        if expected == ARTIFACT_FOLDER and not path:
+        if expected in (ARTIFACT_FOLDER, TOKENIZER_FOLDER) and not path:
             _check_kind(run, f"arguments.{argument}: {location}", arguments.artifact_kind(argument))
         places[argument] = str(run.location / path if path else run.location)
         if not run.ended:
@@ -89,8 +92,12 @@ def _find(
     later: Collection[str],
 ) -> _Found:
     """Find a run by its name; `what`, the argument and what it says, begins each error."""
+    if name.endswith(BEST):
+        return _best(aws, stage, team, name.removesuffix(BEST), what=what, earlier=earlier)
     for plan in earlier:
         if name in (plan.spec.name, plan.run_id):
+            if plan.sweep is not None:
+                raise _is_sweep(what, name, "submit what reads it when the sweep has ended")
             if plan.spec.team != team:
                 raise UsageError(f"{what} is a run of team '{plan.spec.team}', which team '{team}' cannot read")
             return _Found(run_id=plan.run_id, location=plan.run_location, job=plan.spec.job, queue=plan.queue)
@@ -107,6 +114,47 @@ def _find(
     return _stored(aws, stage, matching[-1], what)
 
 
+def _best(aws: Aws, stage: DeployedStage, team: str, name: str, *, what: str, earlier: Sequence[Plan]) -> _Found:
+    """Find the best point of the newest sweep of a name. Raises UsageError where the sweep still runs, or has none."""
+    if any(name in (plan.spec.name, plan.run_id) for plan in earlier):
+        raise UsageError(
+            f"{what}: which point is the best shows when the sweep has ended",
+            next_step="submit what reads it by itself, then",
+        )
+    matching = [
+        run for run in runs_of_team(aws, stage, team, prefix=name) if name in (run.run_id, spec_name(run.run_id))
+    ]
+    if not matching:
+        known = {word for run in runs_of_team(aws, stage, team) for word in (run.run_id, spec_name(run.run_id))}
+        raise _unknown(what, team, name, known)
+    run = matching[-1]
+    record, spec = read_sweep(aws, run.location), stored_spec(aws, run.location)
+    if record is None or spec is None or spec.sweep is None:
+        raise UsageError(f"{what} is {run.run_id}, which is no sweep", next_step=f"leave {BEST} out")
+    job = find_job(aws, stage, run.run_id)
+    found = standings(aws, run.location, record, job)
+    if job is not None and not job.ended:
+        raise UsageError(
+            f"{what} is {run.run_id}, which still runs: {progress_text(found)}",
+            next_step=f"trainyard sweep {run.run_id}; submit again when it has ended, or name a point by its run id",
+        )
+    first = best(found, spec.sweep)
+    if first is None:
+        ranks = f"'{spec.sweep.metric}'" if spec.sweep.metric else "a metric that ranks them"
+        raise UsageError(
+            f"{what} is {run.run_id}, none of whose points has succeeded with {ranks}: {progress_text(found)}",
+            next_step=f"trainyard sweep {run.run_id}, then trainyard resume {run.run_id}",
+        )
+    return _Found(run_id=first.point.run_id, location=first.location, job=spec.job, ended=True)
+
+
+def _is_sweep(what: str, name: str, next_step: str) -> UsageError:
+    return UsageError(
+        f"{what} is a sweep, whose points are runs of their own; run://{name}{BEST}/… is the best of them",
+        next_step=next_step,
+    )
+
+
 def _unknown(what: str, team: str, name: str, known: Iterable[str]) -> NotFoundError:
     return NotFoundError(
         f"{what}: team '{team}' has no run of that name or id{did_you_mean(name, known)}",
@@ -119,9 +167,9 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
     job = find_job(aws, stage, run.run_id)
     if job is None:
         # Batch has forgotten it. What it left is looked at like any other input.
-        receipt = read_receipt(aws, run.location)
+        receipt = readable_receipt(aws, run.location)
         if receipt is not None and receipt.state == "failed":
-            raise _failed(run, what)
+            raise _failed(run, what, "has failed")
         return _Found(
             run_id=run.run_id, location=run.location, job=receipt.job if receipt is not None else None, ended=True
         )
@@ -130,8 +178,10 @@ def _stored(aws: Aws, stage: DeployedStage, run: StoredRun, what: str) -> _Found
             f"{what} is {run.run_id}, which is between two jobs: what ran on Spot has ended, and may go on On-Demand",
             next_step="submit again in a minute",
         )
-    if job.state == "FAILED":
-        raise _failed(run, what)
+    if job.points:
+        raise _is_sweep(what, spec_name(run.run_id), f"trainyard sweep {run.run_id}")
+    if job.state in UNSUCCESSFUL:
+        raise _failed(run, what, "was cancelled" if job.state == CANCELLED else "has failed")
     return _Found(
         run_id=run.run_id,
         location=run.location,
@@ -158,8 +208,8 @@ def _who_makes(wanted: str | None) -> str | None:
     return f"name a run of {' or '.join(makers)}" if makers else None
 
 
-def _failed(run: StoredRun, what: str) -> UsageError:
+def _failed(run: StoredRun, what: str, how: str) -> UsageError:
     return UsageError(
-        f"{what} is {run.run_id}, which has failed",
+        f"{what} is {run.run_id}, which {how}",
         next_step=f"trainyard logs {run.run_id}, then submit it again; or name another run by its id",
     )

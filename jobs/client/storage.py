@@ -1,38 +1,38 @@
 """The runs in the stage's run bucket, and the files of each: found, read, fetched."""
 
 import difflib
-import json
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import ValidationError
-
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.aws.errors import error_code
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.aws.errors import is_denied
+from jobs.contract import record_reader
+from jobs.contract.code import CODE_RECORD
+from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.locations import S3Location
 from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
-from jobs.contract.records import Receipt
+from jobs.contract.record_reader import read, read_attempt, read_lines
+from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import (
+    ATTEMPTS,
     CHECKPOINTS,
     LATEST,
-    MANIFEST,
     METRICS,
     NOTEBOOK_SERVER,
     RECEIPT,
     SPEC,
+    checkpoint_step,
+    is_latest,
     is_run_id,
     run_prefix,
     spec_name,
 )
+from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
-
-_CHECKPOINT = re.compile(rf"{CHECKPOINTS}step-(\d+)/{re.escape(MANIFEST)}")
 
 
 @dataclass(frozen=True, order=True)
@@ -46,25 +46,50 @@ class StoredRun:
 
 
 def read_spec_text(aws: Aws, run: S3Location) -> str | None:
-    """Read the resolved spec that a run was submitted with; None where there is none."""
+    """Read the resolved spec that a run was submitted with; None where there is none.
+
+    Raises UsageError where it is larger than a spec is, or not UTF-8.
+    """
+    from jobs.client.spec_yaml import MAX_SPEC_BYTES
+
     text = object_store.read_once(aws.s3, run / SPEC)
-    return None if text is None else text.decode()
+    if text is None:
+        return None
+    if len(text) > MAX_SPEC_BYTES:
+        raise UsageError(f"{run / SPEC}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is no spec")
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{run / SPEC}: byte {text[error.start]:#04x} is not UTF-8") from None
+
+
+def spec_text(spec: JobSpec) -> str:
+    """Return a resolved spec as its file holds it."""
+    import yaml
+
+    return yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
 
 
 def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
-    """Write the resolved spec where the run's files will lie, before the run exists; or the one that was there."""
-    import yaml
+    """Write the resolved spec where the run's files will lie, before the run exists; or the one that was there.
 
+    Arguments that are too long for the job's command line lie beside it.
+    """
+    if plan.arguments_file is not None:
+        place = plan.run_location / plan.arguments_file.name
+        aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=plan.arguments_file.content)
     place = plan.run_location / SPEC
     if text is None:
-        text = yaml.safe_dump(plan.spec.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+        text = spec_text(plan.spec)
     aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode(), ContentType="application/yaml")
 
 
 def delete_spec(aws: Aws, plan: Plan) -> None:
     """Take back `put_spec` where Batch refused the job: without it there would seem to be a run."""
-    place = plan.run_location / SPEC
-    aws.s3.delete_object(Bucket=place.bucket, Key=place.key)
+    arguments = [plan.arguments_file.name] if plan.arguments_file is not None else []
+    for name in (SPEC, *arguments, *([CODE_RECORD] if plan.pack is not None else [])):
+        place = plan.run_location / name
+        aws.s3.delete_object(Bucket=place.bucket, Key=place.key)
 
 
 def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[StoredRun]:
@@ -77,7 +102,7 @@ def stored_runs(aws: Aws, stage: DeployedStage, *, prefix: str = "") -> list[Sto
         try:
             found += runs_of_team(aws, stage, team, prefix=prefix)
         except Exception as error:  # noqa: PERF203 - one team's denial is not another's
-            if error_code(error) not in object_store.DENIED:
+            if not is_denied(error):
                 raise
             denials.append(error)
     if denials and len(denials) == len(stage.teams):
@@ -103,10 +128,13 @@ def runs_of_team(aws: Aws, stage: DeployedStage, team: str, *, prefix: str = "")
 def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
     """Return the run that `text` names: its id, the beginning of one id, a spec's name (its newest run), or `latest`.
 
+    The last is the newest run of the team that specs have by default, or of another one: `TEAM/latest`.
     Raises NotFoundError where there is none, UsageError where `text` is the beginning of several ids.
     """
-    runs = stored_runs(aws, stage, prefix="" if text == LATEST else text)
-    same_name = [run for run in runs if text in (LATEST, run.run_id, spec_name(run.run_id))]
+    if is_latest(text):
+        return _newest_run(aws, stage, text.removesuffix(LATEST).removesuffix("/") or stage.default_team)
+    runs = stored_runs(aws, stage, prefix=text)
+    same_name = [run for run in runs if text in (run.run_id, spec_name(run.run_id))]
     if same_name:
         return same_name[-1]
     if len(runs) == 1:
@@ -116,59 +144,86 @@ def find_run(aws: Aws, stage: DeployedStage, text: str) -> StoredRun:
         raise UsageError(
             f"'{text}' begins {len(runs)} run ids, the newest of them {newest}", next_step="type more of it"
         )
-    if text == LATEST:
-        raise NotFoundError(f"stage '{stage.name}' has no runs yet", next_step="trainyard submit SPEC")
     known = {name for run in stored_runs(aws, stage) for name in (run.run_id, spec_name(run.run_id))}
     close = difflib.get_close_matches(text, known, n=1)
     hint = f"; did you mean '{close[0]}'?" if close else ""
     raise NotFoundError(f"run '{text}' not found in stage '{stage.name}'{hint}", next_step="trainyard list")
 
 
+def _newest_run(aws: Aws, stage: DeployedStage, team: str) -> StoredRun:
+    if team not in stage.teams:
+        raise NotFoundError(
+            f"team '{team}' not found in stage '{stage.name}'{did_you_mean(team, stage.teams)}",
+            next_step=f"choose one of {', '.join(stage.teams)}",
+        )
+    runs = runs_of_team(aws, stage, team)
+    if not runs:
+        raise NotFoundError(f"team '{team}' has no runs in stage '{stage.name}' yet", next_step="trainyard submit SPEC")
+    return runs[-1]
+
+
 def newest_checkpoint(aws: Aws, run: S3Location) -> int | None:
     """Return the step of the newest checkpoint that has its manifest; None where there is none."""
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / CHECKPOINTS).key)
     keys = (item["Key"].removeprefix(run.key) for page in pages for item in page.get("Contents", []))
-    steps = [int(match[1]) for key in keys if (match := _CHECKPOINT.fullmatch(key))]
-    return max(steps, default=None)
+    return max((step for key in keys if (step := checkpoint_step(key)) is not None), default=None)
 
 
 def read_receipt(aws: Aws, run: S3Location) -> Receipt | None:
-    """Read the receipt that a run has written so far; None where it has written none."""
+    """Read the receipt that a run has written so far; None where it has written none.
+
+    Raises UnreadableError where it is damaged, or another release's.
+    """
     text = object_store.read_once(aws.s3, run / RECEIPT)
-    if text is None:
-        return None
-    try:
-        return Receipt.model_validate_json(text)
-    except ValidationError as error:
-        raise TrainyardError(
-            f"{run / RECEIPT} is no receipt that this release reads: {error.errors()[0]['msg']}",
-            next_step="read it with the release that wrote it, or as JSON: trainyard fetch",
-        ) from None
+    return None if text is None else record_reader.parse_receipt(text, place=run / RECEIPT)
+
+
+def readable_receipt(aws: Aws, run: S3Location) -> Receipt | None:
+    """Read the receipt as far as there is one that can be read: for those who tell of more than of it."""
+    return record_reader.read_receipt(object_store.read_once(aws.s3, run / RECEIPT), place=run / RECEIPT)
+
+
+def read_attempts(aws: Aws, run: S3Location) -> list[Attempt]:
+    """Read the records of a run's attempts, in their order, as far as they can be read."""
+    attempts = []
+    for item in object_store.listing(aws.s3, run, prefix=(run / ATTEMPTS).key):
+        place = S3Location(run.bucket, item["Key"])
+        content = object_store.read_once(aws.s3, place)
+        if content is not None and (attempt := read_attempt(content, place=place)) is not None:
+            attempts.append(attempt)
+    return sorted(attempts, key=lambda attempt: attempt.number)
 
 
 def read_metrics(aws: Aws, run: S3Location) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl so far."""
-    text = object_store.read_once(aws.s3, run / METRICS) or b""
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    """Read the lines of metrics.jsonl so far, those that can be read."""
+    return read_lines(object_store.read_once(aws.s3, run / METRICS), place=run / METRICS)
 
 
 def read_notebook(aws: Aws, run: S3Location) -> NotebookServer | None:
-    """Read where the run's notebook answers; None where it has said nothing of that."""
-    text = object_store.read_once(aws.s3, run / NOTEBOOK_SERVER)
-    return None if text is None else NotebookServer.model_validate_json(text)
+    """Read where the run's notebook answers; None where it has said nothing of that, or nothing that can be read."""
+    return read(NotebookServer, object_store.read_once(aws.s3, run / NOTEBOOK_SERVER), place=run / NOTEBOOK_SERVER)
 
 
-def fetch(aws: Aws, run: S3Location, target: Path, *, checkpoints: bool = False) -> Iterator[Path]:
-    """Download a run's files below `target`, yielding each path once its file is whole.
+def fetch(
+    aws: Aws,
+    run: S3Location,
+    target: Path,
+    *,
+    checkpoints: bool = False,
+    below: str = "",
+    wanted: Callable[[str], bool] = lambda _: True,
+) -> Iterator[Path]:
+    """Download a run's files below `target`, yielding each path once its file is whole; those alone `below` a name, and
+    of them those that are `wanted` by their name.
 
     Checkpoints, most of a run's bytes and of no use once there is a model, come along only where asked for.
     Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
     """
-    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key + below)
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
-            if name.endswith("/") or (name.startswith(CHECKPOINTS) and not checkpoints):
+            if name.endswith("/") or (name.startswith(CHECKPOINTS) and not checkpoints) or not wanted(name):
                 continue
             path = object_store.path_below(target, run, name)
             path.parent.mkdir(parents=True, exist_ok=True)

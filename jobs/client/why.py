@@ -6,6 +6,7 @@ Batch itself names a reason only for the job at a queue's head, and only some re
 to AWS; one that may not be asked is "unknown" and says which permission it wants, and the others go on.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Facts:
     """Jobs among them that have no instance yet."""
     teams: Mapping[str, str] = field(default_factory=dict)
     """Teams by their share identifiers."""
+    never_joined: Mapping[str, str] = field(default_factory=dict)
+    """Compute environment to why its instances never joined, where that was found."""
     stop: BudgetStop | None = None
     """Set where the stage has used up its budget."""
 
@@ -106,7 +109,8 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         if "arrayProperties" in parent:
             children = [child for state in _ON_INSTANCES for child in _children(aws, parent["jobId"], state)]
             running += [{**child, "shareIdentifier": parent.get("shareIdentifier", "")} for child in children]
-    nnodes = sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
+    # The workers of a sweep start as there is room, and need not be there together.
+    nnodes = 1 if job.points else sum(job.nodes.values()) or detail.get("nodeProperties", {}).get("numNodes", 1)
     environments = tuple(by_arn[name] for name in names if name in by_arn)
     types = {name for item in environments for name in item.get("computeResources", {}).get("instanceTypes", [])}
     rows = (stage.instance_type, stage.cpu_instance_type)
@@ -117,8 +121,9 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         running=tuple(running),
         row=next((row for row in rows if row.name in types), stage.instance_type),
         nnodes=nnodes,
-        waiting_nodes=job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
+        waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
         teams={share_identifier(team): team for team in stage.teams},
+        never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
         stop=stage.stage_budget_stop,
     )
 
@@ -191,6 +196,10 @@ def _environments(facts: Facts) -> Iterator[Finding]:
         if item["state"] != "ENABLED" and facts.stop is not None:
             text = f"they are switched off: the stage has used up its budget of {facts.stop.budget_usd:g} USD a month"
             next_step = f"wait until {facts.stop.until[:10]}, or have monthly_budget_usd of the stage raised"
+            yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
+        elif item["state"] != "ENABLED" and (reason := facts.never_joined.get(item["computeEnvironmentName"])):
+            text = f"they were switched off: {reason}"
+            next_step = _enable("compute-environment", item["computeEnvironmentName"])
             yield Finding(verdict=verdict, about=about, text=text, next_step=next_step)
         elif item["state"] != "ENABLED":
             text = "their compute environment was disabled by hand"
@@ -302,6 +311,13 @@ def _no_instance_yet(facts: Facts) -> Finding:
     if not any("SPOT" not in item["computeResources"]["type"] for item in facts.environments):
         next_step += "; resources.capacity: on-demand pays to skip the wait, where the stage allows it"
     return Finding(verdict="cause", about="capacity", text=text, next_step=next_step)
+
+
+def _reason(record: str) -> str:
+    try:
+        return str(json.loads(record)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return "their instances booted and never joined"
 
 
 def _kind(environment: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from jobs.contract.locations import (
     artifact_location,
     documents_location,
     folder_location,
+    input_location,
     model_location,
     table_location,
 )
@@ -39,14 +40,31 @@ class OfKind:
     kind: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What a job reads of a table."""
+
+    texts: tuple[str, ...]
+    label: str | None = None
+    named_by: str
+    """What to do where a column is missing."""
+    skips: bool = False
+    """True where it leaves out rows that it cannot use."""
+
+
 MODEL_FOLDER = "a pretrained model's folder"
 FILES_FOLDER = "a folder of files"
+CONFIGURATION_FOLDER = "a folder with a config.json"
 ARTIFACT_FOLDER = "an artifact's folder"
+TOKENIZER_FOLDER = "a tokenizer's folder"
+TABLE = "a table of examples"
+DOCUMENTS = "documents"
+FILE_OR_FOLDER = "a file or a folder"
 
 Model = Annotated[str, AfterValidator(model_location), SourceMarker(MODEL_FOLDER)]
 """`hf://org/name`, or a folder that `from_pretrained` loads, on S3 (`data://`, `s3://`) or local."""
 
-Table = Annotated[str, AfterValidator(table_location), SourceMarker("a table of examples")]
+Table = Annotated[str, AfterValidator(table_location), SourceMarker(TABLE)]
 """`hf://org/name?config=…&split=…`, or a .jsonl, .csv, .tsv or .parquet file, on S3 (`data://`, `s3://`) or local."""
 
 
@@ -54,27 +72,48 @@ def _table_locations(value: Any) -> Any:
     """Return `value` as it is. Raises ValueError where it is neither a table nor a list of some."""
     locations = [value] if isinstance(value, str) else value
     if not isinstance(locations, list) or not locations or not all(isinstance(item, str) for item in locations):
-        raise ValueError(f"Input should be a table, or a list of tables, not {value!r}")
+        raise ValueError(f"must be a table, or a list of tables, not {value!r}")
     for location in locations:
         table_location(location)
     return value
 
 
-Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker("a table of examples")]
+Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker(TABLE)]
 """A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
 
-HubRepository = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
-"""org/name on the Hugging Face Hub, to push to."""
 
-Documents = Annotated[str, AfterValidator(documents_location), SourceMarker("documents")]
+def _hub_repository(name: str) -> str:
+    """Return `name` as it is. Raises ValueError where the hub could have no repository of that name."""
+    if "--" in name or ".." in name or name.endswith((".git", "-", ".")):
+        raise ValueError(f"'{name}' can be no repository: it has '--' or '..', or ends in '.git', '-' or '.'")
+    return name
+
+
+HubRepository = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=96),
+    AfterValidator(_hub_repository),
+]
+"""org/name on the Hugging Face Hub, to push to, as huggingface_hub's validate_repo_id allows it."""
+
+Documents = Annotated[str, AfterValidator(documents_location), SourceMarker(DOCUMENTS)]
 """A table with a column of text, named as `Table` is, or a .txt file."""
 
 Folder = Annotated[str, AfterValidator(folder_location), SourceMarker(FILES_FOLDER)]
 """A folder of any files, on S3 (`data://`, `s3://`) or local."""
 
+Configuration = Annotated[str, AfterValidator(model_location), SourceMarker(CONFIGURATION_FOLDER)]
+"""A model's configuration: `hf://org/name`, or a folder with a config.json, on S3 (`data://`, `s3://`) or local."""
+
+Input = Annotated[str, AfterValidator(input_location), SourceMarker(FILE_OR_FOLDER)]
+"""A file or a folder of any kind: `hf://org/name` (a model), on S3 (`data://`, `s3://`, `run://name/path`) or local."""
+
 Artifact = Annotated[str, AfterValidator(artifact_location), SourceMarker(ARTIFACT_FOLDER)]
 """An artifact, which a run made to be read by others: `run://name` (of its spec) or `run://id`, or a folder that holds
-artifact.json or manifest.json, on S3 (`data://`, `s3://`) or local."""
+artifact.json or manifest.json, on S3 (`data://`, `s3://`) or local, or the `hf://org/name` that it was pushed to."""
+
+Tokenizer = Annotated[str, AfterValidator(artifact_location), SourceMarker(TOKENIZER_FOLDER), OfKind("tokenizer")]
+"""An artifact that train-tokenizer made, or a model with a tokenizer.json: `run://name/model`, `hf://org/name`, …"""
 
 
 _NO_CHARACTER = re.compile("[\x00\ud800-\udfff]")
@@ -94,17 +133,23 @@ class Strict(BaseModel):
     def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
         annotation = cls.model_fields[str(field.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {annotation, *get_args(annotation)}:
-            raise ValueError(f"Input should be a number, not {value}")
+            raise ValueError(f"must be a number, not {value}")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_text_without_bytes(cls, value: Any) -> Any:
+        # Before all other validators, whose messages name the value: pydantic can show no half of a surrogate pair.
+        texts = value if isinstance(value, list) else [value]
+        if any(isinstance(text, str) and _NO_CHARACTER.search(text) for text in texts):
+            raise ValueError("a NUL or half a surrogate pair is no character of a text")
         return value
 
     @field_validator("*")
     @classmethod
-    def _nothing_that_no_job_can_have(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) > _MAX_NUMBER:
+    def _no_number_beyond_reckoning(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and abs(value) > _MAX_NUMBER:
             raise ValueError(f"a number has to lie within {_MAX_NUMBER} of zero")
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, str) and _NO_CHARACTER.search(text) for text in texts):
-            raise ValueError("a NUL or half a surrogate pair is no character of a text")
         return value
 
 
@@ -120,7 +165,7 @@ class Arguments(Strict):
     def sources(self) -> Iterator[tuple[str, str, str]]:
         """Yield `(field, location, what it should be)` of each input that is set, in the order of the fields.
 
-        The inputs of a field that holds a list are `field.0`, `field.1`, …
+        The inputs of a field that holds a list are `field.0`, `field.1`, …, those of one that has names `field.name`.
         """
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
@@ -130,7 +175,8 @@ class Arguments(Strict):
             if isinstance(value, str):
                 yield name, value, marker.what
             else:
-                yield from ((f"{name}.{number}", item, marker.what) for number, item in enumerate(value))
+                named = value.items() if isinstance(value, dict) else enumerate(value)
+                yield from ((f"{name}.{key}", item, marker.what) for key, item in named)
 
     def artifact_kind(self, argument: str) -> str | None:
         """Return the kind of artifact that an argument, by its name in `sources`, has to be.
@@ -140,14 +186,29 @@ class Arguments(Strict):
         field = type(self).model_fields[argument.partition(".")[0]]
         return next((item.kind for item in _marks(field) if isinstance(item, OfKind)), None)
 
+    def columns(self, argument: str) -> Columns | None:
+        """Return the columns that are read of the table that an argument, by its name in `sources`, names.
+
+        None: it names no table, or whichever columns it has.
+        """
+        del argument
+        return None
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """Return the tokens that the model gets at once, at most; None: it is not known before the job runs."""
+        return None
+
     def with_sources(self, **locations: str) -> Self:
         """Return a copy in which the named inputs, by the names of `sources`, lie elsewhere."""
         values = self.model_dump()
         for name, location in locations.items():
-            field, _, number = name.partition(".")
-            if number:
+            field, _, key = name.partition(".")
+            if key and isinstance(values[field], dict):
+                values[field] = {**values[field], key: location}
+            elif key:
                 values[field] = [*values[field]]
-                values[field][int(number)] = location
+                values[field][int(key)] = location
             else:
                 values[field] = location
         return type(self).model_validate(values)

@@ -90,6 +90,11 @@ def fingerprint(kind: str, *, version: int, options: Mapping[str, Any], inputs: 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def content_fingerprint(identity: Mapping[str, Any]) -> str:
+    """Return 16 digits that tell the content of a file or a folder from any other, from what identifies its files."""
+    return fingerprint("data", version=1, options={}, inputs=identity)[:FINGERPRINT_IN_NAME]
+
+
 def artifact_prefix(team: str, kind: str, fingerprint: str) -> str:
     """Return the key prefix of an artifact in the run bucket, with its closing slash."""
     return f"{team}/{ARTIFACTS}/{kind}-{fingerprint[:FINGERPRINT_IN_NAME]}/"

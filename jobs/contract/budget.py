@@ -1,8 +1,8 @@
 """The budget of a run over all its attempts, `max_usd` and `max_hours` of its spec, and what it has taken so far.
 
 Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
-are those hours times the recorded price of the capacity that an attempt ran on, which for Spot is an estimate; what
-start-up, storage and transfer cost is left out.
+are those hours times the price of the capacity that an attempt ran on: the recorded one, or of Spot what EC2 said as
+the run was submitted, which is an estimate either way. What start-up, storage and transfer cost is left out.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,20 @@ class Spent:
 NOTHING_SPENT = Spent()
 
 
-def usd_per_hour(row: InstanceType, capacity: Capacity | None) -> float:
-    """Return the price of one instance: the dearer one where nobody knows what it ran on."""
-    return row.spot_usd_per_hour if capacity == "spot" else row.on_demand_usd_per_hour
+def usd_per_hour(row: InstanceType, capacity: Capacity | None, *, spot_usd_per_hour: float | None = None) -> float:
+    """Return the price of one instance: the dearer one where nobody knows what it ran on.
+
+    `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counts.
+    """
+    if capacity != "spot":
+        return row.on_demand_usd_per_hour
+    return row.spot_usd_per_hour if spot_usd_per_hour is None else spot_usd_per_hour
+
+
+def attempt_usd_per_hour(attempt: Attempt, *, on: Capacity | None = None) -> float:
+    """Return the price of one of an attempt's instances: of its own capacity, or of the one `on` which it might be."""
+    row = instance_type(attempt.instance_type)
+    return usd_per_hour(row, on or attempt.capacity, spot_usd_per_hour=attempt.spot_usd_per_hour)
 
 
 def duration_seconds(attempt: Attempt) -> float:
@@ -50,7 +61,7 @@ def spent(attempts: Iterable[Attempt], *, all_on: Capacity | None = None) -> Spe
     for attempt in attempts:
         taken = instance_hours(attempt)
         hours += taken
-        usd += taken * usd_per_hour(instance_type(attempt.instance_type), all_on or attempt.capacity)
+        usd += taken * attempt_usd_per_hour(attempt, on=all_on)
     return Spent(instance_hours=hours, usd=usd)
 
 
@@ -71,11 +82,14 @@ class Budget:
     max_usd: float | None = None
     max_hours: float | None = None
 
-    def left(self, so_far: Spent, *, row: InstanceType, capacity: Capacity | None, nnodes: int) -> Left | None:
-        """Return what is left of the budget; None where nothing limits the run."""
+    def left(self, so_far: Spent, *, usd_per_hour: float, nnodes: int) -> Left | None:
+        """Return what is left of the budget; None where nothing limits the run.
+
+        `usd_per_hour`: the price of one instance.
+        """
         limits = []
         if self.max_usd is not None:
-            hours = (self.max_usd - so_far.usd) / usd_per_hour(row, capacity)
+            hours = (self.max_usd - so_far.usd) / usd_per_hour
             limits.append(Left(seconds=hours / nnodes * 3600, key="max_usd", limit=self.max_usd))
         if self.max_hours is not None:
             hours = self.max_hours - so_far.instance_hours
@@ -92,9 +106,16 @@ class Budget:
         return ", ".join(parts)
 
 
-def reached(left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None) -> str:
-    """Return the sentence that says why a run was stopped, and what next."""
+def reached(
+    left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None, spot_usd_per_hour: float | None = None
+) -> str:
+    """Return the sentence that says why a run was stopped, and what next.
+
+    `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counted.
+    """
     price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
+    if capacity == "spot" and spot_usd_per_hour is not None:
+        price = f"at EC2's Spot price of {spot_usd_per_hour:g} USD an hour"
     took = f"{so_far.usd:.2f} USD {price}, {so_far.instance_hours:.2f} instance hours"
     option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"
     limit = f"{left.limit:.2f}" if left.key == "max_usd" else f"{left.limit:g}"

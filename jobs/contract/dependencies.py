@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jobs.contract.queues import GAUDI_ON_DEMAND, GAUDI_SPOT
+from jobs.contract.queues import on_demand_successor
 from jobs.contract.stage import DeployedStage
 
 MAX_DEPENDENCIES = 20
@@ -30,7 +30,7 @@ class Awaited:
 
     def note(self, stage: DeployedStage) -> str | None:
         """Return what may go wrong with it: a job that goes on On-Demand ends first, which Batch counts as failed."""
-        if self.queue != GAUDI_SPOT or GAUDI_ON_DEMAND not in stage.queues:
+        if on_demand_successor(self.queue) not in stage.queues:
             return None
         return (
             f"waits for {self.run_id}, which runs on Spot: should that be moved to On-Demand, this run fails and has "

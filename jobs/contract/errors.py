@@ -15,7 +15,7 @@ A container has exit codes of its own, since AWS Batch decides by them whether t
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 INTERRUPTED_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: a temporary failure, the caller is invited to try again."""
@@ -80,12 +80,26 @@ class StoppedError(TrainyardError):
     exit_code = 130
 
 
+def raise_all(errors: Sequence[TrainyardError]) -> None:
+    """Raise one error that says all of them, each with what next; nothing where there are none.
+
+    Its exit code is theirs where they have the same, else that of the wrong usage.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        together = UsageError("\n".join(str(error).replace("\nNext: ", "; next: ") for error in errors))
+        codes = {error.exit_code for error in errors}
+        together.exit_code = codes.pop() if len(codes) == 1 else UsageError.exit_code
+        raise together
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"`, or the whole list when it is short and nothing is close, or nothing."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean '{close[0]}'?"
-    if names and len(names) <= 12:
+    if names and len(names) <= 16:
         return "; there is " + ", ".join(f"'{name}'" for name in names)
     return ""

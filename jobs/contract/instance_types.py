@@ -30,7 +30,7 @@ In it the ranks come to the end of their step, save, and upload what they saved;
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """One row of instance_prices.json: US dollars an hour for one instance in us-east-1, Linux."""
+    """A row of instance_prices.json: US dollars an hour for one instance in us-east-1, Linux."""
 
     on_demand_usd_per_hour: float
     spot_usd_per_hour: float | None = None
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """One row."""
+    """An EC2 instance type, as far as jobs and stacks need to know it."""
 
     name: str
     """EC2's name."""
@@ -61,11 +61,19 @@ class InstanceType:
     nvme_disks: int = 0
     """Disks of its own, gone with the instance: scratch space, and Docker's."""
     image_type: ImageType = "ECS_AL2023"
-    """The family that its AMI belongs to, also where the AMI is not Batch's own."""
+    """The family that its AMI belongs to, as Batch has to be told, whoever made it."""
     machine_image: Literal["batch", "stage"] = "batch"
-    """Whose AMI it boots where the settings name none: Batch's newest of the family, or one that the stage builds."""
+    """Whose AMI it boots where the settings name none: AWS's newest of the family, or one that the stage builds."""
     gaudi_generation: int | None = None
     """The Gaudi that its cards are, which decides the software releases that fit; None where they are none."""
+    card_teraflops: float | None = None
+    """Published peak of one card's matrix multiplication in bfloat16, dense, in TFLOP/s; None: not published."""
+    training_teraflops: float | None = None
+    """What one card reaches in a training, at 6 x parameters x tokens of its steps, in TFLOP/s; None: nobody knows."""
+    compile_seconds: tuple[float, float] = (0.0, 0.0)
+    """Time that a training spends on the first steps of each new shape of a batch: on one card, and on several."""
+    link_gigabytes_per_second: float | None = None
+    """Published speed of one card's links to the others of its instance, one way, in GB/s; None: it has no others."""
     huge_pages: int = 0
     """2 MiB pages that the accelerator's driver wants the kernel to set aside."""
     on_demand_quota_code: str
@@ -133,6 +141,15 @@ _ROWS = (
         nvme_disks=4,
         machine_image="stage",
         gaudi_generation=1,
+        # Seven of a card's ten ports of 100 Gbit/s lead to the other seven cards (Habana's Gaudi white paper). For the
+        # multiplication nothing is published [?].
+        link_gigabytes_per_second=87.5,
+        # By the same published runs (throughputs.toml: MRPC, 3 x 3,668 sequences of 128 tokens, BERT-large with 335M
+        # parameters): 165.4 samples/s x 128 x 6 x 335e6 = 42.6 TFLOP/s on one card.
+        training_teraflops=42.6,
+        # And what is left of their times: 90.7 s - 11,004 / 165.4 on one card, 60.6 s - 11,004 / 877 on eight. They had
+        # one shape; what of it is start-up and no compilation is not known, so it is all counted.
+        compile_seconds=(24.2, 48.1),
         huge_pages=15_000,  # what Habana's installation guide sets
         on_demand_quota_code="L-6E869C2A",
         spot_quota_code="L-85EED4F7",
@@ -150,12 +167,56 @@ _ROWS = (
         network_cards=4,
         nvme_disks=8,
         image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=312,  # NVIDIA A100 datasheet, as is NVLink: 600 GB/s both ways
+        link_gigabytes_per_second=300,
         on_demand_quota_code="L-417A185B",
         spot_quota_code="L-7212CCBC",
         zone_ids={
             "us-east-1": ("use1-az1", "use1-az2", "use1-az4", "use1-az6"),
             "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
             "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+    ),
+    InstanceType(
+        name="p5.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # H100, 80 GiB each
+        vcpus=192,
+        memory_mib=2_097_152,
+        job_memory_mib=2_030_000,
+        network_cards=32,
+        nvme_disks=8,
+        image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=989,  # NVIDIA H100 datasheet, as is NVLink: 900 GB/s both ways
+        link_gigabytes_per_second=450,
+        on_demand_quota_code="L-417A185B",
+        spot_quota_code="L-C4BD4855",
+        zone_ids={
+            "us-east-1": ("use1-az1", "use1-az2", "use1-az3", "use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az1", "usw2-az2", "usw2-az3", "usw2-az4"),
+        },
+        image="cuda",
+    ),
+    InstanceType(
+        name="p5en.48xlarge",
+        accelerator="cuda",
+        accelerators=8,  # H200, 141 GiB each
+        vcpus=192,
+        memory_mib=2_097_152,
+        job_memory_mib=2_030_000,
+        network_cards=16,
+        nvme_disks=8,
+        image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=989,  # NVIDIA H200 datasheet, as is NVLink: 900 GB/s both ways
+        link_gigabytes_per_second=450,
+        on_demand_quota_code="L-417A185B",
+        spot_quota_code="L-C4BD4855",  # as P5's; unconfirmed [?]
+        zone_ids={
+            "us-east-1": ("use1-az2", "use1-az6"),
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "us-west-2": ("usw2-az2", "usw2-az3", "usw2-az4"),
         },
         image="cuda",
     ),
@@ -169,6 +230,7 @@ _ROWS = (
         network_cards=0,
         nvme_disks=1,
         image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=70,  # NVIDIA A10G datasheet
         on_demand_quota_code="L-DB2E81BA",
         spot_quota_code="L-3819A6DF",
         zone_ids={
@@ -188,6 +250,8 @@ _ROWS = (
         network_cards=1,
         nvme_disks=2,
         image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=70,
+        link_gigabytes_per_second=32,  # PCIe 4.0, 16 lanes
         on_demand_quota_code="L-DB2E81BA",
         spot_quota_code="L-3819A6DF",
         zone_ids={
@@ -207,6 +271,8 @@ _ROWS = (
         network_cards=4,
         nvme_disks=4,
         image_type="ECS_AL2023_NVIDIA",
+        card_teraflops=362,  # NVIDIA L40S datasheet
+        link_gigabytes_per_second=32,  # PCIe 4.0, 16 lanes
         on_demand_quota_code="L-DB2E81BA",
         spot_quota_code="L-3819A6DF",
         zone_ids={

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jobs.contract.arguments import Arguments
+from jobs.contract.launcher_options import STOP_IF_IDLE_MINUTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,9 @@ class JobKind:
     """True: runs on the stage's accelerator instances. False: on its CPU instances."""
     timeout_hours: float
     """Wall-clock limit of one attempt where the spec gives none."""
+    stop_if_idle_minutes: float = STOP_IF_IDLE_MINUTES
+    """A run whose cards do nothing for so long ends, where its spec says nothing of it; 0: never. It holds for what is
+    accelerated."""
     one_process: bool = False
     """True: one process on one node, to which all its cards belong. False: one rank a card."""
     image: str | None = None

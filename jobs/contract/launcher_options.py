@@ -1,6 +1,7 @@
 """Options of the launcher in a job's container, which a plan writes as flags, and its two environment variables.
 
-The launcher (jobs.train.launch) takes these options, the job's kind, and the flags of that kind's own arguments.
+The launcher (jobs.train.launch) takes these options, the job's kind, and the flags of that kind's own arguments, or the
+name of a file that holds them.
 """
 
 from typing import Annotated
@@ -10,6 +11,7 @@ from pydantic import Field, PlainSerializer
 from jobs.contract.arguments import Strict
 from jobs.contract.budget import Budget
 from jobs.contract.flags import Switch, to_flags
+from jobs.contract.health import Health
 from jobs.contract.queues import Capacity
 
 RUN_URI_VARIABLE = "TRAINYARD_RUN_URI"
@@ -24,6 +26,10 @@ them minutes apart."""
 
 HANG_TIMEOUT_SECONDS = 120.0
 """An attempt that trains has hung when it made no step for so long, unless its spec says otherwise."""
+
+STOP_IF_IDLE_MINUTES = 30.0
+"""A run whose cards have done nothing for so long ends, unless its spec says otherwise: what a rank prepares before the
+first step, and what it saves after the last, keeps cards waiting for some minutes."""
 
 
 def _without_empty_fraction(seconds: float) -> int | float:
@@ -42,20 +48,32 @@ class LauncherOptions(Strict):
     """Ranks on this node."""
     capacity: Capacity | None = None
     """The price that the receipt and a budget count with: spot or on-demand. Default: unknown."""
+    spot_usd_per_hour: float | None = None
+    """What EC2 says that an hour of one Spot instance costs, in US dollars. Default: the recorded price."""
     max_usd: float | None = None
     """Budget over all attempts of the run, in US dollars."""
     max_hours: float | None = None
     """Budget over all attempts of the run, in instance hours."""
     hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """An attempt that makes no step for so long ends, and is resumed; 0: never."""
+    stop_if_idle_minutes: float | None = Field(default=None, ge=0)
+    """A run whose cards have done nothing for so long ends, and is not started again; 0: never. Default: the kind's."""
     start_timeout_seconds: Seconds = Field(default=START_TIMEOUT_SECONDS, gt=0)
     """The nodes of a multi-node job wait so long for each other."""
+    health: Health = Health()
+    """The check of each node before its ranks start, as JSON."""
     gang_min_nnodes: int | None = None
     """The children of the array job train together as a gang, on so many nodes at least."""
     gang_attempts: int | None = None
     """Batch starts each child of a gang so often; one that has used them up is not waited for. Default: unknown."""
     gang_wait_seconds: Seconds = GANG_WAIT_SECONDS
     """The nodes of a gang wait so long for those that lack."""
+    sweep_attempts: int | None = None
+    """The container is a worker of a sweep: it runs one point after the other, and starts each so often at most."""
+    sweep_timeout_seconds: Seconds | None = None
+    """A point of a sweep that has run for so long in one start is ended, and has failed. Default: none is."""
+    arguments_file: str | None = None
+    """Name of the file among the run's that holds the kind's own arguments, where they are too long for flags."""
     allow_changes: Annotated[bool, Switch()] = False
     """Resumes a checkpoint though it was made with other arguments."""
 

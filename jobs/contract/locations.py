@@ -17,7 +17,8 @@ S3 = "s3://"
 DATA = "data://"
 """The stage's data bucket, whose physical name nobody writes down."""
 RUN = "run://"
-"""Begins the location of what another run of the team leaves, by the name of its spec or by its id."""
+"""Begins the location of what another run of the team leaves, by the name of its spec or by its id; name@best is the
+best point of a sweep."""
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
@@ -27,7 +28,7 @@ TEXT = ".txt"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 """Wider than what S3 lets be created today: buckets of before 2018 have capitals, underscores and longer names."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}")
+_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,99}(@best)?")
 _MODEL_OPTIONS = ("revision",)
 _TABLE_OPTIONS = ("config", "split", "revision")
 
@@ -89,11 +90,16 @@ def folder_location(location: str) -> str:
     return location
 
 
+def input_location(location: str) -> str:
+    """Return `location` as it is. Raises ValueError where no file or folder can be read by that name."""
+    _check(location, _MODEL_OPTIONS)
+    _require_path(location, "model")
+    return location
+
+
 def artifact_location(location: str) -> str:
     """Return `location` as it is. Raises ValueError where no artifact can be read by that name."""
-    if location.startswith(HUB):
-        raise ValueError(f"{location}: an artifact is what a run made: {RUN}…, {S3}…, {DATA}… or a local folder")
-    _check(location, ())
+    _check(location, _MODEL_OPTIONS)
     return location
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 UTILIZATION_KEY = "accelerator_utilization_percent"
 """First key of the JSON line in which a node logs, once a minute, how busy its accelerators are."""
 
+MEMORY_KEY = "accelerator_memory_percent"
+"""Key of the memory that is in use on them, in the same line."""
+
 
 def is_utilization(line: str) -> bool:
     """Return whether a line of a job's log is for CloudWatch's metric, not for people."""

@@ -18,6 +18,8 @@ class Placement:
 
     instance_type: InstanceType
     queue: Queue
+    queue_name: str
+    """What the stage calls the queue: an isolated team has one of its own."""
     queue_reason: str
     accelerator: str
     """hpu, cuda, cpu or auto: what the job's container is told to train on."""
@@ -50,6 +52,7 @@ def place(spec: JobSpec, stage: DeployedStage) -> Placement:
     return Placement(
         instance_type=row,
         queue=queue,
+        queue_name=stage.queue_of(spec.team, queue.name),
         queue_reason=queue_reason,
         accelerator=accelerator,
         accelerator_reason=accelerator_reason,
@@ -75,8 +78,9 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
     for queue in QUEUES.values():
         if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
             continue
-        if queue.name in stage.queues and (several_nodes or queue.capacity == capacity):
-            return queue, _queue_reason(spec, queue, row)
+        if stage.queue_of(spec.team, queue.name) in stage.queues and (several_nodes or queue.capacity == capacity):
+            alone = f"; on instances of team '{spec.team}' alone" if spec.team in stage.isolated_teams else ""
+            return queue, _queue_reason(spec, queue, row) + alone
     if several_nodes:
         raise UsageError(
             f"resources.nnodes: {asked.nnodes} were asked for, but stage '{stage.name}' has no queue for several nodes",
@@ -111,6 +115,8 @@ def _queue_reason(spec: JobSpec, queue: Queue, row: InstanceType) -> str:
 
 def _ranks(spec: JobSpec, row: InstanceType) -> int:
     asked = spec.resources.nproc_per_node
+    if spec.arguments.get("processes") == 1:  # of a script, which starts its own ranks
+        return 1
     if spec.kind.one_process:
         if asked not in (None, 1):
             raise UsageError(

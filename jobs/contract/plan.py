@@ -1,25 +1,31 @@
 """Plan: JobSpec + stage -> the SubmitJob request, the queue and why, and the price. Pure."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from jobs.contract.arguments import Arguments
 from jobs.contract.budget import LEAST_SECONDS, NOTHING_SPENT, Spent, usd_per_hour
+from jobs.contract.code import Pack
 from jobs.contract.dependencies import Awaited
-from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError, raise_all
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import GANG_WAIT_SECONDS, LauncherOptions
 from jobs.contract.locations import DATA, S3Location
 from jobs.contract.placement import Placement, place
+from jobs.contract.prices import Prices, recorded
 from jobs.contract.queues import MARKET, Capacity
-from jobs.contract.run import run_prefix, submitted_at
-from jobs.contract.spec import JobSpec
+from jobs.contract.run import ARGUMENTS, run_prefix, submitted_at
+from jobs.contract.spec import JobSpec, PlannedPoint
 from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage
-from jobs.contract.submit_job import check_overrides, submit_job_request
+from jobs.contract.submit_job import is_too_long, submit_job_request
+from jobs.contract.sweep import SweepSize, points
+from jobs.contract.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,19 @@ class Continued:
     """Hours and dollars that its attempts have taken so far."""
     allow_changes: bool = False
     """True: a checkpoint that was made with other arguments is resumed all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentsFile:
+    """The arguments of a job as a file among its run's, named by its content: no other job of the run rewrites it."""
+
+    name: str
+    content: bytes
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> "ArgumentsFile":
+        content = arguments.model_dump_json(exclude_none=True).encode()
+        return cls(name=f"{ARGUMENTS}{hashlib.sha256(content).hexdigest()[:16]}.json", content=content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +73,37 @@ class Plan:
     accelerator_reason: str
     nnodes: int
     nproc_per_node: int
+    prices: Prices
+    """What an hour of one instance costs: AWS's word of today, or the recorded prices."""
     notes: tuple[str, ...]
     """Sentences that the submitter should read before paying."""
     awaited: tuple[Awaited, ...] = ()
     """The runs that have to end before this one starts."""
     continued: Continued | None = None
     """The run that this one goes on with; None: it is a new one."""
+    pack: Pack | None = None
+    """The code that has to lie on S3 before it starts; None: it has none of its own, or that lies there already."""
+    arguments_file: ArgumentsFile | None = None
+    """The arguments of the job, where they are too long for its command line."""
+    in_container: Arguments
+    """The arguments as the job's container gets them."""
+    sweep: SweepSize | None = None
+    """How much there is to run, where it is a sweep."""
+    points: tuple[PlannedPoint, ...] = ()
+    """The points of a new sweep, whose specs have to lie on S3 before it starts."""
+
+    @property
+    def instances(self) -> int:
+        """Return how many instances it has at once, at most."""
+        return self.nnodes * (self.sweep.workers if self.sweep else 1)
 
     @property
     def on_demand_usd_per_hour(self) -> float:
-        return self.instance_type.on_demand_usd_per_hour * self.nnodes
+        return self.prices.on_demand.usd_per_hour * self.instances
 
     @property
     def spot_usd_per_hour(self) -> float:
-        return self.instance_type.spot_usd_per_hour * self.nnodes
+        return self.prices.spot.usd_per_hour * self.instances
 
     @property
     def usd_per_hour(self) -> float:
@@ -95,43 +131,67 @@ def plan(
     run_id: str,
     awaited: tuple[Awaited, ...] = (),
     continued: Continued | None = None,
+    prices_of: Callable[[InstanceType], Prices] = recorded,
+    points_left: int | None = None,
 ) -> Plan:
     """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
 
+    `prices_of` says what an hour of an instance type costs. A Spot price that is not the recorded one goes with the
+    job: its budget and its receipt count with it.
+
+    `points_left`: of a sweep that is resumed, the points that have not succeeded; None: all.
     References to runs are resolved before (jobs.client.references), to the runs in `awaited` too.
     Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
     where the stage lacks what the kind needs.
     """
     now = continued.at if continued else submitted_at(run_id)
     placement = place(spec, stage)
+    prices = prices_of(placement.instance_type)
     notes = _notes(spec, stage, placement, awaited, at=now)
-    _check_team_budget(spec.team, stage, at=now)
-    _check_run_budget(spec, placement, continued)
     arguments = spec.entrypoint_arguments()
-    _check_push(arguments, spec.team, stage)
-    _check_ranks(spec, arguments, placement)
-    in_s3 = _with_locations(arguments, {DATA: f"s3://{stage.data_bucket}/"})
+    in_s3 = arguments_in_s3(spec, stage)
     in_container = _with_locations(in_s3, _mounts(spec, stage))
-    _check_team_reads(in_s3, spec.team, stage)
+    raise_all(
+        [
+            *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
+            *_refusal(lambda: _check_run_budget(spec, placement, continued, prices)),
+            *_refusal(lambda: _check_push(arguments, spec.team, stage)),
+            *_refusal(lambda: _check_ranks(spec, arguments, placement)),
+            *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
+        ]
+    )
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
-    options = _launcher_options(spec, placement, allow_changes=continued is not None and continued.allow_changes)
-    request = submit_job_request(
+    sweep = None
+    if spec.sweep is not None:
+        sweep = SweepSize.of(spec.sweep, points_left or len(points(spec.sweep)))
+    options = _launcher_options(
+        spec, placement, prices, allow_changes=continued is not None and continued.allow_changes
+    )
+    request_with = functools.partial(
+        submit_job_request,
         spec,
         stage,
         placement,
         run_id=run_id,
         run_location=run_location,
-        flags=[*options.to_flags(), spec.job, *in_container.to_flags()],
         awaited=awaited,
         resumed_job_id=continued.job_ids[-1] if continued else None,
+        sweep=sweep,
     )
-    check_overrides(request)
+    # The arguments of a sweep's points lie on S3.
+    of_job = [] if sweep else in_container.to_flags()
+    request = request_with(flags=[*options.to_flags(), spec.job, *of_job])
+    arguments_file = None
+    if is_too_long(request):
+        arguments_file = ArgumentsFile.of(in_container)
+        options = options.model_copy(update={"arguments_file": arguments_file.name})
+        request = request_with(flags=[*options.to_flags(), spec.job])
     return Plan(
         run_id=run_id,
         run_location=run_location,
         spec=spec.model_copy(update={"arguments": in_s3.model_dump(mode="json", exclude_none=True)}),
         request=request,
-        queue=placement.queue.name,
+        queue=placement.queue_name,
         queue_reason=placement.queue_reason,
         capacity=placement.queue.capacity,
         instance_type=placement.instance_type,
@@ -139,24 +199,46 @@ def plan(
         accelerator_reason=placement.accelerator_reason,
         nnodes=placement.nnodes,
         nproc_per_node=placement.nproc_per_node,
+        prices=prices,
         notes=tuple(notes),
         awaited=awaited,
         continued=continued,
+        arguments_file=arguments_file,
+        in_container=in_container,
+        sweep=sweep,
     )
 
 
-def _launcher_options(spec: JobSpec, placement: Placement, *, allow_changes: bool) -> LauncherOptions:
+def arguments_in_s3(spec: JobSpec, stage: DeployedStage) -> Arguments:
+    """Return a spec's arguments with the place on S3 of whatever lies in the stage's data bucket."""
+    return _with_locations(spec.entrypoint_arguments(), {DATA: f"s3://{stage.data_bucket}/"})
+
+
+def _refusal(check: Callable[[], None]) -> Iterator[TrainyardError]:
+    try:
+        check()
+    except UsageError as error:
+        yield error
+
+
+def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, allow_changes: bool) -> LauncherOptions:
+    spot = prices.spot
     is_gang = spec.resources.is_gang
     return LauncherOptions(
         instance_type=placement.instance_type.name,
         nproc_per_node=placement.nproc_per_node,
         capacity=placement.queue.capacity,
+        spot_usd_per_hour=None if spot == recorded(placement.instance_type).spot else spot.usd_per_hour,
         max_usd=spec.max_usd,
         max_hours=spec.max_hours,
         hang_timeout_seconds=spec.hang_timeout_seconds,
+        stop_if_idle_minutes=spec.stop_if_idle_minutes,
         start_timeout_seconds=spec.start_timeout_seconds,
+        health=spec.health,
         gang_min_nnodes=spec.resources.least_nnodes if is_gang else None,
         gang_attempts=spec.attempts if is_gang else None,
+        sweep_attempts=spec.attempts if spec.sweep else None,
+        sweep_timeout_seconds=3600 * (spec.timeout_hours or spec.kind.timeout_hours) if spec.sweep else None,
         allow_changes=allow_changes,
     )
 
@@ -182,7 +264,7 @@ def _notes(
         notes.append(_gang_note(spec))
     notes += [note for run in awaited if (note := run.note(stage))]
     if there < wanted:
-        notes.append(f"runs {there} ranks on this machine instead of {wanted}; the global batch size stays")
+        notes.append(f"runs {counted(there, 'rank')} on this machine instead of {wanted}; the global batch size stays")
     return notes
 
 
@@ -248,7 +330,8 @@ def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> N
         raise UsageError(
             f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
             f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
-            next_step="leave resources.min_nnodes out, or set deepspeed_zero_stage to 0",
+            next_step="leave resources.min_nnodes out"
+            + (", or set deepspeed_zero_stage to 0" if hasattr(arguments, "deepspeed_zero_stage") else ""),
         )
 
 
@@ -263,13 +346,14 @@ def _check_team_budget(team: str, stage: DeployedStage, *, at: datetime) -> None
         )
 
 
-def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued | None) -> None:
+def _check_run_budget(spec: JobSpec, placement: Placement, continued: Continued | None, prices: Prices) -> None:
     row, capacity, nnodes = placement.instance_type, placement.queue.capacity, placement.nnodes
     so_far = continued.spent if continued else NOTHING_SPENT
-    left = spec.budget.left(so_far, row=row, capacity=capacity, nnodes=nnodes)
+    price = usd_per_hour(row, capacity, spot_usd_per_hour=prices.spot.usd_per_hour)
+    left = spec.budget.left(so_far, usd_per_hour=price, nnodes=nnodes)
     if left is None or left.seconds >= LEAST_SECONDS:
         return
-    needed = usd_per_hour(row, capacity) * nnodes * LEAST_SECONDS / 3600
+    needed = price * nnodes * LEAST_SECONDS / 3600
     least = (
         f"{needed + so_far.usd:.2f}"
         if left.key == "max_usd"
@@ -298,10 +382,10 @@ def _check_team_reads(arguments: Arguments, team: str, stage: DeployedStage) -> 
 def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
     """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token.
 
-    On the embedded AWS a job has the HF_TOKEN that it was started with, if any: the job itself says so.
+    The embedded AWS hands no token of its own environment to jobs either.
     """
     repository = arguments.hub_repository
-    if repository is not None and not stage.embedded and team not in stage.huggingface_teams:
+    if repository is not None and team not in stage.huggingface_teams:
         raise UsageError(
             f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
             f"nothing can be pushed to {repository}",

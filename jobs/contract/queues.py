@@ -3,6 +3,7 @@
 Adding a queue is adding a row. A stage has those of them for which its settings allow capacity.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,7 @@ Capacity = Literal["spot", "on-demand"]
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """One row."""
+    """A job queue that a stage may have, by what its capacity is."""
 
     name: str
     accelerated: bool
@@ -25,6 +26,8 @@ class Queue:
     """The queue with the higher number gets instances first where several share them."""
     purpose: str
     """The jobs that it takes; completes "for …"."""
+    alias: str | None = None
+    """The name that it had before, by which it is still found: that of an accelerator which it need not have."""
 
     @property
     def capacity(self) -> Capacity:
@@ -39,27 +42,30 @@ SPOT_WAITED_TOO_LONG = "Canceled by JobStateTimeLimit action due to reason: CAPA
 """statusReason of a job that waited at the head of the Spot queue for longer than the stage allows: Batch's own words
 (user guide, "Jobs stuck in RUNNABLE due to capacity"), which nobody can choose."""
 
-GAUDI_SPOT = "gaudi-spot"
-GAUDI_ON_DEMAND = "gaudi-on-demand"
-GAUDI_MULTINODE = "gaudi-multinode"
+SPOT = "spot"
+ON_DEMAND = "on-demand"
+MULTINODE = "multinode"
 CPU_SPOT = "cpu-spot"
 
 _ROWS = (
     Queue(
-        name=GAUDI_SPOT,
+        name=SPOT,
+        alias="gaudi-spot",
         accelerated=True,
         capacities=("spot", "on-demand"),
         purpose="jobs of one node, and of several that start one by one",
     ),
     Queue(
-        name=GAUDI_ON_DEMAND,
+        name=ON_DEMAND,
+        alias="gaudi-on-demand",
         accelerated=True,
         capacities=("on-demand",),
         priority=10,  # what was reclaimed too often goes before what Spot has no room for
         purpose="jobs of one node that must not be interrupted, or were too often",
     ),
     Queue(
-        name=GAUDI_MULTINODE,
+        name=MULTINODE,
+        alias="gaudi-multinode",
         accelerated=True,
         capacities=("on-demand",),
         several_nodes=True,
@@ -74,3 +80,30 @@ _ROWS = (
 )
 
 QUEUES = {row.name: row for row in _ROWS}
+_BY_ALIAS = {row.alias: row.name for row in _ROWS if row.alias}
+
+
+def queue_name(name: str) -> str:
+    """Return the name of the queue that is called so, or was: `gaudi-spot` is `spot`, also of a pool that retires."""
+    first, slash, pool = name.partition("/")
+    return f"{_BY_ALIAS.get(first, first)}{slash}{pool}"
+
+
+def isolated_queue_name(name: str, team: str) -> str:
+    """Return the name of an isolated team's own queue: `spot` of team `research` is `spot@research`."""
+    first, slash, pool = name.partition("/")
+    return f"{first}@{team}{slash}{pool}"
+
+
+def isolated_team(name: str) -> str | None:
+    """Return the team whose own queue is called so; None for one that teams share."""
+    return name.partition("/")[0].partition("@")[2] or None
+
+
+def on_demand_successor(name: str) -> str | None:
+    """Return the On-Demand queue that jobs of a Spot queue move to, of the same team and pool; None of other queues.
+
+    Whether the stage has it, its settings say.
+    """
+    found = re.fullmatch(rf"{SPOT}(?P<rest>[@/].*)?", name)
+    return f"{ON_DEMAND}{found['rest'] or ''}" if found else None

@@ -3,16 +3,24 @@
 import math
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
-from jobs.contract.arguments import Arguments, HubRepository
-from jobs.contract.errors import UsageError
+from jobs.contract.arguments import Arguments, HubRepository, Input
+from jobs.contract.errors import UsageError, did_you_mean
 
 MAX_SEED = 2**32 - 1
 """NumPy's own limit."""
 
 MAX_BATCH_SIZE = 2**20
 """Far more sequences than any recipe has in one step."""
+
+SMALLER_IS_BETTER = frozenset({"eval_loss", "eval_perplexity"})
+"""The metrics of which the best is the least; of all others it is the greatest."""
+
+EvaluateEverySteps = Annotated[int, Field(ge=1)] | Literal["epoch"] | None
+
+LengthBuckets = Annotated[int, Field(ge=1, le=32)] | Literal["auto"]
 
 
 class Recipe(Arguments):
@@ -25,25 +33,43 @@ class Recipe(Arguments):
             "keep_checkpoints",
             "keep_every_steps",
             "log_every_steps",
+            "final_evaluation",
             "push_to_hub",
             "stop_on_nan",
         }
     )
 
     learning_rate: float = Field(default=5e-5, gt=0)
-    """Peak learning rate; it falls linearly to zero."""
+    """Peak learning rate; lr_scheduler_type says how it falls."""
     warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
     """Share of the steps in which the learning rate rises to its peak."""
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant_with_warmup", "inverse_sqrt"
+    ] = "linear"
+    """How the learning rate goes on after its rise, by the Trainer's name of it; linear: it falls to zero."""
+    optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
+    """One of the Trainer's optimizers; adamw is the accelerator's own kernel for it, where it has one."""
+    gaudi_config: Input | None = None
+    """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name
+    (hf://Habana/bert-base-uncased) that has one. It is read and checked elsewhere too, where it has no effect."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's weight decay."""
+    """Weight decay of the optimizer."""
     global_batch_size: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences in one optimizer step over all ranks, so that a recipe means the same on 8 HPUs and on a laptop."""
     max_batch_size_per_rank: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences that one rank holds at once; a larger share of the global batch is accumulated."""
     eval_batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank evaluates at once."""
-    evaluate_every_steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps between evaluations; without it there is one, at the end."""
+    evaluate_every_steps: EvaluateEverySteps = None
+    """Optimizer steps between evaluations, at least one, or epoch: after each pass over the training data; without it
+    there is one, at the end."""
+    metric_for_best_model: str | None = None
+    """A metric of the evaluations (eval_loss, …): the model that the run leaves is that of the best evaluation, the
+    earliest of equal ones, instead of the last step's."""
+    early_stopping_patience: int | None = Field(default=None, ge=1)
+    """Ends the training after so many evaluations in a row that are no better than the best one before them."""
+    final_evaluation: bool = True
+    """Evaluates after the last step. The model is on S3 by then: false ends a run whose evaluation fails."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
     the training stands still for a checkpoint (measured) and mean_hours_between_reclaims; between one minute and 30."""
@@ -64,6 +90,26 @@ class Recipe(Arguments):
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
     HF_TOKEN."""
+
+    @model_validator(mode="after")
+    def _best_of_evaluations(self) -> Self:
+        metric = self.metric_for_best_model
+        if metric is None:
+            if self.early_stopping_patience is not None:
+                raise ValueError("'early_stopping_patience' needs 'metric_for_best_model', which says what is better")
+            return self
+        if self.evaluate_every_steps is None:
+            raise ValueError("'metric_for_best_model' chooses among evaluations: set 'evaluate_every_steps'")
+        if metric not in self.metrics():
+            raise ValueError(
+                f"metric_for_best_model: '{metric}' is no metric of this job{did_you_mean(metric, self.metrics())}; "
+                f"it has {', '.join(self.metrics())}"
+            )
+        return self
+
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics that an evaluation of this job has."""
+        return ("eval_loss",)
 
     @property
     def hub_repository(self) -> str | None:

@@ -8,6 +8,21 @@ from pydantic import BaseModel, ConfigDict
 from jobs.contract.queues import Capacity
 
 
+class CardUse(BaseModel):
+    """How busy the cards of an attempt are, over all its nodes; of a job on CPUs: those."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    utilization_percent: float
+    """The mean over the cards in the newest minute."""
+    memory_percent: float
+    """The part of their memory that was in use then."""
+    mean_utilization_percent: float
+    """The mean over all minutes of the attempt."""
+    idle_seconds: float
+    """Time in which no card of the main node did anything, from the first step on."""
+
+
 class Attempt(BaseModel):
     """One start of a run by Batch, as `attempts/N.json` holds it. Times are UTC, in ISO 8601."""
 
@@ -29,15 +44,41 @@ class Attempt(BaseModel):
     capacity: Capacity | None = None
     """The capacity that its instances are priced at: what the main node's own says of itself, else what was submitted.
     On-Demand where one of several nodes on Spot is."""
+    spot_usd_per_hour: float | None = None
+    """What EC2 said, as the run was submitted or resumed, that an hour of one Spot instance costs.
+
+    None: it did not say, and the recorded price counts."""
+    zone: str | None = None
+    """The availability zone of the main node; None: nobody said. The nodes of one job are in one zone, a gang's need
+    not be."""
     accelerator: str
     nnodes: int
     world_size: int
+    ran_with: dict[str, str] = {}
+    """The image, with release and revision of the code, where it ran in one; and versions by package."""
     waited_instance_seconds: float = 0.0
     """Time that its nodes, where each is a job of its own, waited for each other before it, added up."""
+    training_started_at: datetime | None = None
+    """The begin of its first step; None: it came to none, or does not train."""
     resumed_from_step: int = 0
     last_step: int = 0
+    cards: CardUse | None = None
+    """None: nobody could say."""
     changed: dict[str, tuple[Any, Any]] = {}
     """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
+
+
+class SpotPaid(BaseModel):
+    """What EC2's Spot price history says of an attempt's own hours."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attempt: int
+    zone: str
+    low_usd_per_hour: float
+    high_usd_per_hour: float
+    usd: float
+    """US dollars for all its nodes, at the price of each moment."""
 
 
 class Receipt(BaseModel):
@@ -61,6 +102,19 @@ class Receipt(BaseModel):
     """Cost of all attempts at Spot prices."""
     estimated_usd: float | None = None
     """Cost of all attempts, each at the price of the capacity that it ran on."""
+    saved_usd: float | None = None
+    """What On-Demand instances would have cost more than this. None: it ran on a stand-in, for which nobody pays."""
+    saved_percent: float | None = None
+    waiting_usd: float | None = None
+    """The part of estimated_usd in which nodes waited for each other."""
+    starting_usd: float | None = None
+    """The part of it from each attempt's start to its first step."""
+    lost_usd: float | None = None
+    """The part of it in which steps were made that a later attempt had to make again."""
+    idle_usd: float | None = None
+    """The part of it, once an attempt had begun to work, in which no card did anything."""
+    spot_paid: list[SpotPaid] = []
+    """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
     budget: str = ""
     """The used part of max_usd and max_hours as text; empty where the spec sets neither."""
     price_date: str

@@ -22,7 +22,7 @@ MINIMUM_PYTHON = "3.10"
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One row."""
+    """A Gaudi software release, and the versions that belong together in it."""
 
     name: str
     build: int
@@ -39,18 +39,15 @@ class Release:
     """Tag of Habana's fork, github.com/HabanaAI/DeepSpeed; None only in history."""
     deepspeed_commit: str | None = None
     """The commit that the tag stood for when somebody read it; None where nobody has."""
-    base_digest: str | None = None
-    """`sha256:…` of the base image; None where nobody has read it."""
     why: str = ""
     """The reason to choose it; empty only in history."""
 
     @property
     def base_image(self) -> str:
-        """Return the name of Habana's PyTorch image of this release, with its digest where that is known."""
+        """Return the name of Habana's PyTorch image of this release; images/locks/bases.txt has its digest."""
         return (
             f"vault.habana.ai/gaudi-docker/{self.name}/{self.os}/habanalabs/"
             f"pytorch-installer-{self.pytorch}:{self.name}-{self.build}"
-            + (f"@{self.base_digest}" if self.base_digest else "")
         )
 
     @property

@@ -14,10 +14,15 @@ RETRY_RULES: tuple[Mapping[str, str], ...] = (
     # Batch reads them in order and, unlike what one would expect, starts again what no rule matches.
     {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the Spot reclaim, in Batch's own words
     {"onExitCode": str(INTERRUPTED_EXIT_CODE), "action": "RETRY"},
+    # What the guide starts again as well: a container that never came to run, though capacity was won. Its reason is a
+    # CannotPullContainerError or DockerTimeoutError, say: a registry or an engine that was slow for a moment. (Rules by
+    # those two reasons would make six in all; Batch takes five.)
+    {"onStatusReason": "Task failed to start*", "action": "RETRY"},
     {"onReason": "*", "action": "EXIT"},
     {"onExitCode": "*", "action": "EXIT"},
 )
-"""evaluateOnExit of every job: only a reclaim and the reserved code start it again, the job's own fault never does."""
+"""evaluateOnExit of every job: a reclaim, the reserved code and a container that never came to run start it again, the
+job's own fault does not."""
 
 RECLAIM_REASON = "Host EC2"
 """Batch's own reason of an attempt whose instance was taken away begins so."""
@@ -43,6 +48,10 @@ moved at once."""
 
 DUPLICATE_REASON = "duplicate of"
 """The reason of a job that was never the run, but a lost submission that arrived late, begins so."""
+
+
+CANCELLED_REASON = "cancelled by"
+"""The reason of a job that `trainyard cancel` ended begins so; who did it follows, and what they said of it."""
 
 
 def is_reclaim(reason: str, exit_code: int | None) -> bool:

@@ -4,17 +4,23 @@ One submission is one run, through all its attempts. Everything it writes lies u
 `s3://<run bucket>/<team>/<run id>/`:
 
     spec.yaml                 the spec as resolved and planned; of a resumed run, as it was resumed last
+    arguments/HASH.json       of a job whose arguments are too long for a command line: those
     checkpoints/step-N/       with manifest.json written last: without it the checkpoint does not exist
     metrics.jsonl             one JSON object a line: `step`, `epoch`, `time`, and what was measured
     tensorboard/              event files
     model/                    what `from_pretrained` loads
     attempts/N.json           one `Attempt`, written when it starts and again when it ends
+    utilization/N.jsonl       of attempt N: an object a minute, with `time` and how busy the cards were, over all nodes
     gang/JOB/                 of nodes that are jobs of their own: where they meet (jobs.train.launcher.gang_folder)
     moves/JOB.json            written once, when the run goes on as another Batch job than JOB: {"successor": …}
     notebook/                 of a notebook: its folder, saved while it runs
     notebook.json             of a notebook: one `NotebookServer`, there while it runs
     artifact.json             where what it made for other runs lies: one `jobs.contract.artifact.Pointer`
+    classes.json              of a classification: one `jobs.contract.classes.ClassReport` of its held-out examples
+    predictions.jsonl         of a classification: a held-out example a line, with `label`, `predicted`, `confidence`
     fabric.json               of a fabric-check: all that it found and measured
+    data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
+    output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -22,18 +28,23 @@ import re
 from datetime import datetime, timezone
 
 LATEST = "latest"
-"""Names the newest run of the stage in place of a run's id, so that no spec may be called that."""
+"""Names the newest run of a team in place of a run's id, so that no spec may be called that."""
 
 SPEC = "spec.yaml"
+ARGUMENTS = "arguments/"
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard/"
 MODEL = "model/"
 ATTEMPTS = "attempts/"
+UTILIZATION = "utilization/"
 GANG = "gang/"
 RECEIPT = "receipt.json"
+DATA = "data.json"
 FABRIC = "fabric.json"
+CLASSES = "classes.json"
+PREDICTIONS = "predictions.jsonl"
 NOTEBOOK = "notebook/"
 NOTEBOOK_SERVER = "notebook.json"
 
@@ -44,7 +55,16 @@ cannot name a prefix that has a team and a run before `checkpoints/`."""
 KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
 """Tag, in its place, of the checkpoints that a run was told to keep: they do not expire."""
 
+_MANIFEST = re.compile(rf"{CHECKPOINTS}step-(\d{{1,18}})/{re.escape(MANIFEST)}", re.ASCII)
+_ATTEMPT = re.compile(r"(\d{1,9})\.json", re.ASCII)
+
 _RUN_ID = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)-(?P<day>\d{8})-(?P<time>\d{6})-(?P<unique>[0-9a-f]{4})")
+
+
+def recorded_number(record: str) -> int | None:
+    """Return the number of the attempt whose record has this name below `attempts/`; None where it is no record's."""
+    match = _ATTEMPT.fullmatch(record)
+    return int(match[1]) if match else None
 
 
 def new_run_id(name: str, *, now: datetime) -> str:
@@ -70,8 +90,19 @@ def spec_name(run_id: str) -> str:
     return match["name"] if match else run_id
 
 
+def is_latest(text: str) -> bool:
+    """Return whether `text` names the newest run of a team: `latest`, or `TEAM/latest`."""
+    return text == LATEST or text.endswith(f"/{LATEST}")
+
+
 def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None
+
+
+def checkpoint_step(name: str) -> int | None:
+    """Return the step of the checkpoint whose manifest has this name below its run; None for every other file."""
+    match = _MANIFEST.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def run_prefix(team: str, run_id: str) -> str:

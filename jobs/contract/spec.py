@@ -14,6 +14,7 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -24,11 +25,15 @@ from jobs.contract.budget import Budget
 from jobs.contract.catalog import CATALOG, job_kind
 from jobs.contract.display import shortened
 from jobs.contract.errors import UsageError, did_you_mean
+from jobs.contract.health import Health
 from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
+from jobs.contract.locations import S3Location
+from jobs.contract.mistakes import in_words
 from jobs.contract.queues import Capacity
 from jobs.contract.run import LATEST
-from jobs.contract.stage import TEAM_PATTERN
+from jobs.contract.stage import DEFAULT_TEAM, TEAM_PATTERN
+from jobs.contract.sweep import PointRecord, Sweep, check_name, point_name, points, values_text, with_values
 
 MAX_ATTEMPTS = 10
 """AWS Batch's own limit."""
@@ -38,12 +43,16 @@ MIN_TIMEOUT_HOURS = 1 / 60
 """AWS Batch's own limit: it takes no timeout under 60 seconds."""
 
 
+MAX_TIMEOUT_HOURS = 14 * 24
+"""A run that takes longer is to be resumed."""
+
+
 MAX_GANG_NODES = 10_000
 """AWS Batch's own limit: children of an array job."""
 
 
 MAX_TOLD_MISTAKES = 20
-"""Of more mistakes in one spec the first are told, and the others counted."""
+"""Where one spec has more mistakes, the first are told, and the others counted."""
 
 
 class Resources(Strict):
@@ -90,27 +99,34 @@ class JobSpec(Strict):
     """Lower-case letters, digits and hyphens, at most 63; the run id starts with it."""
     job: str
     """A job kind of the catalog."""
-    team: str = Field(default="research", pattern=f"^{TEAM_PATTERN}$")
-    """Who pays: a team of infra/settings.py."""
+    team: str = Field(default=DEFAULT_TEAM, pattern=f"^{TEAM_PATTERN}$")
+    """Lower-case letters, digits and hyphens, at most 31; a team of infra/settings.py, which pays."""
     resources: Resources = Resources()
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
     """Batch may start the job so often: again after a Spot reclaim or an interruption, never after its own fault."""
-    timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=14 * 24)
-    """Wall-clock limit of one attempt, at least a minute. Default: the kind's."""
+    timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=MAX_TIMEOUT_HOURS)
+    """Wall-clock limit of one attempt (of a sweep: of each point's), at least a minute. Default: the kind's."""
     max_usd: float | None = Field(default=None, gt=0)
-    """US dollars that all attempts may cost at the recorded prices: a Spot price is an estimate. The run saves and
-    stops before that, and goes on with trainyard resume."""
+    """US dollars that all attempts may cost. Spot counts at what EC2 says of it at the submission, else at the recorded
+    price: an estimate. The run saves and stops before that, and goes on with trainyard resume."""
     max_hours: float | None = Field(default=None, gt=0)
     """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
     hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
     a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
     minutes at least."""
+    stop_if_idle_minutes: float | None = Field(default=None, ge=0)
+    """A run whose cards (of a job on CPUs: those) did nothing for so long ends, with where each rank was in its log,
+    and is not started again; 0: never. Default: 30 on accelerator instances; a notebook has idle_timeout_hours."""
     start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
     """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
+    health: Health = Health()
+    """The check of each node before the first step; a bad one ends the attempt, is named, and is shut down."""
+    sweep: Sweep | None = None
+    """Many runs that differ in some arguments, submitted as one, with one budget: max_usd and max_hours are of all."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """The kind's own arguments."""
+    """The kind's own arguments. Of a sweep those of its first point, where they are swept."""
 
     @field_validator("name")
     @classmethod
@@ -118,6 +134,14 @@ class JobSpec(Strict):
         if name == LATEST:
             raise ValueError(f"'{LATEST}' stands for the newest run; choose another name")
         return name
+
+    @model_validator(mode="after")
+    def _sweeps_have_limits(self) -> Self:
+        if self.sweep is not None:
+            check_name(self.name)
+            if self.resources.nnodes > 1:
+                raise ValueError("sweep: each of its points runs on one node; leave resources.nnodes out")
+        return self
 
     @property
     def kind(self) -> JobKind:
@@ -131,29 +155,113 @@ class JobSpec(Strict):
         """Return `arguments` as the kind's model; `parse_spec` has validated them."""
         return self.kind.arguments.model_validate(self.arguments)
 
+    def point_specs(self) -> list["JobSpec"]:
+        """Return the spec of each point of a sweep, a run of its own without a budget: that is the sweep's."""
+        found = points(self.sweep) if self.sweep is not None else []
+        return [
+            self.model_copy(
+                update={
+                    "name": point_name(self.name, number, count=len(found)),
+                    "sweep": None,
+                    "max_usd": None,
+                    "max_hours": None,
+                    "arguments": with_values(self.arguments, point),
+                }
+            )
+            for number, point in enumerate(found, start=1)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPoint:
+    """A point of a sweep, as it would be run."""
+
+    record: PointRecord
+    location: S3Location
+    spec: JobSpec
+
+
+class SpecMistakesError(UsageError):
+    """A spec is wrong."""
+
+    def __init__(self, message: str, *, rest: JobSpec | None) -> None:
+        """`rest` is what the spec is without the keys that are wrong; None where that is none."""
+        super().__init__(message)
+        self.rest = rest
+
 
 def parse_spec(data: object, *, origin: str) -> JobSpec:
     """The spec in `data`, what a YAML reader returned for the file `origin`.
 
-    Raises UsageError with every mistake on a line of its own: file, path into it, what is wrong, the closest right key.
+    Raises SpecMistakesError with every mistake on a line of its own: file, path into it, what is wrong, the closest
+    right key.
     """
     if not isinstance(data, Mapping):
         raise UsageError(
             f"{origin}: a spec is a mapping of keys to values, this is {_yaml_type(data)}",
             next_step="start from one of jobs/specs/",
         )
+    spec, mistakes = None, []
+    wrong: set[int | str] = set()
+    wrong_arguments: set[int | str] = set()
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
-        raise UsageError("\n".join(_mistakes(error, origin, (), JobSpec))) from None
+        mistakes = _mistakes(error, origin, (), JobSpec)
+        wrong = {key for item in error.errors() for key in item["loc"][:1]}
+    name, arguments = data.get("job"), data.get("arguments", {})
+    if spec is not None and spec.sweep is not None:
+        spec = _with_first_point(spec, origin)
+        mistakes += _mistakes_of_points(spec, origin)
+        arguments = None  # they are looked at with each point's values
+    if isinstance(name, str):
+        try:
+            kind = job_kind(name)
+            if isinstance(arguments, Mapping):
+                kind.arguments.model_validate(arguments)
+        except UsageError as error:
+            mistakes.append(f"{origin}: job: {error}")
+        except ValidationError as error:
+            mistakes += _mistakes(error, origin, ("arguments",), kind.arguments)
+            wrong_arguments = {key for item in error.errors() for key in item["loc"][:1]}
+    if mistakes or spec is None:
+        raise SpecMistakesError("\n".join(mistakes), rest=_without(data, wrong, wrong_arguments))
+    return spec
+
+
+def _with_first_point(spec: JobSpec, origin: str) -> JobSpec:
+    """Return the spec of a sweep with arguments that can be checked, and whose inputs can be looked for."""
+    assert spec.sweep is not None  # noqa: S101 - whoever calls has looked
     try:
-        kind = spec.kind
+        return spec.model_copy(update={"arguments": with_values(spec.arguments, points(spec.sweep)[0])})
     except UsageError as error:
-        raise UsageError(f"{origin}: job: {error}") from None
+        raise SpecMistakesError(f"{origin}: {error}", rest=None) from None
+
+
+def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:
+    """Return the mistakes of the first point that has some; of several alike one is enough."""
+    if spec.sweep is None or spec.job not in CATALOG:
+        return []
+    values = points(spec.sweep)
+    for number, (point, point_spec) in enumerate(zip(values, spec.point_specs(), strict=True), start=1):
+        try:
+            point_spec.entrypoint_arguments()
+        except ValidationError as error:  # noqa: PERF203 - the first one ends it
+            of = f"{origin}: point {number} of {len(values)} ({shortened(values_text(point))})"
+            return _mistakes(error, of, ("arguments",), spec.kind.arguments)
+    return []
+
+
+def _without(data: Mapping[str, Any], wrong: set[int | str], wrong_arguments: set[int | str]) -> JobSpec | None:
+    """Return the spec without some of its keys, for what else may be wrong; None where it is none without them."""
+    rest = {key: value for key, value in data.items() if key not in wrong}
+    if isinstance(arguments := rest.get("arguments"), Mapping):
+        rest["arguments"] = {key: value for key, value in arguments.items() if key not in wrong_arguments}
     try:
+        spec = JobSpec.model_validate({"name": "rest", **rest})
         spec.entrypoint_arguments()
-    except ValidationError as error:
-        raise UsageError("\n".join(_mistakes(error, origin, ("arguments",), kind.arguments))) from None
+    except (ValidationError, UsageError):
+        return None
     return spec
 
 
@@ -187,9 +295,7 @@ def _mistakes(error: ValidationError, origin: str, prefix: tuple[str, ...], mode
         elif item["type"] == "missing":
             message = "missing; it has no default"
         else:
-            message = f"{item['msg'].removeprefix('Value error, ')}, not {item['input']!r}"
-            if item["type"] == "value_error":
-                message = item["msg"].removeprefix("Value error, ")
+            message = in_words(item, model)
         lines.append(f"{origin}: {shortened(path)}: {shortened(message)}")
     if len(items) > MAX_TOLD_MISTAKES:
         lines.append(f"{origin}: {len(items) - MAX_TOLD_MISTAKES} mistakes more")

@@ -1,4 +1,4 @@
-"""Every key of a spec as Markdown tables, from the models that check it; jobs/README.md holds what this prints.
+"""Every key of a spec as Markdown tables, from the models that check it; jobs/docs/spec.md holds what this prints.
 
 python -m jobs.contract.spec_reference
 """
@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from jobs.contract.catalog import CATALOG
+from jobs.contract.health import Health
 from jobs.contract.recipe import Recipe
 from jobs.contract.spec import JobSpec, Resources
+from jobs.contract.sweep import Sweep
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
@@ -24,6 +26,8 @@ def main() -> None:
 def _sections() -> Iterator[str]:
     yield _table("Of every spec", JobSpec, leave_out={"arguments"})
     yield _table("`resources`", Resources)
+    yield _table("`health`", Health)
+    yield _table("`sweep`", Sweep)
     yield _table(
         "`arguments` of every kind that trains (a kind may have other defaults, which its own table names)", Recipe
     )

@@ -11,8 +11,12 @@ from datetime import datetime, timezone
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.queues import isolated_queue_name, isolated_team, queue_name
 
 DEFAULT_STAGE = "dev"
+
+DEFAULT_TEAM = "research"
+"""The team of a spec that names none."""
 
 DATA_BUCKET = "bucket/data"
 RUN_BUCKET = "bucket/run"
@@ -46,12 +50,14 @@ def parameter_path(stage: str) -> str:
     return f"/trainyard/{stage}/"
 
 
-def queue_parameter(queue: str, *, retiring: str | None = None) -> str:
+def queue_parameter(queue: str, *, team: str | None = None, retiring: str | None = None) -> str:
     """Return the name of the parameter that holds a queue's ARN.
 
-    `retiring`: id of a pool that the stage used before, whose queue of that name stays beside the current one.
+    `team`: the isolated team whose own it is. `retiring`: id of a pool that the stage used before, whose queue of that
+    name stays beside the current one.
     """
-    return f"queue/{queue}/{retiring}" if retiring else f"queue/{queue}"
+    name = f"{queue}/{retiring}" if retiring else queue
+    return f"team-queue/{team}/{name}" if team else f"queue/{name}"
 
 
 def job_definition_parameter(team: str, kind: str, *, several_nodes: bool = False) -> str:
@@ -97,11 +103,6 @@ def member_role_parameter(team: str) -> str:
     return f"member-role/{team}"
 
 
-def budget_parameter(team: str) -> str:
-    """Return the name of the parameter that holds a team's monthly budget, for the function that stops the team."""
-    return f"budget/{team}"
-
-
 def budget_stop_parameter(team: str) -> str:
     """Return the name of the parameter that is there while the team has used up its budget.
 
@@ -112,6 +113,13 @@ def budget_stop_parameter(team: str) -> str:
 
 STAGE_BUDGET_STOP = "stage-budget-stop"
 """The same of the whole stage's budget."""
+
+
+NEVER_JOINED = "never-joined"
+"""Below this name lies a parameter for each compute environment whose instances booted and never joined their cluster.
+
+It holds `since` and `reason`, as JSON; infra/observability/functions/watch_instances.py writes it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +150,7 @@ class DeployedStage:
     instance_type: InstanceType
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
-    """Queue name (`gaudi-spot`, …; of a retiring pool `gaudi-spot/<pool id>`) to ARN."""
+    """Queue name (`spot`, …; of a retiring pool `spot/<pool id>`, of an isolated team `spot@<team>`) to ARN."""
     job_definitions: Mapping[tuple[str, str], str]
     """(team, job kind) to ARN with revision."""
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -151,6 +159,8 @@ class DeployedStage:
     """Path at which containers on accelerator instances see `shared/` of the data bucket; None: they do not."""
     budget_stops: Mapping[str, str] = field(default_factory=dict)
     """Teams that have used up their budgets, with what their parameters hold."""
+    never_joined: Mapping[str, str] = field(default_factory=dict)
+    """Compute environments that were disabled since their instances never joined, with what their parameters hold."""
     stage_stop: str | None = None
     """The stop of the whole stage's budget, once that is used up."""
     release: str | None = None
@@ -192,10 +202,12 @@ class DeployedStage:
             key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
         ]
         if missing:
+            local_up = f"trainyard --stage {name} local up"
             raise ConfigurationError(
                 f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
-                next_step=f"cdk deploy '{name}/*' -c stage={name} "
-                f"(or, without an account: trainyard --stage {name} local up)",
+                next_step=local_up
+                if embedded_processes is not None
+                else f"cdk deploy '{name}/*' -c stage={name} (or, without an account: {local_up})",
             )
         return cls(
             name=name,
@@ -204,13 +216,19 @@ class DeployedStage:
             log_group=values[LOG_GROUP],
             instance_type=instance_type(values[INSTANCE_TYPE]),
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
-            queues={"/".join(rest): value for rest, value in _below("queue", values)},
+            # A stage that was deployed before queues were named by their capacity has them by their aliases.
+            queues={queue_name("/".join(rest)): value for rest, value in _below("queue", values)}
+            | {
+                isolated_queue_name("/".join(rest), team): value
+                for (team, *rest), value in _below("team-queue", values)
+            },
             job_definitions={(team, kind): value for (team, kind), value in _below("job-definition", values)},
             multinode_job_definitions={
                 (team, kind): value for (team, kind), value in _below("job-definition-multinode", values)
             },
             shared_data_mount=values.get(SHARED_DATA_MOUNT),
             budget_stops={team: value for (team,), value in _below("budget-stop", values)},
+            never_joined={name: value for (name,), value in _below(NEVER_JOINED, values)},
             stage_stop=values.get(STAGE_BUDGET_STOP),
             release=values.get(RELEASE),
             image_tag=values.get(IMAGE_TAG),
@@ -221,11 +239,23 @@ class DeployedStage:
         )
 
     def queue(self, name: str) -> str:
-        """Return the ARN of a queue. Raises UsageError where the stage has none of that name."""
+        """Return the ARN of a queue, by its name or alias. Raises UsageError where the stage has none of that name."""
         try:
-            return self.queues[name]
+            return self.queues[queue_name(name)]
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
+
+    @property
+    def isolated_teams(self) -> frozenset[str]:
+        """Return the teams that have queues, and so instances, of their own."""
+        return frozenset(team for name in self.queues if (team := isolated_team(name)))
+
+    def queue_of(self, team: str, name: str) -> str:
+        """Return what the queue called `name` in `QUEUES` is called for the team's jobs: an isolated team has its own.
+
+        It need not be there: an isolated team never falls back to a queue that others share.
+        """
+        return isolated_queue_name(name, team) if team in self.isolated_teams else name
 
     def budget_stop(self, team: str) -> BudgetStop | None:
         """Return why the team's jobs are refused; None where they are not.
@@ -253,6 +283,13 @@ class DeployedStage:
             ) from None
         return stop
 
+    @property
+    def default_team(self) -> str:
+        """Return the team of a spec that names none; where the stage lacks it, its only one."""
+        if DEFAULT_TEAM in self.teams or len(self.teams) != 1:
+            return DEFAULT_TEAM
+        return self.teams[0]
+
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
         """Return the ARN of the definition of a kind for a team.
 
@@ -271,7 +308,7 @@ class DeployedStage:
             raise ConfigurationError(
                 f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
                 "before that kind existed",
-                next_step=f"cdk deploy '{self.name}/*'",
+                next_step=f"trainyard --stage {self.name} local up" if self.embedded else f"cdk deploy '{self.name}/*'",
             ) from None
 
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.contract.dependencies import Awaited
-from jobs.contract.errors import UsageError
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
 from jobs.contract.placement import Placement
 from jobs.contract.retries import RESUMED_TAG, RETRY_RULES
-from jobs.contract.spec import JobSpec
+from jobs.contract.spec import MAX_ATTEMPTS, MAX_TIMEOUT_HOURS, JobSpec
 from jobs.contract.stage import DeployedStage, share_identifier
+from jobs.contract.sweep import SWEEP_TAG, SweepSize
 
 CONTAINER_NAME = "main"
 """The one container of every job definition; an override names it."""
@@ -36,30 +36,39 @@ def submit_job_request(
     flags: Sequence[str],
     awaited: Sequence[Awaited],
     resumed_job_id: str | None,
+    sweep: SweepSize | None = None,
 ) -> dict[str, Any]:
     """Return SubmitJob's arguments.
 
     `flags` follow the launcher's name on the command line. `resumed_job_id`: the job that the run went through last.
+    `sweep`: how many points the job has to run, with how many workers.
     """
     several_nodes = placement.queue.several_nodes
     overrides = _container_overrides(run_location, accelerator=placement.accelerator, flags=flags)
     timeout_hours = spec.timeout_hours or spec.kind.timeout_hours
+    children = placement.nnodes if spec.resources.is_gang else sweep.workers if sweep else 1
+    rounds = sweep.rounds if sweep else 1
     return {
         "jobName": run_id,
-        "jobQueue": stage.queue(placement.queue.name),
+        "jobQueue": stage.queue(placement.queue_name),
         "jobDefinition": stage.job_definition(spec.team, spec.job, several_nodes=several_nodes),
         # A queue with fair share refuses a job that names no share.
         "shareIdentifier": share_identifier(spec.team),
         **(_node_overrides(placement.nnodes, overrides) if several_nodes else {"ecsPropertiesOverride": overrides}),
-        **({"arrayProperties": {"size": placement.nnodes}} if spec.resources.is_gang else {}),
+        # AWS Batch takes no array of one child.
+        **({"arrayProperties": {"size": children}} if children > 1 else {}),
         # Given here the strategy replaces the definition's whole, so the rules go along with the number.
-        "retryStrategy": {"attempts": spec.attempts, "evaluateOnExit": [dict(rule) for rule in RETRY_RULES]},
-        "timeout": {"attemptDurationSeconds": round(timeout_hours * 3600)},
+        "retryStrategy": {
+            "attempts": min(MAX_ATTEMPTS, spec.attempts * rounds),
+            "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
+        },
+        "timeout": {"attemptDurationSeconds": round(min(MAX_TIMEOUT_HOURS, timeout_hours * rounds) * 3600)},
         "tags": {
             "trainyard:stage": stage.name,
             "trainyard:run": run_id,
             "trainyard:team": spec.team,
             "trainyard:job": spec.job,
+            **({SWEEP_TAG: str(sweep.points)} if sweep else {}),
             **({RESUMED_TAG: resumed_job_id} if resumed_job_id else {}),
         },
         "propagateTags": True,
@@ -67,23 +76,11 @@ def submit_job_request(
     }
 
 
-def check_overrides(request: Mapping[str, Any]) -> None:
-    """Raise UsageError where the command line and the variables of a request are too long for a container to start."""
+def is_too_long(request: Mapping[str, Any]) -> bool:
+    """Return whether command line and variables of a request are too long for its container to start."""
     overrides = {name: request[name] for name in ("ecsPropertiesOverride", "nodeOverrides") if name in request}
     length = len(json.dumps(overrides, separators=(",", ":"), ensure_ascii=False))
-    if length <= MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS:
-        return
-    properties = overrides.get("ecsPropertiesOverride") or next(
-        nodes["ecsPropertiesOverride"] for nodes in overrides["nodeOverrides"]["nodePropertyOverrides"]
-    )
-    command = properties["taskProperties"][0]["containers"][0]["command"]
-    longest = max(command, key=len).partition("=")[0].removeprefix("--").replace("-", "_")
-    raise UsageError(
-        f"arguments: the job's command line and variables have {length} characters, and '{longest}' is the longest "
-        f"argument; Amazon ECS takes {MAX_OVERRIDES_CHARACTERS}, of which {_BATCH_VARIABLES_CHARACTERS} are kept for "
-        "what AWS Batch adds",
-        next_step=f"shorten '{longest}': join its files into fewer, or give them shorter names",
-    )
+    return length > MAX_OVERRIDES_CHARACTERS - _BATCH_VARIABLES_CHARACTERS
 
 
 def _container_overrides(run_location: S3Location, *, accelerator: str, flags: Sequence[str]) -> dict[str, Any]:

@@ -22,18 +22,17 @@ from docker.models.images import Image as DockerImage
 from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
 from jobs.contract.image_hierarchy import Image, image, with_descendants
 from jobs.contract.releases import Release
+from jobs.contract.revision import ROOT, image_tag, is_dirty, local_name, source_commit, source_revision
 from jobs.images import engine
+from jobs.images.bases import BASE_ARGUMENT, default_base
 from jobs.images.build_output import CONTEXT, BuildOutput, Vertex
 from jobs.images.lock import lock_file
-from jobs.images.revision import ROOT, image_tag, is_dirty, local_name, source_commit, source_revision
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
 """Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""
 
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 """A password in a URL."""
-
-BASE_ARGUMENT = "BASE_IMAGE"
 
 BASE_LABEL = "trainyard.base"
 """The label of an image, and of all that is built on it, for its base from elsewhere, as BASE_IMAGE named it."""
@@ -237,7 +236,9 @@ class Build:
         parent = {"PARENT_IMAGE": self._name(one.parent), "PARENT": one.parent} if one.parent else {}
         if one.parent and self._find(f"{one.parent}-{_PACKAGES}"):
             parent["PARENT_PACKAGES"] = self._name(f"{one.parent}-{_PACKAGES}")
-        given = {**self.build_arguments, **self._decided, **parent}
+        base = {} if one.parent else {BASE_ARGUMENT: self._base(one)}
+        given = {**{name: value for name, value in base.items() if value}, **self.build_arguments, **self._decided}
+        given |= parent
         declared = declared_arguments(one)
         return {name: value for name, value in given.items() if name in declared or _is_proxy(name)}
 
@@ -343,13 +344,6 @@ def added_bytes(found: DockerImage, layers: int) -> int:
 def declared_arguments(one: Image) -> frozenset[str]:
     """Return the names of the build arguments that an image's Dockerfile declares."""
     return frozenset(re.findall(r"^ARG (\w+)", one.dockerfile.read_text(), re.MULTILINE))
-
-
-def default_base(root: Image, release: Release) -> str:
-    """Return the base of a root where nobody names another; empty where its Dockerfile leaves that to the build."""
-    defaults = dict(re.findall(r"^ARG (\w+)=\"?([^\s\"]+)", root.dockerfile.read_text(), re.MULTILINE))
-    known = {**defaults, **release.build_arguments}
-    return re.sub(r"\$\{(\w+)\}", lambda found: known.get(found[1], ""), known.get(BASE_ARGUMENT, ""))
 
 
 def parse_build_arguments(given: Iterable[str]) -> dict[str, str]:

@@ -9,9 +9,9 @@ import docker
 from docker.errors import ImageNotFound
 
 from jobs.aws.connection import Aws
+from jobs.contract.revision import image_tag, local_name
 from jobs.contract.stage import NOT_BUILT_TAG
 from jobs.images import engine
-from jobs.images.revision import image_tag, local_name
 from jobs.images.stage_images import StageImages
 
 

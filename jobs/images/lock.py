@@ -180,7 +180,9 @@ def _resolve(of: Image, row: Release, *, python: str, indexes: Sequence[str], fo
         *(option for name in left_out for option in ("--no-emit-package", name)),
     )
     # uv repeats the index in its output, for pip.
-    pinned.write_text("".join(line for line in pinned.open() if not line.startswith("-")))
+    pinned.write_text(
+        "".join(line for line in pinned.read_text().splitlines(keepends=True) if not line.startswith("-"))
+    )
     return pinned
 
 

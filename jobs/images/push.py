@@ -29,10 +29,11 @@ from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardErro
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.image_hierarchy import image as image_called
 from jobs.contract.releases import release
+from jobs.contract.revision import REVISION_VARIABLE, is_dirty, local_name
 from jobs.contract.stage import image_parameter, parameter_path
 from jobs.images import engine
-from jobs.images.build import BASE_LABEL, default_base
-from jobs.images.revision import REVISION_VARIABLE, is_dirty, local_name
+from jobs.images.bases import default_base
+from jobs.images.build import BASE_LABEL
 from jobs.images.stage_images import StageImages
 
 _NO_NETWORK = re.compile(

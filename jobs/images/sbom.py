@@ -1,6 +1,7 @@
 """What an image holds, as an SPDX document: every Debian and Python package with its version, licence and origin.
 
     trainyard images sbom cpu          writes .trainyard/sbom/cpu-<release>-<revision>.spdx.json
+    trainyard images sbom laptop       of the Python environment that trainyard itself runs in
 
 Syft reads it off the image that the Docker engine has, so the document tells what is inside rather than what was asked
 for. It is a step of its own, since it reads all of the image.
@@ -16,6 +17,9 @@ from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.images import engine
 
 SUFFIX = ".spdx.json"
+
+LAPTOP = "laptop"
+"""What stands for this machine's Python environment on the command line: what jobs are submitted from, no image."""
 
 _SCAN_SECONDS = 1800
 """For Habana's image, which is large."""
@@ -33,18 +37,18 @@ def syft() -> Path:
     return Path(found)
 
 
-def write(*, name: str, title: str, tag: str, path: Path) -> None:
-    """Write the document of the engine's image `name`; it calls itself `title`, of version `tag`.
+def write(source: str, *, title: str, tag: str, path: Path) -> None:
+    """Write the document of a source, as syft calls it: `docker:<image>`, `dir:<folder>`.
 
-    Raises TrainyardError where syft cannot read the image, ConfigurationError where the disk is full. Whatever lay at
-    `path` is replaced once the new document is whole.
+    It calls itself `title`, of version `tag`. Raises TrainyardError where syft cannot read the source,
+    ConfigurationError where the disk is full. Whatever lay at `path` is replaced once the new document is whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:
         done = subprocess.run(
             [
-                *(str(syft()), "scan", f"docker:{name}", "--quiet", "--output", f"spdx-json={part}"),
+                *(str(syft()), "scan", source, "--quiet", "--output", f"spdx-json={part}"),
                 *("--source-name", title, "--source-version", tag),
             ],
             # No call home; and packages only: a line for each of their files would make it twenty times as long.
@@ -59,8 +63,10 @@ def write(*, name: str, title: str, tag: str, path: Path) -> None:
             if engine.is_disk_full(reason):
                 raise engine.disk_full(reason)
             raise TrainyardError(
-                f"syft cannot read {name} (exit code {done.returncode}): {reason}",
-                next_step="see that the Docker engine answers ('docker version') and has the image",
+                f"syft cannot read {source} (exit code {done.returncode}): {reason}",
+                next_step="see that the Docker engine answers ('docker version') and has the image"
+                if source.startswith("docker:")
+                else None,
             )
         part.replace(path)
     finally:

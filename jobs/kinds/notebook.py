@@ -34,6 +34,7 @@ KIND = JobKind(
     arguments=Notebook,
     accelerated=True,
     timeout_hours=12,
+    stop_if_idle_minutes=0,  # somebody reads and types: idle_timeout_hours knows better
     one_process=True,
     image="notebook",
 )

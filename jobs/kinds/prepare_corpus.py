@@ -5,8 +5,11 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.contract.arguments import Arguments, Documents, HubRepository
+from jobs.contract.arguments import Arguments, Columns, Documents, HubRepository
 from jobs.contract.job_kind import JobKind
+from jobs.contract.locations import HUB, TEXT, table_suffix
+
+COLUMNS_NEXT = "name each input's column in text_columns"
 
 
 class PrepareCorpus(Arguments):
@@ -57,6 +60,13 @@ class PrepareCorpus(Arguments):
     def column(self, number: int) -> str:
         """Return the text column of that input."""
         return self.text_columns[number if len(self.text_columns) > 1 else 0]
+
+    def columns(self, argument: str) -> Columns | None:
+        number = int(argument.removeprefix("data."))
+        if table_suffix(self.data[number]) == TEXT and not self.data[number].startswith(HUB):
+            return None
+        skips = self.on_broken_text == "skip"
+        return Columns(texts=(self.column(number),), named_by=COLUMNS_NEXT, skips=skips)
 
 
 KIND = JobKind(

@@ -1,30 +1,35 @@
-"""pretrain-mlm: a BERT from random weights, by masked language modelling on packed tokens."""
+"""pretrain-mlm: a BERT by masked language modelling on packed tokens, from random weights or from a model's."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.contract.arguments import Artifact, Folder, OfKind
+from jobs.contract.arguments import Artifact, Configuration, Model, OfKind
 from jobs.contract.job_kind import JobKind
-from jobs.contract.recipe import MAX_BATCH_SIZE, Recipe
+from jobs.contract.recipe import MAX_BATCH_SIZE, EvaluateEverySteps, Recipe
 
 _SHAPE = ("hidden_size", "layers", "heads", "intermediate_size")
 
 
 class PretrainMlm(Recipe):
-    """Pre-train a BERT by masked language modelling, from random weights, on packed tokens.
+    """Pre-train a BERT by masked language modelling, from random weights or from a model's, on packed tokens.
 
     Its own defaults of the recipe are those that BERT was trained with: 256 sequences a step, a peak of 1e-4, decay
     0.01, and with 100,000 steps a rise over 10,000.
     """
 
     data: Annotated[Artifact, OfKind("packed-tokens")]
-    """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://… or a folder)."""
+    """Packed tokens, with their tokenizer: what the job `tokenize` made (run://…, s3://…, data://…, a folder, or
+    hf://org/name, to which it was pushed)."""
     data_fingerprint: str | None = Field(default=None, pattern=r"^[0-9a-f]{16,64}$")
-    """The fingerprint of the data, or its beginning; without it any data is taken."""
-    config: Folder | None = None
-    """A folder with a BERT's config.json, which says the model's shape in place of the four below."""
+    """16 to 64 hexadecimal digits; the beginning of the data's fingerprint. Without it any data is taken."""
+    model: Model | None = None
+    """A BERT whose weights the training goes on from, to adapt it to a domain: hf://org/name, run://…/model, data://…,
+    s3://… or a folder. The tokens have to be those of its tokenizer. Without it the weights are random."""
+    config: Configuration | None = None
+    """The config.json of a BERT, which says the model's shape in place of the four below: hf://org/name, or a folder
+    that has one."""
     hidden_size: int = Field(default=768, ge=8)
     """Width of the model; BERT-base's by default, as the three below."""
     layers: int = Field(default=12, ge=1)
@@ -38,19 +43,23 @@ class PretrainMlm(Recipe):
     max_steps: int = Field(default=100_000, ge=1)
     """Optimizer steps, over as many passes as they take."""
     learning_rate: float = Field(default=1e-4, gt=0)
-    """Peak learning rate; it falls linearly to zero."""
+    """Peak learning rate; lr_scheduler_type says how it falls."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """AdamW's weight decay."""
+    """Weight decay of the optimizer."""
     global_batch_size: int = Field(default=256, ge=1, le=MAX_BATCH_SIZE)
     """Sequences in one optimizer step over all ranks."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between lines of metrics."""
-    evaluate_every_steps: int | None = Field(default=1000, ge=1)
-    """Optimizer steps between evaluations; there is one at the end, too."""
+    evaluate_every_steps: EvaluateEverySteps = 1000
+    """Optimizer steps between evaluations, at least one, or epoch: after each pass over the data; there is one at the
+    end, too."""
     eval_sequences: int = Field(default=4096, ge=1)
     """Held-out sequences that are evaluated, evenly spread over those there are."""
     deepspeed_zero_stage: Literal[0, 1] = 0
     """1: DeepSpeed shards the optimizer's states over the ranks (ZeRO-1); on HPU only."""
+
+    def metrics(self) -> tuple[str, ...]:
+        return ("eval_loss", "eval_perplexity")
 
     @property
     def resumes_on_other_ranks(self) -> bool:
@@ -61,8 +70,14 @@ class PretrainMlm(Recipe):
         fields = type(self).model_fields
         if self.config is not None and any(getattr(self, name) != fields[name].default for name in _SHAPE):
             raise ValueError(f"'config' says the model's shape; leave out {', '.join(_SHAPE)}")
+        if self.model is not None and (
+            self.config is not None or any(getattr(self, name) != fields[name].default for name in _SHAPE)
+        ):
+            raise ValueError(f"'model' has a shape; leave out config, {', '.join(_SHAPE)}")
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} does not divide over {self.heads} heads")
+        if self.deepspeed_zero_stage and self.metric_for_best_model is not None:
+            raise ValueError("'metric_for_best_model' works without 'deepspeed_zero_stage' only")
         return self
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from jobs.contract.arguments import Arguments, Artifact, HubRepository, OfKind
+from jobs.contract.arguments import Arguments, Artifact, HubRepository, OfKind, Tokenizer
 from jobs.contract.job_kind import JobKind
 
 
@@ -16,8 +16,9 @@ class Tokenize(Arguments):
 
     corpus: Annotated[Artifact, OfKind("corpus")]
     """The corpus that prepare-corpus made: run://name, or the folder of it."""
-    tokenizer: Annotated[Artifact, OfKind("tokenizer")]
-    """The tokenizer that train-tokenizer made: run://name, or the folder of it."""
+    tokenizer: Tokenizer
+    """The tokenizer that train-tokenizer made: run://name, or the folder of it; or that of a BERT to go on from:
+    hf://org/name, run://name/model, …"""
     sequence_length: int = Field(default=512, ge=8, le=65_536)
     """Tokens in a sequence, [CLS] and [SEP] of its documents included."""
     encoder: Literal["auto", "tokenizers"] = "auto"

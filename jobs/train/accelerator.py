@@ -6,6 +6,7 @@ and its arguments, the communication backend, the environment of a rank. Nothing
 """
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,15 @@ AUTO = "auto"
 
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
 """Folders and names of the Gaudi driver's cards: /dev/accel/accelN, older ones /dev/hlN (control nodes are none)."""
+
+
+GAUDI_CONFIG = {
+    "use_fused_adam": True,
+    "use_fused_clip_norm": True,
+    # bf16 for matrix work, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
+    "use_torch_autocast": True,
+}
+"""What the published configurations Habana/bert-base-uncased and -large-… hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +64,7 @@ class Accelerator:
 
     @property
     def warmup_steps(self) -> int:
-        """The number of first steps that throughput leaves out in each attempt: on an HPU they compile the graphs."""
+        """The number of first steps of each shape that throughput leaves out: on an HPU they compile its graph."""
         # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
         return 3 if self.name == "hpu" else 0
 
@@ -89,9 +99,39 @@ class Accelerator:
 
             torch.cuda.synchronize()
 
-    def prepare(self) -> None:
-        """Prepare a rank for its Trainer; called once, before that is made."""
-        if self.name != "cpu":
+    def memory(self) -> dict[str, float]:
+        """Return the memory of this rank's card in GiB: in use by tensors now, at most until now, and in all.
+
+        Nothing on a CPU.
+        """
+        if self.name == "hpu":
+            from habana_frameworks.torch.hpu import memory_stats
+
+            stats = memory_stats()  # these three are what GaudiTrainer logs (optimum-habana, get_hpu_memory_stats)
+            found = stats["InUse"], stats["MaxInUse"], stats["Limit"]
+        elif self.name == "cuda":
+            import torch
+
+            card = torch.cuda
+            found = card.memory_allocated(), card.max_memory_allocated(), card.mem_get_info()[1]
+        else:
+            return {}
+        names = ("memory_gib", "max_memory_gib", "total_memory_gib")
+        return {name: round(size / 1024**3, 2) for name, size in zip(names, found, strict=True)}
+
+    def prepare(self, *, alone: bool = False) -> None:
+        """Prepare a rank for its Trainer; called once, before that and its model are made.
+
+        `alone`: it is the only one, and trains as a plain process: no process group, and nothing that copies gradients.
+        """
+        if alone:
+            # By these the Trainer would take itself for one of several.
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+                os.environ.pop(name, None)
+        if alone and self.name == "cuda":
+            # A plain process takes all cards that it sees, by nn.DataParallel.
+            os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        if alone or self.name != "cpu":
             return
         from torch.serialization import register_package
 
@@ -128,12 +168,15 @@ class Accelerator:
 
         return cast("type[Any]", TrainingArguments)
 
-    def training_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `training_arguments_class` that this accelerator sets; the recipe's come on top."""
+    def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
+        """Return the arguments of `training_arguments_class` that this accelerator sets; the recipe's come on top.
+
+        `alone`: as in `prepare`.
+        """
         # One kernel for all of AdamW: on a CPU a step of MiniLM (23M parameters) takes 0.05 s instead of 0.2 s.
         fused = {"optim": "adamw_torch_fused", "ddp_find_unused_parameters": False}
         if self.name == "cpu":
-            return {**fused, "use_cpu": True, "ddp_backend": self.backend}
+            return {**fused, "use_cpu": True, **({} if alone else {"ddp_backend": self.backend})}
         if self.name == "cuda":
             return {**fused, "bf16": _cuda_has_bf16()}
         return {
@@ -199,31 +242,37 @@ class Accelerator:
             }
         }
 
-    def trainer_arguments(self) -> dict[str, Any]:
-        """Return further arguments of `trainer_class`."""
+    def trainer_arguments(
+        self, *, gaudi_config: Mapping[str, Any] | None = None, fused_adam: bool = True
+    ) -> dict[str, Any]:
+        """Return further arguments of `trainer_class`.
+
+        `gaudi_config` is what an HPU's configuration has, in place of the default. `fused_adam`: False where another
+        optimizer than AdamW was asked for.
+        """
         if self.name != "hpu":
             return {}
         from optimum.habana import GaudiConfig
 
-        return {
-            # What the published configurations Habana/bert-base-uncased and -large-… hold.
-            "gaudi_config": GaudiConfig(
-                use_fused_adam=True,
-                use_fused_clip_norm=True,
-                # bf16 for matrix work, fp32 for losses and embeddings, by the lists of the Gaudi PyTorch bridge.
-                use_torch_autocast=True,
-            )
-        }
+        settings = dict(GAUDI_CONFIG if gaudi_config is None else gaudi_config)
+        # GaudiTrainer takes its AdamW before it looks which optimizer the arguments name.
+        settings["use_fused_adam"] = fused_adam and settings.get("use_fused_adam", False)
+        return {"gaudi_config": GaudiConfig(**settings)}
 
 
-def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
+CPU = Accelerator(name="cpu", devices=0, reason="asked for")
+
+
+def choose(asked: str, *, nproc_per_node: int, cards: int | None = None) -> Accelerator:
     """Choose the accelerator for `nproc_per_node` ranks of this node.
+
+    `cards`: those that its instance should have, where a check of its health will find that some of them are missing.
 
     Raises UsageError on an unknown name or too many ranks, ConfigurationError where the one asked for is not here.
     """
     finders = {"hpu": _hpus, "cuda": _cuda_devices}
-    if asked == "cpu":
-        return Accelerator(name="cpu", devices=0, reason="asked for")
+    if asked == CPU.name:
+        return CPU
     if asked in finders:
         devices, absence = finders[asked]()
         if not devices:
@@ -231,7 +280,7 @@ def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
                 f"accelerator '{asked}' was asked for, but {absence}",
                 next_step="run on an instance and in an image that have it, or ask for 'cpu' or 'auto'",
             )
-        if nproc_per_node > devices:
+        if nproc_per_node > devices and not (cards and devices < cards):
             raise UsageError(
                 f"{nproc_per_node} ranks need a card each, but this node has {devices} ({asked})",
                 next_step=f"--nproc-per-node={devices}, or fewer",
@@ -248,6 +297,11 @@ def choose(asked: str, *, nproc_per_node: int) -> Accelerator:
     return Accelerator(name="cpu", devices=0, reason="auto: " + ", ".join(absences))
 
 
+def is_cpu(asked: str) -> bool:
+    """Return whether `choose` can find nothing but a CPU; where that was not asked for, this may import torch."""
+    return asked == CPU.name or (asked == AUTO and not _hpus()[0] and not _cuda_devices()[0])
+
+
 def of_rank(environment: Mapping[str, str]) -> Accelerator:
     """Return, in a rank, what the launcher chose and wrote there; nothing is looked for again."""
     name = environment.get(ACCELERATOR_VARIABLE, "cpu")
@@ -257,13 +311,17 @@ def of_rank(environment: Mapping[str, str]) -> Accelerator:
 
 
 def _without_datasets() -> None:
-    """Keep the Trainer from loading datasets, which takes a fifth of a rank's start.
+    """Keep Trainer and accelerate from loading datasets, which takes a fifth of a rank's start.
 
-    It would only ask whether its data is one of theirs, which ours never is; who reads from the hub imports them.
+    They would only ask whether their data is one of theirs, which ours never is; who reads from the hub imports them.
     """
     from transformers.utils import import_utils
 
     import_utils._datasets_available = False  # noqa: SLF001 - there is no other way to say so
+    from accelerate import data_loader
+
+    if hasattr(data_loader, "is_datasets_available"):  # accelerate asks where there are several ranks
+        data_loader.is_datasets_available = lambda: False
 
 
 def _hpus() -> tuple[int, str]:

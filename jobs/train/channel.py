@@ -2,6 +2,10 @@
 
 heartbeats/RANK    where a rank is; each rank writes its own, the launcher reads them
 requests/          what the launcher asks of the ranks (save, stop), and which ranks listen for it
+stopped            why the ranks have saved and ended before their work was done, where no exit code says so
+checkpoint         the step of the newest checkpoint that the library has completed
+library            there where a script's own ranks use the library `trainyard`
+result.json        what a script has found, by its own word; rank 0 writes it
 status.json        how far the training is, for the attempt's record; rank 0 writes it
 """
 
@@ -9,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +47,8 @@ class Heartbeat:
     """True where that activity may take as long as a start does."""
     paced: bool = True
     """True where the next heartbeat is due in time. What comes before a training and after it has no limit."""
+    patience_seconds: float = 0.0
+    """The time that the activity may take by the word of a script, where that is longer than the limit."""
 
 
 class HeartbeatFile:
@@ -121,9 +128,65 @@ class RequestFiles:
         part.replace(self._folder / name)
 
 
+def tell_stopped(scratch: Path, reason: str) -> None:
+    """Leave word that the ranks have saved and end before their work is done, with exit code 0: a script's own do."""
+    part = scratch / ".stopped"
+    part.write_text(reason)
+    part.replace(scratch / "stopped")
+
+
+def stopped(scratch: Path) -> str | None:
+    """Return the word of `tell_stopped`; None where there is none."""
+    try:
+        return (scratch / "stopped").read_text()
+    except FileNotFoundError:
+        return None
+
+
+def write_library_note(scratch: Path) -> None:
+    """Leave word that a script saves through the library: what lies in its folder of checkpoints is not for us."""
+    (scratch / "library").touch()
+
+
+def note_checkpoint(scratch: Path, step: int) -> None:
+    """Leave word that a checkpoint is complete on S3."""
+    part = scratch / ".checkpoint"
+    part.write_text(str(step))
+    part.replace(scratch / "checkpoint")
+
+
+def noted_checkpoint(scratch: Path) -> int | None:
+    """Return the step of the newest checkpoint that is complete, as its rank says; None where there is none."""
+    try:
+        return int((scratch / "checkpoint").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def uses_library(scratch: Path) -> bool:
+    return (scratch / "library").exists()
+
+
+def tell_result(scratch: Path, values: Mapping[str, Any]) -> None:
+    """Add to what the script says that it has found."""
+    part = scratch / ".result"
+    part.write_text(json.dumps({**told_result(scratch), **values}))
+    part.replace(scratch / "result.json")
+
+
+def told_result(scratch: Path) -> dict[str, Any]:
+    """Return the word of `tell_result`: nothing where there is none."""
+    try:
+        told: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return told
+
+
 class RankStatus(BaseModel):
     """How far the training is: rank 0 writes it, the launcher copies it into the attempt's record."""
 
+    training_started_at: datetime | None = None
     resumed_from_step: int = 0
     last_step: int = 0
     changed: dict[str, tuple[Any, Any]] = {}

@@ -9,22 +9,22 @@ of processes, and in no log. A push comes last, when all is safe on S3, and a fa
 says how to repeat it, not the run: the exit code stays 0.
 """
 
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.contract.arguments import Arguments
+from jobs.contract.arguments import CONFIGURATION_FOLDER, FILE_OR_FOLDER, MODEL_FOLDER, Arguments
 from jobs.contract.artifact import Manifest
 from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.contract.locations import HUB, S3Location, hub_parts
 from jobs.contract.recipe import Recipe
 from jobs.contract.run import MANIFEST, MODEL
 from jobs.train.data.artifacts import OpenArtifact, open_artifact
+from jobs.train.data.sources import hub_answer
+from jobs.train.environment import ran_with
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -35,11 +35,6 @@ log = logging.getLogger("trainyard")
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the name of a variable
 
 CARD = "README.md"
-
-IMAGE_VARIABLE = "TRAINYARD_IMAGE"
-"""Set in every image: name, release and revision of the code (jobs.images.revision); on a laptop there is none."""
-
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "optimum-habana")
 
 
 def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
@@ -72,7 +67,7 @@ def check(arguments: Arguments, *, is_first_attempt: bool) -> None:
         status = error.response.status_code if error.response is not None else 0
         if is_first_attempt and status in (400, 401, 403, 404):
             raise UsageError(
-                f"push_to_hub: the token may not write to {repository}: {_first_line(error)}",
+                f"push_to_hub: the token may not write to {repository}: the hub answered {hub_answer(error)}",
                 next_step="check the name, and that the token is valid and has the right to write there",
             ) from None
         log.warning("warning: push_to_hub: the hub does not answer as it should: %s", _first_line(error))
@@ -191,10 +186,13 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
     """Return the card of a trained model."""
     inputs = {name: location for name, location, _ in recipe.sources()}
     on_hub = {name: hub_parts(location)[0] for name, location in inputs.items() if location.startswith(HUB)}
+    no_data = {
+        name for name, _, what in recipe.sources() if what in (MODEL_FOLDER, CONFIGURATION_FOLDER, FILE_OR_FOLDER)
+    }
     metadata: dict[str, Any] = {"library_name": "transformers", "tags": ["trainyard"]}
     if "model" in on_hub:
         metadata["base_model"] = on_hub["model"]
-    data_sets = sorted({name for field, name in on_hub.items() if field != "model"})
+    data_sets = sorted({name for field, name in on_hub.items() if field not in no_data})
     if data_sets:
         metadata["datasets"] = data_sets
     commit = cached_commit(inputs["model"]) if "model" in on_hub else None
@@ -207,7 +205,7 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
             ("Result", "metric", result),
             ("Inputs", "argument", {**inputs, **({"model's commit": commit} if commit else {})}),
             ("Arguments", "argument", {key: arguments[key] for key in arguments if key not in inputs}),
-            ("Provenance", "part", {"run": run, **environment, **_origin()}),
+            ("Provenance", "part", {"run": run, **environment, **ran_with()}),
         ],
     )
 
@@ -270,14 +268,6 @@ def _cell(value: Any) -> str:
 
 def _summary(recipe: Recipe) -> str:
     return (type(recipe).__doc__ or "").strip().partition("\n")[0]
-
-
-def _origin() -> dict[str, str]:
-    """Return the image that the code ran in, and the versions of what it ran with."""
-    image = os.environ.get(IMAGE_VARIABLE)
-    installed = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
-    packages = {package: installed[package] for package in _PACKAGES if package in installed}
-    return {**({"image": image} if image else {}), "python": platform.python_version(), **packages}
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:

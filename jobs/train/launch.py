@@ -9,23 +9,33 @@ This module tells one attempt in the order in which it happens. It is also the e
 
     jobs/train/              imports          holds
       launch.py              launcher         the container's entry: this module
-      launcher/                               one process a node: from Batch's environment to ranks and their end
+      launcher/              script           one process a node: from Batch's environment to ranks and their end
         request.py                            what is to be started: the command line and Batch's variables, checked
         gang.py, gang_folder.py               nodes that are jobs of their own meet on S3
+        sweep.py                              a worker of a sweep: point after point, each in a launcher of its own
         nodes.py                              the nodes of one attempt hear each other
-        node_ranks.py                         the ranks of this node: started by torchrun, and what they print
+        health.py                             whether this node is well, before its ranks start
+        node_ranks.py, rank_lines.py          the ranks of this node: started by torchrun, and what they print
+        fork_server.py, rank_environment.py   what ranks are forked from, and the variables that they find
         watchdog.py                           ranks that hang, nodes that are lost
         shutdown.py                           SIGTERM and Spot notice: the ranks save and stop
         outcome.py                            how the attempt ended, and whether Batch starts it again
         accounting.py                         attempts/N.json, receipt.json and the budget
         instance.py, utilization.py           the EC2 instance, and how busy its accelerators are
+      script/                data             what a node does for a script of one's own, before its ranks run and while
       kinds/                 trainer, models, data    the entrypoint of each kind of job, which is what a rank runs
       trainer/                                Trainer, checkpoints, metrics, and the ranks' part in a shutdown
       models/                data             models of our own
       data/                                   what jobs read and make: tables, corpora, tokens
       rank.py                                 a rank: its peers, its run, how it ends
+      health_rank.py                          a card's part in the check of its node's health
+      gaudi_config.py        data             how optimum-habana uses an HPU, as a file of one's own
+      libfabric.py                            what cards of several nodes talk over, and whether it is there
+      stored_checkpoints.py, saved_folder.py  checkpoints, and a folder, as they lie on S3
       channel.py                              files by which the launcher of a node and its ranks talk
+      store.py                                the key-value store of launchers and ranks, and who can reach it
       accelerator.py, batch_job.py            the accelerator; the Batch job
+      environment.py                          the image that the code runs in, and its packages
       hub.py                 data             the push to the Hugging Face Hub
 
 A room imports itself, those that are named beside it, and the modules after them. Launcher and ranks are processes of
@@ -42,22 +52,27 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from jobs.aws import s3 as object_store
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import SCRATCH
+from jobs.contract.words import counted
 from jobs.train import accelerator as accelerators
 from jobs.train.accelerator import Accelerator
 from jobs.train.channel import read_heartbeats
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.accounting import AttemptRecord, BudgetWatch
+from jobs.train.launcher.fork_server import ForkServer, fork_server
 from jobs.train.launcher.gang import GangMember
-from jobs.train.launcher.instance import capacity_paid, scratch_folder
+from jobs.train.launcher.health import check_nodes
+from jobs.train.launcher.instance import capacity_paid, own_address, scratch_folder
 from jobs.train.launcher.node_ranks import run_ranks
 from jobs.train.launcher.nodes import Nodes, wait_for_all
 from jobs.train.launcher.outcome import End, retried
-from jobs.train.launcher.request import Launch, parse
+from jobs.train.launcher.request import Launch, parse, parse_worker
 from jobs.train.launcher.shutdown import Interrupted
-from jobs.train.launcher.utilization import UtilizationLog
-from jobs.train.rank import one_line
+from jobs.train.launcher.sweep import Worker
+from jobs.train.launcher.utilization import Utilization
+from jobs.train.rank import ATTEMPT_VARIABLE, one_line
 
 log = logging.getLogger("trainyard")
 
@@ -73,17 +88,22 @@ def main(
     log.setLevel(logging.INFO)
     shutdown.raise_on_signals()
     try:
-        launch = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        argv = sys.argv[1:] if argv is None else argv
+        if (sweep := parse_worker(argv, os.environ)) is not None:
+            _join_standard_error_to_output()
+            return Worker(*sweep, os.environ).work()
+        launch = parse(argv, os.environ)
         if stop_timeout_seconds is not None:
             launch = replace(launch, stop_timeout_seconds=stop_timeout_seconds)
-        if launch.node.is_main:
-            capacity = capacity_paid(launch.capacity, os.environ, on_instance=launch.on_instance)
-            launch = replace(launch, capacity=capacity)
         _join_standard_error_to_output()
-        if launch.gang is None:
-            return _on_accelerator(launch, disks, None)
-        with GangMember.of(launch, launch.gang) as gang:
-            return _on_accelerator(launch, disks, gang)
+        with fork_server(launch) as server:
+            if launch.node.is_main:
+                capacity = capacity_paid(launch.capacity, os.environ, on_instance=launch.on_instance)
+                launch = replace(launch, capacity=capacity)
+            if launch.gang is None:
+                return _on_accelerator(launch, disks, None, server)
+            with GangMember.of(launch, launch.gang) as gang:
+                return _on_accelerator(launch, disks, gang, server)
     except (TrainyardError, ValidationError) as error:
         print(f"error: {one_line(error)}", flush=True)
         return 1
@@ -94,10 +114,12 @@ def main(
         return INTERRUPTED_EXIT_CODE
 
 
-def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None) -> int:
+def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None, server: ForkServer | None) -> int:
     """Find this node's accelerators, meet the gang if it is of one, and make the attempt. Returns the exit code."""
     with shutdown.signals_held_back():
-        accelerator = accelerators.choose(launch.accelerator_asked, nproc_per_node=launch.nproc_per_node)
+        accelerator = accelerators.choose(
+            launch.accelerator_asked, nproc_per_node=launch.nproc_per_node, cards=_cards_checked(launch)
+        )
     if launch.node.is_main:
         log.info("accelerator: %s", accelerator)
     if gang is not None:
@@ -106,24 +128,45 @@ def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None) -> int
             return _said(meeting)
         launch = replace(launch, node=gang.node(meeting), attempt=meeting.number, capacity=meeting.capacity)
     with scratch_folder(disks, on_instance=launch.on_instance) as scratch:
-        return _attempt(launch, accelerator, scratch, gang)
+        if server is not None:
+            server.begin(scratch)
+        return _attempt(launch, accelerator, scratch, gang, server=server, disks=disks)
 
 
-def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None) -> int:
+def _cards_checked(launch: Launch) -> int | None:
+    """Return the cards that the check of the node's health counts; None where it does not come to that."""
+    row = launch.instance
+    checked = launch.options.health.seconds_on(launch.accelerator_asked, on_instance=launch.on_instance)
+    return row.accelerators if checked and launch.accelerator_asked == row.accelerator else None
+
+
+def _attempt(
+    launch: Launch,
+    accelerator: Accelerator,
+    scratch: Path,
+    gang: GangMember | None,
+    *,
+    server: ForkServer | None,
+    disks: Path,
+) -> int:
     """Make one attempt, from its record's first line to its last. Returns the exit code."""
     record = budget = None
+    utilization = Utilization(accelerator.name, node=launch.node.index, limit_seconds=launch.idle_limit_seconds)
     if launch.node.is_main:
         waited = gang.waited_seconds if gang is not None else 0.0
-        record = AttemptRecord(launch, accelerator, scratch, waited_instance_seconds=waited)
+        record = AttemptRecord(launch, accelerator, scratch, waited_instance_seconds=waited, utilization=utilization)
         record.start()
+        os.environ[ATTEMPT_VARIABLE] = str(record.number)
         budget = BudgetWatch(record, launch)
     try:
         if record is not None:
             _announce(launch, accelerator, record.number)
         end = budget.start() if budget is not None else None
         if end is None:
-            with UtilizationLog(accelerator.name, node=launch.node.index):
-                end = _on_all_nodes(launch, accelerator, scratch, gang)
+            with utilization:
+                end = _on_all_nodes(
+                    launch, accelerator, scratch, gang, utilization=utilization, server=server, disks=disks
+                )
     except Interrupted as interruption:
         end = retried(str(interruption), "ended")
     except Exception as error:  # noqa: BLE001 - whatever it was, the attempt's record must not say "running" for ever
@@ -135,22 +178,40 @@ def _attempt(launch: Launch, accelerator: Accelerator, scratch: Path, gang: Gang
         end = budget.stop(end)
     shutdown.ignore_signals()  # the ranks have ended; what is left takes a second and must be done
     if record is not None:
+        end = record.superseded(end, comes_again=gang is not None)
         record.finish(end)
     if gang is not None and launch.node.is_main:
         gang.end(end.code, end.reason)
     return _said(end)
 
 
-def _on_all_nodes(launch: Launch, accelerator: Accelerator, scratch: Path, gang: GangMember | None) -> End:
+def _on_all_nodes(
+    launch: Launch,
+    accelerator: Accelerator,
+    scratch: Path,
+    gang: GangMember | None,
+    *,
+    utilization: Utilization,
+    server: ForkServer | None,
+    disks: Path,
+) -> End:
     """Meet the other nodes, and run the ranks of this one until all have ended. Returns how the attempt ended."""
     if launch.node.nnodes == 1:
-        return run_ranks(launch, accelerator, scratch, None, gang)
+        end = check_nodes(launch, accelerator, scratch, None, disks=disks)
+        return end or run_ranks(launch, accelerator, scratch, None, gang, utilization=utilization, server=server)
+    if gang is None and launch.node.is_main:
+        # Not what EC2 says: AWS Batch gives such a container a network interface of its own.
+        address = own_address(None, object_store.connect().meta.endpoint_url)
+        launch = replace(launch, node=replace(launch.node, main_address=address))
     with shutdown.signals_held_back():
         import torch.distributed  # noqa: F401 - the nodes' store is its
-    with Nodes(launch.node, lambda: read_heartbeats(scratch)) as nodes:
+    with Nodes(launch.node, lambda: read_heartbeats(scratch), use=lambda: utilization.newest) as nodes:
+        utilization.other_nodes = lambda: list(nodes.uses.values())
         end = wait_for_all(nodes, gang, start_timeout_seconds=launch.options.start_timeout_seconds)
         if end is None:
-            end = run_ranks(launch, accelerator, scratch, nodes, gang)
+            end = check_nodes(launch, accelerator, scratch, nodes, disks=disks)
+        if end is None:
+            end = run_ranks(launch, accelerator, scratch, nodes, gang, utilization=utilization, server=server)
     if gang is not None and not launch.node.is_main:
         shutdown.raise_on_signals()
         end = gang.followed(end)
@@ -159,12 +220,12 @@ def _on_all_nodes(launch: Launch, accelerator: Accelerator, scratch: Path, gang:
 
 def _announce(launch: Launch, accelerator: Accelerator, number: int) -> None:
     log.info(
-        "attempt %s of %s: %s, %s ranks on %s node(s) over %s",
+        "attempt %s of %s: %s, %s on %s over %s",
         number,
         launch.run,
         launch.kind.name,
-        launch.world_size,
-        launch.node.nnodes,
+        counted(launch.world_size, "rank"),
+        counted(launch.node.nnodes, "node"),
         accelerator.backend,
     )
 

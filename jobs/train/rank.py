@@ -18,9 +18,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,12 @@ from pydantic import ValidationError
 from jobs.contract.arguments import ArgumentsT
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.contract.flags import parse_flags
+from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.launcher_options import RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
+from jobs.contract.mistakes import in_words
 from jobs.train.channel import Heartbeat, HeartbeatFile
+from jobs.train.store import connect_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
@@ -47,14 +49,25 @@ LAUNCHER_PID_VARIABLE = "TRAINYARD_LAUNCHER_PID"
 ALLOW_CHANGES_VARIABLE = "TRAINYARD_ALLOW_CHANGES"
 """1: a checkpoint that was made with other arguments is resumed all the same."""
 
-PEER_TIMEOUT = timedelta(hours=24)
-"""A peer that prepares data may take hours; one that dies ends the attempt through the launcher, not through this."""
-
 _PR_SET_PDEATHSIG = 1
+
+
+ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
+"""The number of the attempt in its run; there on the main node."""
+
+INSTANCE_TYPE_VARIABLE = "TRAINYARD_INSTANCE_TYPE"
+"""The EC2 instance type that a rank is on, as its launcher was told."""
+
+ARGUMENTS_FILE = "@"
+"""Stands before the name of a file that holds the arguments of a rank, in place of its flags."""
 
 
 class ResumeLaterError(Exception):
     """The rank has saved and ends before its work is done: a next attempt goes on. Its message says why."""
+
+
+class NodeFailedError(Exception):
+    """What this node needs it cannot have now, through no fault of the job's: a next attempt begins anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +84,13 @@ class Rank:
     scratch: Path
     allows_changes: bool = False
     """True where a checkpoint that was made with other arguments may be resumed."""
+    attempt: int | None = None
+    """The number of the attempt in its run; None where it has no record, or on other nodes than the main one."""
+
+    def instance(self, accelerator: str) -> InstanceType | None:
+        """Return the row of the instance that this rank is on; None: on none, or it trains on another accelerator."""
+        row = INSTANCE_TYPES.get(os.environ.get(INSTANCE_TYPE_VARIABLE, ""))
+        return row if row is not None and row.accelerator == accelerator else None
 
     @property
     def is_first(self) -> bool:
@@ -94,6 +114,7 @@ class Rank:
                 run=S3Location.parse(os.environ[RUN_URI_VARIABLE]),
                 scratch=Path(os.environ[SCRATCH_VARIABLE]),
                 allows_changes=os.environ.get(ALLOW_CHANGES_VARIABLE) == "1",
+                attempt=int(os.environ[ATTEMPT_VARIABLE]) if ATTEMPT_VARIABLE in os.environ else None,
             )
         except KeyError as missing:
             raise ConfigurationError(
@@ -108,11 +129,9 @@ class Rank:
 
     def connect_store(self) -> "Store":
         """Return a connection of one's own: a thread that waits on one would block the others that share it."""
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = TCPStore(address, port, is_master=False, timeout=PEER_TIMEOUT)
-        return PrefixStore("trainyard", store)
+        return PrefixStore("trainyard", connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
 
     def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
         """Have one rank of each node do `work()`; all get its value (which must pass through JSON).
@@ -132,29 +151,30 @@ class Rank:
 
 
 def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
-    """Run an entrypoint's module as a rank: parse the flags, become a rank, call `main`, exit."""
-    parsed = parse_flags(arguments, sys.argv[1:], program=f"python -m {main.__module__}")
-    _die_with_the_launcher()
-    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # its last lines are those of one stream
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the launcher asks where a rank hangs
+    """Run an entrypoint's module as a rank: parse the arguments, become a rank, call `main`, exit."""
+    parsed = _parsed(sys.argv[1:], arguments, program=f"python -m {main.__module__}")
+    begin()
     logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.WARNING)
     log.setLevel(logging.INFO)
     code = 0
     try:
         rank = Rank.from_environment()
-        _give_first_heartbeat(rank)
+        give_first_heartbeat(rank)
         main(rank, parsed)
     except ResumeLaterError as interruption:
         code = INTERRUPTED_EXIT_CODE
-        _tell_the_launcher(str(interruption))
+        tell_the_launcher(str(interruption))
+    except NodeFailedError as failure:
+        code = INTERRUPTED_EXIT_CODE
+        tell_the_launcher(str(failure), explained=True)
     except (TrainyardError, ValidationError) as error:
         code = 1
         # The launcher prints it, once for all ranks that met it.
-        _tell_the_launcher(one_line(error), explained=True)
+        tell_the_launcher(one_line(error), explained=True)
     except Exception as error:  # noqa: BLE001 - the process ends here; torch's threads would otherwise keep it alive
         code = 1
         traceback.print_exc()
-        _tell_the_launcher(f"{type(error).__name__}: {error}")
+        tell_the_launcher(f"{type(error).__name__}: {error}")
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -163,17 +183,23 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
         os._exit(code)
 
 
+def _parsed(given: Sequence[str], arguments: type[ArgumentsT], *, program: str) -> ArgumentsT:
+    if len(given) == 1 and given[0].startswith(ARGUMENTS_FILE):
+        return arguments.model_validate_json(Path(given[0].removeprefix(ARGUMENTS_FILE)).read_bytes())
+    return parse_flags(arguments, given, program=program)
+
+
 def one_line(error: Exception) -> str:
     """Write an error as the one line that a log shows: what is wrong, where, and what next."""
     if isinstance(error, ValidationError):
         return "; ".join(
-            f"{'.'.join(str(part) for part in item['loc']) or error.title}: {item['msg'].removeprefix('Value error, ')}"
+            f"{'.'.join(str(part) for part in item['loc']) or error.title}: {in_words(item)}"
             for item in error.errors(include_url=False)
         )
     return str(error).replace("\nNext: ", ". Next: ").replace("\n", "; ")
 
 
-def _give_first_heartbeat(rank: Rank) -> None:
+def give_first_heartbeat(rank: Rank) -> None:
     """Let the launcher see from now on if this process is stopped; a training gives further heartbeats.
 
     No thread gives any: a process that forks should have none.
@@ -182,6 +208,13 @@ def _give_first_heartbeat(rank: Rank) -> None:
         rank=rank.rank, node=rank.node, pid=os.getpid(), number=0, place=0, step=0, doing="working", paced=False
     )
     HeartbeatFile(rank.scratch, rank.local_rank).write(first)
+
+
+def begin() -> None:
+    """Make of this process one that its launcher watches over."""
+    _die_with_the_launcher()
+    os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # its last lines are those of one stream
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the launcher asks where a rank hangs
 
 
 def _die_with_the_launcher() -> None:
@@ -201,12 +234,12 @@ def die_with_parent(pid: int) -> None:
 
 def fail_now(message: str) -> None:
     """End this process, from any of its threads, whatever the others are in the middle of."""
-    _tell_the_launcher(message, explained=True)
+    tell_the_launcher(message, explained=True)
     sys.stdout.flush()
     os._exit(1)
 
 
-def _tell_the_launcher(message: str, *, explained: bool = False) -> None:
+def tell_the_launcher(message: str, *, explained: bool = False) -> None:
     """Write torchrun's error file, from which the launcher takes which rank failed first, and why."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:

@@ -1,7 +1,7 @@
 """How much of a day on Spot instances is useful work, here and where less is done about reclaims.
 
 python -m tests.benchmarks.goodput                              measures, then simulates 1,000 days a figure
-python -m tests.benchmarks.goodput --picture jobs/goodput.svg   draws them too
+python -m tests.benchmarks.goodput --picture jobs/docs/goodput.svg   draws them too
 python -m tests.benchmarks.goodput --restart-seconds 300        another machine's figure in place of the measured one
 
 Goodput is the time of steps that are not lost over the time in which an instance is held; a day of that time is
@@ -108,7 +108,7 @@ def policies_of(costs: Costs) -> Sequence[Policy]:
 
 
 def measured() -> Costs:
-    """Of two attempts of one run, the first of which is stopped."""
+    """Measure two attempts of one run, the first of which is stopped."""
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
         run = new_run()
         folder = packed_tokens(Path(name) / "data")

@@ -42,7 +42,7 @@ SIZE_TARGET = 1.3
 class Prepared:
     tree: SourceTree
     options: Sequence[str]
-    """Of `trainyard images build`, for a cold one."""
+    """Options of `trainyard images build`, for a cold one."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Whether anything is lost: trainings interrupted at random moments, against the same ones left alone.
+"""Measure whether anything is lost: trainings interrupted at random moments, against the same ones left alone.
 
 python -m tests.benchmarks.kill_and_resume                          20 moments, in about ten minutes
 python -m tests.benchmarks.kill_and_resume --moments 100 --seed 2   more, and others
@@ -53,7 +53,8 @@ RANKS = (1, 2)
 RHYTHM = Rhythm(steps=84, save_every=14, evaluate_every=24)
 LATENCY_SECONDS = 0.03
 POSITIONS = 32768
-"""Of the models, which use 16 of them: their checkpoints have 13 MB, which take some hundredths of a second to save."""
+"""Positions of the models, which use 16 of them: their checkpoints have 13 MB, whose save takes some hundredths of a
+second."""
 HELD_OUT = 200
 """Sentences for the evaluations of pre-training; reviews for those of fine-tuning are there."""
 ANOTHER_MOMENT = 0.5
@@ -79,7 +80,7 @@ class Training:
     s3: FaultyS3
     whole: Run
     lengths: Mapping[str, float]
-    """Of its phases, in seconds."""
+    """The lengths of its phases, in seconds."""
 
     @classmethod
     def measured(cls, kind: str, ranks: int, flags: Flags, s3: FaultyS3, whole: Run) -> "Training":
@@ -162,7 +163,7 @@ def main() -> int:
 
 
 def _flags(run: Run, folder: Path) -> dict[str, Flags]:
-    """Of the two kinds; their data is on the run's S3."""
+    """The recipes of the two kinds; their data is on the run's S3."""
     model = save_tiny_bert(folder / "tiny-bert", positions=POSITIONS)
     tuning = longer_finetuning(run.s3, finetuning(run.s3, model, folder), folder, "long")
     texts = [sentences(130, seed=1), sentences(37, seed=2)]

@@ -21,7 +21,7 @@ from jobs.train.data.masked_tokens import IGNORED, Masking
 from jobs.train.models.masked_bert import BertForMaskedLM
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-"""Of BERT's own vocabulary."""
+"""Special tokens of BERT's own vocabulary."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Whether a job of several nodes survives a lost one on a real network: each node in a network namespace of its own.
+"""Measure whether a job survives a lost node on a real network: each node in a network namespace of its own.
 
 python -m tests.benchmarks.nodes_in_namespaces               jobs of 2 and of 4 nodes
 python -m tests.benchmarks.nodes_in_namespaces --nodes 8     of another number, which divides 16

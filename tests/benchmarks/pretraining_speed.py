@@ -244,7 +244,7 @@ def _train_plainly(folder: Path, job: PretrainMlm, options: argparse.Namespace) 
 
 
 def _held_out_loss(model: Any, job: PretrainMlm) -> float:
-    """Of the sequences and masks that the entrypoint evaluates, as it does."""
+    """Return the loss of the sequences and masks that the entrypoint evaluates, as it does."""
     import torch
 
     from jobs.train.kinds.pretrain_mlm import Inputs, masked_data

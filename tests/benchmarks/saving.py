@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported from C++
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from transformers import BertConfig, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
@@ -39,9 +39,11 @@ from jobs.aws import s3 as object_store
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.models.masked_bert import BertForMaskedLM
 from jobs.train.rank import Rank
+from jobs.train.store import LOOPBACK, serve_store
+from jobs.train.stored_checkpoints import Retention, Throughput
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
-from jobs.train.trainer.metrics import RunMetrics, Throughput
+from jobs.train.trainer.checkpoint import CheckpointUploads
+from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.trainer import Options, trainer_class
 from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import Run
@@ -128,7 +130,7 @@ class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Writes:
-    """Of async_save, one at a time."""
+    """Saves by async_save, one at a time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -227,8 +229,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 def _uploads(run: Run, folder: Path) -> CheckpointUploads:
     """As jobs.train.trainer.training makes them, in a job of one rank."""
-    store = TCPStore("localhost", 0, is_master=True)
-    os.environ |= {**run.environment, "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    store = serve_store(LOOPBACK)
+    os.environ |= {**run.environment, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port)}
     rank = Rank(
         rank=0,
         local_rank=0,
@@ -242,7 +244,7 @@ def _uploads(run: Run, folder: Path) -> CheckpointUploads:
     s3 = object_store.connect()
     metrics = RunMetrics(rank, s3, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0)
     uploads = CheckpointUploads(rank, s3, PretrainMlm(data="s3://data/none/"), metrics, Retention(newest=1))
-    uploads.store_server = store  # it lives as long as they do
+    uploads.store_server = store  # type: ignore[attr-defined]  # it lives as long as they do
     return uploads
 
 

@@ -24,12 +24,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from jobs.contract.table_rows import At
 from jobs.train.data import corpus_files, vocabulary
 from jobs.train.data.corpus_documents import Input
 from jobs.train.data.corpus_files import END
 from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import HuggingFace, load
-from jobs.train.data.tables import At
 from tests.support.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
 
 LENGTH = 512
@@ -98,7 +98,7 @@ def _tokenizations(folder: Path, repeat: int) -> None:
 
 
 def _memory(folder: Path) -> None:
-    """Of ours, with a text that grows: its first copy, the first four, and all sixteen."""
+    """Show the memory of ours, with a text that grows: its first copy, the first four, and all sixteen."""
     for times in (1, 4, 16):
         grown = _run("copies", folder, str(times))
         side = _run("ours", folder, "copies")
@@ -144,7 +144,7 @@ def _memory_of(pid: int) -> int:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 

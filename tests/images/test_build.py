@@ -63,7 +63,7 @@ def test_the_cpu_image_is_built_and_a_code_edit_rebuilds_its_last_layers(
     assert re.search(r"^cpu: packages 5/5 cached$", edited.stderr, re.MULTILINE), edited.stderr
     header, row = edited.stdout.splitlines()
     assert header.split() == ["IMAGE", "TAG", "SIZE", "OVER", "BASE", "TOOK", "LAYERS"]
-    tag = re.fullmatch(r"cpu +(\S+) +\d+ MB +\d+ MB +[\d.]+ s +2 of 6 rebuilt", row)
+    tag = re.fullmatch(r"cpu +(\S+) +\d+ MB +\d+ MB +[\d.]+ s +3 of 7 rebuilt", row)
     assert tag, row
     assert re.fullmatch(rf"{RELEASE}-{tree.revision}-dirty-[0-9a-f]{{8}}", tag[1])
     seen = docker_engine.containers.run(
@@ -84,7 +84,7 @@ def test_a_failure_half_way_names_image_and_step_and_leaves_no_name(
     done = tree.images("build", "cpu", *options)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
-        "error: 'cpu' was not built, and no image got its name; step stage-1 2/2, RUN /mnt/install-jobs:" in done.stderr
+        "error: 'cpu' was not built, and no image got its name; step stage-1 3/3, RUN /mnt/install-jobs:" in done.stderr
     )
     assert "error: ModuleNotFoundError: No module named 'nothing_like_it'" in done.stderr
     assert names(docker_engine, "cpu", tree) == set()

@@ -1,9 +1,11 @@
 """images/cuda/Dockerfile, all of it: `make cuda-image`, since it fetches PyTorch's CUDA build, some gigabytes.
 
-What it cannot show where the engine hands in no NVIDIA card is the last check: training on one.
+What it cannot show where the engine hands in no NVIDIA card is the last check: training on one. A stand-in takes the
+place of AWS's installer of EFA.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +13,18 @@ import pytest
 from jobs.contract.image_hierarchy import image
 from jobs.contract.releases import release
 from jobs.images.lock import locked
+from tests.support.images.efa_stand_in import efa_mirror
 from tests.support.images.source_tree import SourceTree
 
 pytestmark = [pytest.mark.docker, pytest.mark.cuda_image, pytest.mark.timeout(3600)]
 
 
-def test_the_cuda_image_is_built_and_passes_its_test(docker_engine: Any, base_image: str, tree: SourceTree) -> None:
-    options = ("--build-arg", f"BASE_IMAGE={base_image}", "--network", "host", "-o", "json")
-    built = tree.images("build", "cuda", *options)
+def test_the_cuda_image_is_built_and_passes_its_test(
+    docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
+) -> None:
+    with efa_mirror(tree, tmp_path) as mirror:
+        arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"EFA_MIRROR={mirror}")
+        built = tree.images("build", "cuda", *arguments, "--network", "host", "-o", "json")
     assert built.returncode == 0, built.stderr
     print(built.stdout)  # size and time, for whoever asks for them with -s
     done = tree.images("test", "cuda", "--no-descendants", "-o", "json")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from jobs.contract.image_hierarchy import Image, image, images
-from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.instance_types import INSTANCE_TYPES, SCRATCH
 from jobs.contract.releases import Release, release, releases
+from jobs.contract.revision import NOT_SOURCES, SOURCES
+from jobs.images.checks.configuration import CARDS_VARIABLE
+from jobs.images.checks.processes import ACCELERATORS
 from jobs.images.lock import lock_file, locked
-from jobs.images.revision import NOT_SOURCES, SOURCES
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,9 +44,15 @@ def test_without_arguments_it_is_the_default_release(dockerfile: Path) -> None:
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.parent.name)
 def test_an_argument_is_one_that_builds_give(dockerfile: Path) -> None:
-    own = {"BASE_IMAGE", "PARENT_IMAGE", "PARENT_PACKAGES", "PARENT", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL"}
+    parent = {"PARENT_IMAGE", "PARENT_PACKAGES", "PARENT"}
+    own = {*parent, "BASE_IMAGE", "REVISION", "TORCH_INDEX", "PIP_EXTRA_INDEX_URL", "EFA_MIRROR"}
     declared = set(re.findall(r"^ARG (\w+)", dockerfile.read_text(), flags=re.MULTILINE))
     assert declared <= own | set(release().build_arguments)
+
+
+@pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
+def test_data_sets_of_the_hub_run_no_code_whoever_reads_them(dockerfile: Path) -> None:
+    assert re.search(r"^ENV (?:.*\\\n)*.*HF_DATASETS_TRUST_REMOTE_CODE=0\b", dockerfile.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
@@ -89,6 +97,15 @@ def test_a_base_of_another_release_is_refused(tmp_path: Path, plugin: str | None
         assert (done.returncode, done.stderr) == ((1, said) if complaint else (0, ""))
 
 
+def test_a_container_asks_for_its_cards_by_what_its_image_says() -> None:
+    """Job definitions have no environment, and Habana's image says nothing."""
+    for name, variable in CARDS_VARIABLE.items():
+        joined = re.sub(r"\\\n", " ", (ROOT / "images" / name / "Dockerfile").read_text())
+        assert re.search(rf"^ENV .*\b{variable}=all\b", joined, flags=re.MULTILINE), name
+    # The test of an image adds nothing that a job on Batch does not have.
+    assert all("environment" not in options for _, _, options in ACCELERATORS.values())
+
+
 @pytest.mark.parametrize("dockerfile", ROOTS, ids=lambda path: path.parent.name)
 def test_only_gaudi_runs_as_root(dockerfile: Path) -> None:
     packages, image = dockerfile.read_text().split("\nFROM packages\n")
@@ -96,6 +113,12 @@ def test_only_gaudi_runs_as_root(dockerfile: Path) -> None:
     for stage in (packages, image):
         users = re.findall(r"^USER (\S+)$", stage, flags=re.MULTILINE)
         assert users[-1:] == ([] if dockerfile.parent.name == "gaudi" else ["1000:1000"])
+
+
+def test_an_image_whose_instances_have_disks_lets_its_user_write_to_them() -> None:
+    """Docker gives a new volume the mode of the folder that it covers (docs.docker.com, Volumes)."""
+    for name in {row.image for row in INSTANCE_TYPES.values() if row.nvme_disks} - {"gaudi"}:  # which runs as root
+        assert f"mkdir --mode 1777 {SCRATCH}\n" in (ROOT / "images" / name / "Dockerfile").read_text()
 
 
 def test_docker_sees_what_the_revision_is_taken_of() -> None:
@@ -110,7 +133,11 @@ def test_a_child_leaves_its_parents_user_and_command(dockerfile: Path) -> None:
     assert not re.findall(r"^(?:USER|WORKDIR|CMD|ENTRYPOINT)\b.*", stage, flags=re.MULTILINE)
     # The code is the parent's, and lies above the packages, which its edits leave as they are.
     copied = re.findall(r"^COPY (.*) \S+$", stage, flags=re.MULTILINE)
-    assert copied == [f"--from=packages /opt/trainyard/{dockerfile.parent.name}", "--from=parent /opt/trainyard/jobs"]
+    assert copied == [
+        f"--from=packages /opt/trainyard/{dockerfile.parent.name}",
+        "--from=parent /opt/trainyard/jobs",
+        "--from=parent /opt/trainyard/trainyard",
+    ]
 
 
 @pytest.mark.parametrize("row", releases().values(), ids=lambda row: row.name)
@@ -136,7 +163,7 @@ def test_hadolint_finds_nothing_and_what_it_should_ignore_is_explained(dockerfil
 
 
 def test_shellcheck_finds_nothing_in_the_shared_scripts() -> None:
-    scripts = sorted((ROOT / "images" / "shared").iterdir())
+    scripts = sorted(path for path in (ROOT / "images" / "shared").iterdir() if path.suffix != ".sha256")
     assert scripts
     checked = subprocess.run(
         [Path(sys.executable).with_name("shellcheck"), *scripts], capture_output=True, text=True, check=False
@@ -158,5 +185,5 @@ def test_no_instruction_could_leave_a_secret_in_the_image(dockerfile: Path) -> N
     assert [name for name in names if secret.search(name)] == []
     # Nor what somebody has on the machine that builds: of the context, only these are named.
     copied = re.findall(r"^COPY (?!--from)(\S+) ", text, flags=re.MULTILINE)
-    assert all(re.fullmatch(r"jobs|images/locks/\$\{RELEASE\}/\S+\.txt", source) for source in copied)
+    assert all(re.fullmatch(r"jobs|trainyard|images/locks/\$\{RELEASE\}/\S+\.txt", source) for source in copied)
     assert not re.search(r"^ADD\b", text, flags=re.MULTILINE)

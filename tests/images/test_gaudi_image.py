@@ -1,7 +1,8 @@
 """images/gaudi/Dockerfile, all of it, on a stand-in for Habana's image (habana_stand_in.py).
 
 What the stand-in cannot show: Habana's packages, libraries and fork of DeepSpeed (DeepSpeed's own release takes its
-place), EFA's libraries, and an HPU. What it does show: every instruction runs as it stands, optimum-habana and the rest
+place), EFA's build of libfabric (Ubuntu's or Debian's lies in its place), and an HPU. What it does show: every
+instruction runs as it stands, but for the commit of libfabric's wrapper; optimum-habana and the rest
 of the row install beside packages that want other versions, the base keeps its PyTorch and NumPy, and a job's trainer
 trains; on Ubuntu's Python 3.10 and the row's own PyTorch, where UBUNTU_MIRROR names an archive of Ubuntu's packages.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker.errors import ContainerError
 
 from jobs.contract.image_hierarchy import image
 from jobs.images.checks.check import Subject
@@ -95,6 +97,17 @@ def test_the_trainer_of_a_job_trains(docker_engine: Any, gaudi: Gaudi) -> None:
     result = json.loads(run(docker_engine, gaudi.name, ["python", "-W", "ignore", "-c", code]).splitlines()[-1])
     assert result["trainer"] == "GaudiTrainer"
     assert result["losses"][-1] < result["losses"][0] / 4, "it did not learn"
+
+
+def test_it_finds_libfabric_where_the_base_does_not_and_builds_the_wrapper(docker_engine: Any, gaudi: Gaudi) -> None:
+    load = ["python3", "-c", "import ctypes; ctypes.CDLL('libfabric.so.1')"]
+    with pytest.raises(ContainerError, match=r"libfabric\.so\.1: cannot open shared object file"):
+        run(docker_engine, gaudi.habana_image, load)
+    code = "from jobs.train import libfabric as f; print(f.taken(f.providers(f.load('hpu'))))"
+    assert run(docker_engine, gaudi.name, ["python", "-c", code]) == "tcp\n"
+    assert "/usr/lib/habanalabs/libhccl_ofi_wrapper.so" in run(
+        docker_engine, gaudi.name, ["ls", "/usr/lib/habanalabs/libhccl_ofi_wrapper.so"]
+    )
 
 
 def test_labels_say_what_is_inside(docker_engine: Any, gaudi: Gaudi) -> None:

@@ -162,6 +162,7 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_
         ("user", "it runs as 0:0, and images/cuda/Dockerfile says 1000:1000"),
         ("command", "its own command is not the help of jobs.train.launch"),
         ("environment", "looks like a secret: HF_TOKEN"),
+        ("cards", "NVIDIA_VISIBLE_DEVICES is not set, not all: a container of it may get no card"),
         ("secrets", "looks like a secret: /etc/ssl/key.pem"),
         ("world-writable", "everybody may write: /opt/trainyard/jobs/contract/errors.py"),
         ("ownership", "the job's user owns what lies outside /home/trainyard: /opt/trainyard/jobs/contract/plan.py"),
@@ -175,7 +176,7 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_
         assert re.search(rf"cuda {check} failed [0-9.]+ s (?:(?!cuda ).)*{found}", rows), f"{check}: {rows}"
     assert "cuda accelerator ok" not in rows
     assert "HF_TOKEN=" not in done.stdout + done.stderr
-    assert re.search(r"^error: 1[34] of 15 checks failed: cuda \(labels\), ", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^error: 1[45] of 18 checks failed: cuda \(labels\), ", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ class Laptop:
     def job(self, run_id: str) -> Mapping[str, Any]:
         batch = self.aws.client("batch")
         found = batch.list_jobs(
-            jobQueue=self.parameter("queue/gaudi-spot"), filters=[{"name": "JOB_NAME", "values": [run_id]}]
+            jobQueue=self.parameter("queue/spot"), filters=[{"name": "JOB_NAME", "values": [run_id]}]
         )["jobSummaryList"]
         (detail,) = batch.describe_jobs(jobs=[found[0]["jobId"]])["jobs"]
         assert isinstance(detail, dict)
@@ -169,6 +169,9 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
     (container,) = docker_engine.containers.list(filters={"label": f"trainyard.job-id={job['jobId']}"})
     assert container.attrs["Config"]["Image"] == f"{laptop.registry.address}/{name}@{digest}"
     assert container.attrs["Config"]["User"] == "1000:1000"
+    # AND a command in it runs there, as root, whoever the image's user is
+    entered = laptop.trainyard("exec", run_id, "sh", "-c", "id -u; echo $AWS_BATCH_JOB_ID")
+    assert entered.stdout.split() == ["0", job["jobId"]], entered.stderr
     # AND the job goes on from its checkpoint when its instance is taken away
     laptop.reclaim(job["jobId"])
     ended = until(
@@ -178,7 +181,7 @@ def test_a_job_trains_in_the_image_that_was_pushed_and_goes_on_after_a_reclaim(
     assert ended["status"] == "SUCCEEDED", logs
     first, _ = ended["attempts"]
     assert first["statusReason"].startswith("Host EC2 (instance i-")
-    assert "2 ranks on 1 node(s) over gloo" in logs
+    assert "2 ranks on 1 node over gloo" in logs
     assert "start: resumed from checkpoint step-" in logs
     # AND leaves its results in S3, and nothing on this machine
     assert {"receipt.json", "metrics.jsonl", "model/model.safetensors"} <= set(laptop.keys(prefix))

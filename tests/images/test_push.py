@@ -20,10 +20,10 @@ from jobs.aws.connection import Aws
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.errors import UsageError
 from jobs.contract.releases import release
+from jobs.contract.revision import REVISION_VARIABLE
 from jobs.contract.stage import image_parameter, image_repository_parameter
-from jobs.images.build import default_base
+from jobs.images.bases import default_base
 from jobs.images.push import Push, Registry, check_clean
-from jobs.images.revision import REVISION_VARIABLE
 from jobs.images.stage_images import StageImages
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.images.registry import FrontDoor, Refusal, front_door, running_registry

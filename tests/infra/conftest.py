@@ -10,14 +10,13 @@ from infra.settings import STAGES
 from infra.stages import Stage, Team
 from tests.support.infra.synthesis import Templates, read_assembly, stacks_of, synthesise
 from tests.support.infra.variants import VARIANTS
+from tests.support.made_once import made_once
 
 
 @pytest.fixture(scope="session")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cloud assembly of all stages of infra/settings.py."""
-    directory = tmp_path_factory.mktemp("assembly")
-    synthesise(STAGES.values(), directory)
-    return directory
+    return made_once(tmp_path_factory, "assembly", lambda folder: synthesise(STAGES.values(), folder))
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +28,7 @@ def templates(assembly: Path) -> Templates:
 @pytest.fixture(scope="session")
 def variants_assembly(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cloud assembly of the settings of tests/support/infra/variants.py, all in one app."""
-    directory = tmp_path_factory.mktemp("variants")
-    synthesise(VARIANTS, directory)
-    return directory
+    return made_once(tmp_path_factory, "variants", lambda folder: synthesise(VARIANTS, folder))
 
 
 @pytest.fixture(scope="session")

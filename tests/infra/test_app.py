@@ -60,12 +60,18 @@ def test_stacks_wait_for_those_whose_values_they_import(assembly: Path, template
     assert any(_imports(template) for template in templates.values())
 
 
+def test_a_stage_is_deployed_through_the_bootstrap_that_it_names(templates: Templates, variants: Templates) -> None:
+    for path, template in {**templates, **variants}.items():
+        qualifier = "closed1" if path.startswith("closed/") else "hnb659fds"
+        assert template["Parameters"]["BootstrapVersion"]["Default"] == f"/cdk-bootstrap/{qualifier}/version"
+
+
 def test_synthesis_looks_nothing_up(assembly: Path) -> None:
     manifests = [json.loads(path.read_text()) for path in assembly.rglob("manifest.json")]
     assert len(manifests) == 1 + len(STAGES)
     assert not any(manifest.get("missing") for manifest in manifests)
     environments = {artifact["environment"] for artifact in _artifacts(assembly, "aws:cloudformation:stack")}
-    assert environments == {"aws://unknown-account/unknown-region"}
+    assert environments == {f"aws://unknown-account/{row.region or 'unknown-region'}" for row in STAGES.values()}
 
 
 def test_a_stage_of_a_fixed_account_looks_nothing_up_either(tmp_path: Path) -> None:
@@ -129,17 +135,20 @@ def test_stages_differ_by_their_names_only_where_their_settings_are_equal() -> N
         ({"max_nodes": 7}, {"compute"}, {"dl124xlarge1210spot65D0EA09.Properties.ComputeResources.MaxvCpus"}),
         (
             {"log_retention_days": 30},
-            {"network", "image", "machine-image", "jobs", "observability"},
+            {"network", "image", "machine-image", "compute", "jobs", "observability"},
             {
                 f"{log}.Properties.RetentionInDays"
                 for log in (
                     "BuildLogs04E75593",
                     "DefaultGroupHandlerLogs0805A114",
                     "FlowLogs16C1943A",
+                    "InstanceLogsAB47D8DA",
                     "JobLogs4F84869B",
+                    "OfferFunctionLog2E44E9D2",
                     "Pooldl124xlarge1210LogsD54D737A",
                     "ReportJobLog49D1CE91",
                     "TagInstancesLogDC543DC6",
+                    "WatchInstancesLogFD016321",
                 )
             },
         ),

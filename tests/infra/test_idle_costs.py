@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from infra.idle_costs import FREE, PRICES, Line, idle_costs, table
+from infra.idle_costs import FREE, PRICES, Line, idle_costs, summary, table
+from infra.settings import STAGES
 from tests.support.infra.synthesis import Templates
 
 
@@ -87,3 +88,12 @@ def _lines(templates: Templates, stage: str) -> list[Line]:
 
 def _by_type(templates: Templates, stage: str) -> dict[str, float | None]:
     return {line.price.type: line.usd_a_month for line in _lines(templates, stage)}
+
+
+def test_one_stage_says_for_programs_what_it_costs_and_what_jobs_would_run_on(templates: Templates) -> None:
+    stage = STAGES["dev"]
+    said = summary(stage, _lines(templates, "dev"))
+    assert (said["stage"], said["instance_type"]) == ("dev", stage.instance_type)
+    assert said["cpu_instance_type"] == stage.cpu_instance_type
+    assert said["usd_a_month"] == pytest.approx(39.8)
+    assert (said["builds_machine_image"], said["several_nodes_on_demand"]) == (True, False)

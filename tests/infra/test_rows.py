@@ -13,7 +13,7 @@ import pytest
 from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
-from jobs.contract.queues import GAUDI_SPOT, QUEUES
+from jobs.contract.queues import QUEUES, SPOT
 from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter
 from tests.support.infra.synthesis import Templates, synthesise, templates_of
 
@@ -59,7 +59,7 @@ def test_another_instance_type_is_a_row(base: Templates) -> None:
     assert [(name, kind) for name, kind in removed if kind.startswith(("AWS::Batch::C", "AWS::Batch::JobQ"))] == []
     instances = instance_types(after)
     assert {"p4d.24xlarge", "dl1.24xlarge"} <= instances
-    assert queue_parameter(GAUDI_SPOT) in {name.removeprefix(parameter_path("test")) for name in published(after)}
+    assert queue_parameter(SPOT) in {name.removeprefix(parameter_path("test")) for name in published(after)}
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in INSTANCE_TYPES.items() if row.accelerators))
@@ -83,12 +83,12 @@ def test_a_release_is_a_row() -> None:
 
 def test_a_queue_is_a_row(base: Templates, tmp_path: Path) -> None:
     # WHEN a queue is added to the table
-    urgent = replace(QUEUES[GAUDI_SPOT], name="gaudi-urgent", purpose="jobs that others wait for")
+    urgent = replace(QUEUES[SPOT], name="urgent", alias=None, purpose="jobs that others wait for")
     with added_queue(urgent.name, urgent):
         after = synthesise([BASE], tmp_path)
     added, changed, removed = difference(base, after)
     # THEN the stage has it under its name, on the instances that are there
-    assert parameter_path("test") + queue_parameter("gaudi-urgent") in published(after)
+    assert parameter_path("test") + queue_parameter("urgent") in published(after)
     assert Counter(kind for name, kind in added if name.startswith("test/compute/")) == {
         "AWS::Batch::JobQueue": 1,
         "AWS::SSM::Parameter": 1,

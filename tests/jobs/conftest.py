@@ -1,8 +1,11 @@
-"""The embedded AWS with the project's own stacks deployed to it, as the modules under test see it."""
+"""The embedded AWS with the project's own stacks deployed to it, as the modules under test see it; and a browser."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
+import boto3
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import send
@@ -10,7 +13,17 @@ from jobs.client import batch
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, Run, RunCommand, planned_to_run, wait_for
+from tests.support.jobs.pages import OpenedPage
+from tests.support.jobs.submitting import (
+    DATA,
+    DATA_KEY,
+    MODEL_FILES,
+    MODEL_KEY,
+    Run,
+    RunCommand,
+    planned_to_run,
+    wait_for,
+)
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -18,6 +31,7 @@ def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
 
 
 @pytest.fixture
@@ -47,8 +61,9 @@ def connected(deployed_aws: EmbeddedAws) -> Aws:
         aws = Aws()
         assert all((aws.batch, aws.batch_without_retries, aws.s3, aws.ssm, aws.logs))
     data_bucket = batch.read_stage(aws, DEFAULT_STAGE).data_bucket
-    aws.s3.put_object(Bucket=data_bucket, Key=f"{MODEL_KEY}/config.json", Body=b"{}")
-    aws.s3.put_object(Bucket=data_bucket, Key=DATA_KEY, Body=b'{"text": "good", "label": 1}\n')
+    for name, content in MODEL_FILES.items():
+        aws.s3.put_object(Bucket=data_bucket, Key=f"{MODEL_KEY}/{name}", Body=content)
+    aws.s3.put_object(Bucket=data_bucket, Key=DATA_KEY, Body=DATA)
     return aws
 
 
@@ -79,3 +94,21 @@ def run_command(embedded: Aws, stage: DeployedStage) -> RunCommand:
         return Run(plan, wait_for(embedded, stage, send(embedded, plan)))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """The machine's own, until the file's tests are over: Playwright can be started once at a time in a process."""
+    program = shutil.which("chromium")
+    assert program, "no chromium on PATH. Next: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Browser) -> Iterator[OpenedPage]:
+    page = OpenedPage(chromium)
+    yield page
+    page.close()

@@ -14,6 +14,12 @@ leave_unless_done() {
     echo "trainyard: $PART failed with $code; this instance takes no jobs and shuts down" >&2
     # Whatever starts next: an agent that waits for this to end, one that an AMI started early, one after a reboot.
     systemctl mask --now --no-block ecs.service || true
+    # What has been said so far leaves by way of boot/instance_logs.sh, which may still be getting ready.
+    for _ in {1..30}; do
+      [[ $(systemctl is-active trainyard-instance-logs.service) == activating ]] || break
+      sleep 2
+    done
+    sleep 10
     systemctl poweroff --no-block
   fi
 }

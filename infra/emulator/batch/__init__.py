@@ -5,20 +5,22 @@ behaves as on AWS and what is not proven.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from moto.batch import urls
 from moto.batch.models import batch_backends
 
 from infra.emulator.batch import cloudformation
 from infra.emulator.batch.backend import BatchBackend
+from infra.emulator.batch.job import Job
 from infra.emulator.batch.quotas import check_settings
 from infra.emulator.batch.responses import BatchResponse
 from infra.emulator.containers.executor import Executor
 from infra.emulator.containers.process_executor import ProcessExecutor
 from infra.emulator.credentials import Credentials
 
-__all__ = ["cloudformation", "install", "job_counts", "reclaim", "shutdown"]
+__all__ = ["cloudformation", "entrance", "install", "job_counts", "reclaim", "shutdown"]
 
 
 def install(executor_name: str, *, credentials: Credentials, registry: str | None = None) -> None:
@@ -54,11 +56,23 @@ def job_counts() -> dict[str, int]:
 
 def reclaim(job_id: str) -> bool:
     """Take the instance away that a job, or a node `<id>#<index>`, runs on. False where no such job runs."""
+    found = _find(job_id)
+    return found is not None and found[0].scheduler.reclaim(found[1])
+
+
+def entrance(job_id: str) -> Mapping[str, Any] | None:
+    """Return what the container of a job, a child or a node is entered by; None where none runs that may be."""
+    found = _find(job_id)
+    return found[0].scheduler.entrance(found[1]) if found else None
+
+
+def _find(job_id: str) -> tuple[BatchBackend, Job] | None:
+    """Return a job with the backend that has it."""
     for backend in _backends():
         job = backend.scheduler.jobs.get(job_id)
         if job is not None:
-            return backend.scheduler.reclaim(job)
-    return False
+            return backend, job
+    return None
 
 
 def _make_executor(name: str, registry: str | None) -> Executor:

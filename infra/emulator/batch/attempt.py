@@ -5,9 +5,10 @@ once it runs; its exit ends the job, the exit of another does nothing; the timeo
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from moto.logs.models import LogsBackend
 
@@ -108,6 +109,10 @@ class Attempt(threading.Thread):
         self._reclaimed.add(unit.id)
         task.stop()
         return True
+
+    def entrance(self, unit: Job) -> Mapping[str, Any] | None:
+        """Return what the container of `unit` (the job, or one of its nodes) is entered by; None where it cannot be."""
+        return self._tasks[(self._main_unit if unit is self.job else unit).id].entrance()
 
     def run(self) -> None:
         try:
@@ -253,3 +258,6 @@ class _LoggedHandle:
 
     def kill(self) -> None:
         self._handle.kill()
+
+    def entrance(self) -> Mapping[str, Any]:
+        return self._handle.entrance()

@@ -24,7 +24,7 @@ class BatchResource(ChangeableModel):
     attributes: tuple[str, ...] = ()
     """Names of Fn::GetAtt that give the ARN."""
     makes_revisions = False
-    """Whether each change gives it another ARN."""
+    """True: each change gives it another ARN."""
 
     def __init__(self, arn: str, properties: Properties, place: AccountRegion) -> None:
         self.arn = arn

@@ -1,4 +1,4 @@
-"""Whether Batch starts a job again after a failed attempt: retryStrategy and evaluateOnExit. Pure.
+"""Decide whether Batch starts a job again after a failed attempt: retryStrategy and evaluateOnExit. Pure.
 
 Source: AWS Batch user guide, "Automated job retries", and the API reference of EvaluateOnExit.
 """

@@ -97,9 +97,19 @@ class Scheduler:
     def reclaim(self, job: Job) -> bool:
         """Take the instance away that it runs on; False where it runs on none."""
         with self.lock:
-            owner = job.parent if job.node is not None and job.parent is not None else job
-            attempt = self._attempts.get(owner.id)
+            attempt = self._attempt_of(job)
             return attempt is not None and attempt.reclaim(job)
+
+    def entrance(self, job: Job) -> Mapping[str, Any] | None:
+        """Return what its container is entered by; None where it does not run, or where nobody may enter it."""
+        with self.lock:
+            attempt = self._attempt_of(job)
+            return attempt.entrance(job) if attempt is not None else None
+
+    def _attempt_of(self, job: Job) -> Attempt | None:
+        """Return the attempt that a job runs in, or the job of which it is a node."""
+        owner = job.parent if job.node is not None and job.parent is not None else job
+        return self._attempts.get(owner.id)
 
     def shutdown(self) -> None:
         """Kill everything that runs, and start nothing any more. Returns when it is gone."""

@@ -8,9 +8,10 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from infra.emulator.batch.overrides import Container, Node
 from infra.emulator.batch.quotas import stop_timeout_seconds
@@ -111,6 +112,13 @@ class Task(threading.Thread):
             self._grace_seconds = grace_seconds
         self._stop_asked.set()
         self._events.put(_Signal.STOP)
+
+    def entrance(self) -> Mapping[str, Any] | None:
+        """Return what its first container is entered by; None where that does not run, or where nobody may enter it."""
+        first = self._node.containers[0].name
+        definition = self._node.task or self._node.properties.get("containerProperties", {})
+        may_enter = definition.get("enableExecuteCommand") and first in self._running
+        return self._handles[first].entrance() if may_enter else None
 
     def run(self) -> None:
         try:

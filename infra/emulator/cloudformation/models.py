@@ -21,6 +21,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.core import TaggedEC2Resource
 from werkzeug.exceptions import HTTPException
 
+from infra.emulator import kept_objects
 from infra.emulator.cloudformation import ec2_models
 from infra.emulator.cloudformation.template import TemplateError
 from infra.emulator.cloudformation.unproven import UnprovenResource
@@ -56,7 +57,9 @@ NAME_LIMITS = {
 }
 """Longest names, where it is less than the 128 characters most services take."""
 
-LOWER_CASE_NAMES = frozenset({"AWS::S3::Bucket", "AWS::ECR::Repository"})
+_BUCKET = "AWS::S3::Bucket"
+
+LOWER_CASE_NAMES = frozenset({_BUCKET, "AWS::ECR::Repository"})
 
 
 def find_model(resource_type: str) -> Any | None:
@@ -87,7 +90,8 @@ def generate_name(resource_type: str, stack_name: str, logical_id: str) -> str:
     """A physical name as CloudFormation makes them: stack, logical id, something random."""
     suffix = random_suffix()
     name = f"{f'{stack_name}-{logical_id}'[: NAME_LIMITS.get(resource_type, 128) - 13]}-{suffix}"
-    return name.lower() if resource_type in LOWER_CASE_NAMES else name
+    name = name.lower() if resource_type in LOWER_CASE_NAMES else name
+    return kept_objects.lasting_name(name, f"{stack_name}/{logical_id}") if resource_type == _BUCKET else name
 
 
 def create(resource_type: str, logical_id: str, properties: Mapping[str, Any], place: Place) -> Any:

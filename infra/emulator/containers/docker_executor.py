@@ -136,6 +136,10 @@ class DockerHandle:
     def kill(self) -> None:
         self._signal("SIGKILL")
 
+    def entrance(self) -> Mapping[str, Any]:
+        """Return the container's id, and the engine that the server was told to use."""
+        return {"container": self._container.id, "docker_host": os.environ.get("DOCKER_HOST", "")}
+
     def _signal(self, name: str) -> None:
         try:
             self._container.kill(signal=name)

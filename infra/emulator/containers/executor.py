@@ -62,6 +62,12 @@ class Handle(Protocol):
     def kill(self) -> None:
         """End the container and everything that it started. Harmless once it is gone."""
 
+    def entrance(self) -> Mapping[str, Any]:
+        """Return what a program of this machine enters the container by.
+
+        `pid`, a process of it; or `container`, its id in the Docker engine at `docker_host`.
+        """
+
 
 class Executor(Protocol):
     """Starts containers."""

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import psutil
 
@@ -43,6 +43,8 @@ PASSED_VARIABLES = (
     # Without a hub, its client otherwise tries for half a minute; where there is one, a copy may stand in.
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
+    # Where several jobs share the cores: each would take all of them, and its threads wait for each other busily.
+    "OMP_NUM_THREADS",
 )
 """All that a job gets from the server's environment, besides PATH behind the folder of the server's Python."""
 
@@ -202,6 +204,10 @@ class ProcessHandle:
     def kill(self) -> None:
         """The end of its standard input makes the init process kill everything."""
         self._lifeline.close()
+
+    def entrance(self) -> Mapping[str, Any]:
+        """Return the id of the command's process, which has the container's environment and working directory."""
+        return {"pid": self._session}
 
     def _kill_what_is_left(self) -> None:
         """Wait for the end of the init process, and clean up after it where it was itself killed."""

@@ -8,7 +8,8 @@ order, so an event only names the job; what is done follows from what DescribeJo
    submitted again under its own name.
 
 Nodes that Batch starts one by one (the children of an array job) move together: events are of each of them, what is
-decided and done is of their parent. It moves where the On-Demand queue may have instances for all of them.
+decided and done is of their parent. It moves where the On-Demand queue may have instances for all of them. The children
+of a sweep are no such nodes: one that is reclaimed says nothing of the others, which run on, and a sweep is not moved.
 
 Two jobs must never write one run at the same time, so the second step waits for Batch's word that the first job has
 ended. `dependsOn` could not do it: what depends on a job that failed, and a terminated one has failed, fails as well.
@@ -32,6 +33,10 @@ from infra.observability.functions.reclaims import ReclaimRules, is_reclaim
 CLAIM_SECONDS = 120
 """After it a claim without a successor counts as abandoned. Longer than the function may run; shorter than the three
 minutes over which Lambda tries an asynchronous call again."""
+
+
+SWEEP_TAG = "trainyard:sweep"
+"""Tag of a sweep's job (jobs/contract/sweep.py)."""
 
 
 CAPACITY_FLAG = "--capacity="
@@ -59,10 +64,11 @@ class Rules(ReclaimRules):
 
     @classmethod
     def from_environment(cls) -> "Rules":
+        arns = os.environ["QUEUE_ARNS"]
         return cls(
             run_bucket=os.environ["RUN_BUCKET"],
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
-            on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
+            on_demand_queues={arns + spot: arns + other for spot, other in json.loads(os.environ["ON_DEMAND_QUEUES"])},
             on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
             exited_reason=os.environ["EXITED_REASON"],
@@ -91,6 +97,8 @@ def decide(job: dict[str, Any], rules: Rules) -> Terminate | Resubmit | None:
     """Return what is to be done with a job, as DescribeJobs shows it (an array: as `with_children`); None: nothing."""
     queue = rules.on_demand_queues.get(job["jobQueue"])
     if queue is None or job["status"] == "SUCCEEDED" or not _team(job) or size(job) > rules.on_demand_nodes:
+        return None
+    if SWEEP_TAG in job.get("tags", {}):
         return None
     attempts = job.get("attempts", [])
     reclaims = sum(is_reclaim(attempt, rules) for attempt in attempts)

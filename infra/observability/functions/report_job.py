@@ -8,6 +8,8 @@ repeats the last one.
 Nodes that Batch starts one by one (the children of an array job) fail and are reclaimed as one: a failure is told of
 when their parent has failed, a reclaim when the first child waits again, since all leave when one is taken away.
 
+The children of a sweep run for themselves: a reclaim is told of each, that points have failed once, of the parent.
+
 A job that its owner cancelled, that goes on elsewhere, or that was a duplicate has not failed.
 """
 
@@ -19,6 +21,9 @@ from typing import Any
 
 from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim
 
+SWEEP_TAG = "trainyard:sweep"
+"""Tag of a sweep's job (jobs/contract/sweep.py)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules(ReclaimRules):
@@ -28,7 +33,7 @@ class Rules(ReclaimRules):
     topic: str
     namespace: str
     queues: dict[str, dict[str, Any]]
-    """ARN to `name`, `capacity` (`spot`, `on-demand`), and `usd_per_hour` of a node."""
+    """ARN to `name` and `capacity` (`spot`, `on-demand`)."""
     on_demand_queues: dict[str, str]
     """Spot queues whose jobs may go on elsewhere."""
     on_demand_nodes: int
@@ -40,12 +45,16 @@ class Rules(ReclaimRules):
 
     @classmethod
     def from_environment(cls) -> "Rules":
+        arns = os.environ["QUEUE_ARNS"]
         return cls(
             stage=os.environ["STAGE"],
             topic=os.environ["TOPIC_ARN"],
             namespace=os.environ["METRIC_NAMESPACE"],
-            queues={queue["arn"]: queue for queue in json.loads(os.environ["QUEUES"])},
-            on_demand_queues=dict(json.loads(os.environ["ON_DEMAND_QUEUES"])),
+            queues={
+                arns + queue: {"name": name, "capacity": capacity}
+                for queue, name, capacity in json.loads(os.environ["QUEUES"])
+            },
+            on_demand_queues={arns + spot: arns + other for spot, other in json.loads(os.environ["ON_DEMAND_QUEUES"])},
             on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
@@ -69,7 +78,8 @@ class Report:
 def report(job: dict[str, Any], rules: Rules) -> Report:
     """Return what to say of a job, as DescribeJobs shows it, with status, reason and attempts as of the event."""
     child = job.get("arrayProperties", {}).get("index")
-    if child or (child == 0 and job["status"] == "FAILED"):
+    is_sweep = SWEEP_TAG in job.get("tags", {})
+    if (child and not is_sweep) or (child is not None and job["status"] == "FAILED"):
         return Report()
     attempts = job.get("attempts", [])
     lost = sum(_is_reclaim(attempt, job["jobQueue"], rules) for attempt in attempts)
@@ -81,16 +91,23 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
         container = containers(attempts[-1] if attempts else {})[0]
         code = f" (exit code {container['exitCode']})" if "exitCode" in container else ""
         why = "; ".join(filter(None, (job.get("statusReason", "no reason given"), container.get("reason"))))
+        if is_sweep:
+            return Report(
+                failed=True,
+                text=f"{of} is a sweep, not all of whose points have succeeded: {why}{code}. "
+                f"Look: trainyard sweep {run} --stage {rules.stage}",
+            )
         return Report(
             failed=True,
             reclaimed=reclaimed,
             text=f"{of} failed in attempt {max(1, len(attempts))}: {why}{code}. "
             f"Look: trainyard logs {run} --stage {rules.stage}",
         )
+    its_instance = "one of its instances" if is_sweep else "its instance"
     if job["status"] == "RUNNABLE" and reclaimed:
         return Report(
             reclaimed=True,
-            text=f"{of} lost its instance to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
+            text=f"{of} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
             f"one and resumes from its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
@@ -129,7 +146,8 @@ def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
 
 def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: bool) -> bool:
     reason = job.get("statusReason", "")
-    may_go_on = job["jobQueue"] in rules.on_demand_queues and _children(job) <= rules.on_demand_nodes
+    fits = _children(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
+    may_go_on = job["jobQueue"] in rules.on_demand_queues and fits
     if reason.startswith(rules.no_capacity_reason):
         return not may_go_on
     if reason.startswith("Canceled by JobStateTimeLimit"):  # by the queue, not by its owner
@@ -145,12 +163,8 @@ def _ordinal(number: int) -> str:
 
 def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
     """Return a line of CloudWatch's embedded metric format, from a queue's jobs that wait or run."""
-    running = [summary for summary in summaries if summary["status"] in ("STARTING", "RUNNING")]
-    nodes = sum(summary.get("nodeProperties", {}).get("numNodes", 1) for summary in running)
     values = {
-        "QueueDepth": len(summaries) - len(running),
-        "RunningNodes": nodes,
-        "SpendUsdPerHour": round(nodes * queue["usd_per_hour"], 4),
+        "QueueDepth": sum(summary["status"] not in ("STARTING", "RUNNING") for summary in summaries),
         "Reclaims": int(said.reclaimed),
         "FailedJobs": int(said.failed),
     }

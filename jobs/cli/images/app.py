@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.options import BuildArguments, Network, Output
+from jobs.cli.options import BuildArguments, Network, Output, user_path
 
 images = typer.Typer(help="The images that jobs run in: build them here, test them, push them to a stage.")
 
@@ -162,11 +162,13 @@ def images_sbom(
     *,
     names: Images,
     release: ReleaseName = None,
-    folder: Annotated[Path, typer.Option(help="Where the documents go.")] = Path(".trainyard/sbom"),
+    folder: Annotated[Path, typer.Option(metavar="FOLDER", parser=user_path, help="Where the documents go.")] = Path(
+        ".trainyard/sbom"
+    ),
 ) -> None:
     """Write what images hold, every package with version and licence, as SPDX documents; prints their paths.
 
-    They must have been built at the sources' revision.
+    They must have been built at the sources' revision. `laptop` stands for this machine's own Python environment.
     """
     from jobs.cli.images import sbom as command
 

@@ -10,9 +10,9 @@ from jobs.cli.images.build_view import BuildView
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.instance_types import instance_type
 from jobs.contract.releases import Release, check_image, release, release_for
+from jobs.contract.revision import source_revision
 from jobs.images import engine
 from jobs.images.build import Build, BuiltImage, parse_build_arguments
-from jobs.images.revision import source_revision
 
 
 def build(

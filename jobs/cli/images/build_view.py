@@ -7,8 +7,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 from rich.text import Text
 
-from jobs.cli.tables import duration, stderr
+from jobs.cli.tables import stderr
 from jobs.contract.image_hierarchy import Image
+from jobs.contract.words import duration
 from jobs.images.build import BuiltImage
 from jobs.images.build_output import BuildOutput, Vertex
 

@@ -11,11 +11,11 @@ from jobs.cli.images.build import chosen_release
 from jobs.cli.images.build_view import BuildView
 from jobs.contract.errors import StoppedError, TrainyardError, UsageError
 from jobs.contract.image_hierarchy import Image, image, with_descendants
+from jobs.contract.revision import image_tag, local_name, source_revision
 from jobs.images import engine
 from jobs.images.build import Build, parse_build_arguments
 from jobs.images.checks.check import Check, Subject
 from jobs.images.checks.table import Result, run_checks
-from jobs.images.revision import image_tag, local_name, source_revision
 
 _STYLES = {"ok": "green", "failed": "red", "left out": "yellow"}
 

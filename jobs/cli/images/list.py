@@ -13,9 +13,10 @@ from jobs.cli import tables
 from jobs.contract import image_hierarchy as hierarchy
 from jobs.contract.errors import TrainyardError
 from jobs.contract.releases import release
+from jobs.contract.revision import image_tag, source_revision
+from jobs.contract.words import duration
 from jobs.images import engine
 from jobs.images.inventory import LocalImage, RemoteImage, local_images, recorded_images, remote_images
-from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
 
 _NEWEST = 5
@@ -116,7 +117,7 @@ def _list_table(rows: Sequence[Mapping[str, Any]], unknown: Mapping[str, str]) -
             _state(row, unknown),
             row["tag"] or "",
             tables.megabytes(row["size_bytes"]) if row["size_bytes"] else "",
-            "" if age is None else tables.duration(age),
+            "" if age is None else duration(age),
             _pushed(row, unknown),
         )
     return table

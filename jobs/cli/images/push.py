@@ -13,10 +13,11 @@ from jobs.cli.images.build_view import BuildView
 from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import release
+from jobs.contract.revision import image_tag, source_revision
 from jobs.images import engine
-from jobs.images.build import BASE_ARGUMENT, Build, parse_build_arguments
+from jobs.images.bases import BASE_ARGUMENT
+from jobs.images.build import Build, parse_build_arguments
 from jobs.images.push import Push, Pushed, Registry, check_clean
-from jobs.images.revision import image_tag, source_revision
 from jobs.images.stage_images import StageImages
 
 _HAS_ARRIVED = ("Pushed", "Layer already exists", "Mounted")

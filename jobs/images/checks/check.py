@@ -10,8 +10,8 @@ from docker.errors import ImageNotFound
 from jobs.contract.errors import NotFoundError
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import Release
+from jobs.contract.revision import image_tag, local_name
 from jobs.images import engine
-from jobs.images.revision import image_tag, local_name
 
 
 class CheckFailedError(Exception):

@@ -25,6 +25,10 @@ CHILD_LIMIT_BYTES = 250_000_000
 TORCH_RATIO = 1.3
 """How much an image on a plain Python may add, as a multiple of its torch wheel unpacked."""
 
+CARDS_VARIABLE = {"gaudi": "HABANA_VISIBLE_DEVICES", "cuda": "NVIDIA_VISIBLE_DEVICES"}
+"""Root to the variable by which a container asks its accelerator's runtime for cards. Job definitions set none, so the
+image has to."""
+
 _SECRET = re.compile(
     r"\b\w*(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY)\w*=\S+", re.IGNORECASE
 )
@@ -77,6 +81,17 @@ def environment(subject: Subject) -> str:
         names = sorted(text.partition("=")[0] if "=" in text else "a password in a URL" for text in found)
         raise CheckFailedError(f"looks like a secret: {', '.join(names)}")
     return f"{len(subject.configuration.get('Env') or ())} variables and the history looked at"
+
+
+def cards(subject: Subject) -> str:
+    """Check that a container of the image asks for all cards, whatever its runtime does for one that asks for none."""
+    name = CARDS_VARIABLE[subject.image.root]
+    variables = dict(entry.split("=", 1) for entry in subject.configuration.get("Env") or ())
+    if variables.get(name) != "all":
+        raise CheckFailedError(
+            f"{name} is {variables.get(name, 'not set')}, not all: a container of it may get no card"
+        )
+    return f"{name}=all"
 
 
 def size_of_child(subject: Subject) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from docker.types import DeviceRequest
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.instance_types import INSTANCE_TYPES
+from jobs.contract.instance_types import INSTANCE_TYPES, SCRATCH
 from jobs.images.checks import container
 from jobs.images.checks.check import CheckFailedError, LeftOut, Subject
 
@@ -21,18 +21,14 @@ _TRAINING_SECONDS = 600
 """For what takes 20 to 60 s on two idle cores."""
 
 ACCELERATORS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "gaudi": (
-        "hpu",
-        "habana",
-        {"runtime": "habana", "environment": {"HABANA_VISIBLE_DEVICES": "all"}, "ipc_mode": "host"},
-    ),
+    "gaudi": ("hpu", "habana", {"runtime": "habana", "ipc_mode": "host"}),
     "cuda": (
         "cuda",
         "nvidia",
         {"device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])], "ipc_mode": "host"},
     ),
 }
-"""Root to: its accelerator, the engine's runtime that hands it in, and how a container asks for it."""
+"""Root to: its accelerator, the engine's runtime that hands it in, and what Batch asks for beside the image."""
 
 
 def command(subject: Subject) -> str:
@@ -81,6 +77,10 @@ def two_ranks(subject: Subject) -> str:
     return container.last_line(container.run_script(subject, "two_ranks.py", "cpu", timeout_seconds=_TRAINING_SECONDS))
 
 
+EFA_PLACE = "/opt/trainyard/efa"
+"""What images/shared/install-efa leaves in an image that has EFA: its content names the installer."""
+
+
 def on_its_accelerator(subject: Subject) -> str:
     name, runtime, options = ACCELERATORS[subject.image.root]
     if runtime not in subject.client.info()["Runtimes"]:
@@ -89,6 +89,26 @@ def on_its_accelerator(subject: Subject) -> str:
         subject, "two_ranks.py", name, timeout_seconds=_TRAINING_SECONDS, cap_drop=None, **options
     )
     return container.last_line(output)
+
+
+def scratch(subject: Subject) -> str:
+    """Check that the image's user can write to the volume that a job definition puts at /scratch."""
+    script = f"touch {SCRATCH}/written && stat --format '%a, of user %u' {SCRATCH}"
+    return container.last_line(container.run(subject, ["sh", "-c", script], volumes=[SCRATCH]))
+
+
+def libfabric(subject: Subject) -> str:
+    """Check that what HCCL, or NCCL over EFA, reaches other nodes with can be loaded, and finds a provider."""
+    name = "hpu" if subject.image.root == "gaudi" else "cuda"
+    code = (
+        "import pathlib; from jobs.train import libfabric as fabric; "
+        f"left_out = {name!r} == 'cuda' and not pathlib.Path({EFA_PLACE!r}).exists(); "
+        f"print('left out') if left_out else print('providers', *fabric.providers(fabric.load_for({name!r})))"
+    )
+    found = container.last_line(container.run(subject, ["python", "-c", code]))
+    if found == "left out":
+        raise LeftOut("it was built without EFA (EFA_MIRROR was empty): NCCL talks to other nodes over TCP")
+    return found
 
 
 def ray_train(subject: Subject) -> str:

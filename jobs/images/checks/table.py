@@ -36,6 +36,10 @@ def _is_cpu(image: Image) -> bool:
     return image.name == "cpu"
 
 
+def _has_cards(image: Image) -> bool:
+    return image.root in configuration.CARDS_VARIABLE
+
+
 def _has_accelerator(image: Image) -> bool:
     return image.name in processes.ACCELERATORS
 
@@ -60,6 +64,12 @@ CHECKS = (
         name="environment",
         shows="no variable and no step of its history looks like a secret",
         run=configuration.environment,
+    ),
+    Check(
+        name="cards",
+        shows="a container of it asks its accelerator's runtime for all cards",
+        run=configuration.cards,
+        concerns=_has_cards,
     ),
     Check(
         name="secrets",
@@ -116,6 +126,18 @@ CHECKS = (
         name="accelerator",
         shows="two ranks train a model together on its accelerator",
         run=processes.on_its_accelerator,
+        concerns=_has_accelerator,
+    ),
+    Check(
+        name="scratch",
+        shows="its user can write to the instance's own disks, where a job definition puts them",
+        run=processes.scratch,
+        concerns=_has_accelerator,
+    ),
+    Check(
+        name="libfabric",
+        shows="what HCCL, or NCCL over EFA, reaches other nodes with can be loaded, and finds a provider",
+        run=processes.libfabric,
         concerns=_has_accelerator,
     ),
     Check(

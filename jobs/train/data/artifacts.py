@@ -15,24 +15,28 @@ what is in a file may depend on the options and inputs only, never on the time, 
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.locations import S3, S3Location, refuse_unresolved, stays_below
+from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved, stays_below
 from jobs.contract.run import MANIFEST
+from jobs.train.data.sources import hub_errors, is_on_hub
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 log = logging.getLogger("trainyard")
+
+TOKENIZER_KIND = "tokenizer"
+"""The kind of artifact that goes to the hub as a model; all others are data sets there."""
 
 RecordT = TypeVar("RecordT", Manifest, ArtifactFile, Pointer)
 
@@ -197,11 +201,19 @@ class OpenArtifact:
 
 
 def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:
-    """Open the artifact at `location`: its own folder, or that of a run that points to it; on S3 or local.
+    """Open the artifact at `location`: its own folder, or that of a run that points to it; on S3, local or on the hub.
 
     `s3` gives the client, `scratch` a folder below which files are downloaded.
     Raises NotFoundError where none is there, UsageError where it is of another kind, or not whole.
     """
+    if is_on_hub(location):
+        folder = str(hub_folder(location, "model" if kind == TOKENIZER_KIND else "dataset"))
+        text = _read(folder, MANIFEST, s3)
+        if text is None:
+            raise NotFoundError(
+                f"{location} is no '{kind}': it has no {MANIFEST}", next_step="name what a run has pushed to the hub"
+            )
+        return _opened(folder, text, kind=kind, s3=s3, scratch=scratch)
     for _ in range(2):  # a run's folder, then the artifact's own
         refuse_unresolved(location)
         text = _read(location, MANIFEST, s3)
@@ -221,6 +233,20 @@ def open_artifact(location: str, *, kind: str, s3: Callable[[], "S3Client"], scr
     )
 
 
+def hub_folder(location: str, sort: Literal["model", "dataset"], patterns: Sequence[str] | None = None) -> Path:
+    """Return a local folder with the files of the hub's repository at `location`: all, or those that `patterns` name.
+
+    Raises NotFoundError where there is no such repository, TrainyardError where the hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    name, options = hub_parts(location)
+    with hub_errors(location, f"private or gated {sort}"):
+        return Path(
+            snapshot_download(name, repo_type=sort, revision=options.get("revision"), allow_patterns=patterns)  # type: ignore[arg-type]
+        )
+
+
 def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any]:
     """Return what tells the content of a file, or of all files below a folder, from any other.
 
@@ -229,7 +255,7 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
     """
     refuse_unresolved(location)
     if location.startswith(S3):
-        return _identity_on_s3(s3(), S3Location.parse(location), location)
+        return object_store.identity(s3(), S3Location.parse(location))
     path = Path(location)
     if path.is_file():
         return {"bytes": path.stat().st_size, "sha256": object_store.sha256(path)}
@@ -237,24 +263,6 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
     if not names:
         raise NotFoundError(f"{location} does not exist, or is empty", next_step="check the path")
     return {name: identity_of(str(path / name), s3=s3) for name in names}
-
-
-def _identity_on_s3(s3: "S3Client", place: S3Location, location: str) -> dict[str, Any]:
-    objects = {
-        item["Key"]: {"bytes": item["Size"], "etag": item["ETag"].strip('"')}
-        for item in object_store.listing(s3, place, prefix=place.key)
-    }
-    if place.key in objects and not place.key.endswith("/"):
-        return dict(objects[place.key])
-    folder = place.key.rstrip("/") + "/"
-    below = {
-        key.removeprefix(folder): found
-        for key, found in objects.items()
-        if key.startswith(folder) and not key.endswith("/")
-    }
-    if not below:
-        raise NotFoundError(f"{location} does not exist", next_step=f"aws s3 ls {location}")
-    return below
 
 
 def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3, TEXT, S3Location, hub_parts, table_suffix
+from jobs.contract.table_rows import At, Broken, decoded, not_utf8, unit
+from jobs.kinds.prepare_corpus import COLUMNS_NEXT
 from jobs.train.data import artifacts
 from jobs.train.data.sources import hub_errors, is_on_hub, open_stream
-from jobs.train.data.tables import At, Broken, TableReader, decoded, not_utf8, unit
+from jobs.train.data.tables import TableReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -68,7 +70,7 @@ class Input:
         table = TableReader(
             location=self.location,
             columns=[self.column],
-            columns_are_named_by="name each input's column in text_columns",
+            columns_are_named_by=COLUMNS_NEXT,
             s3=self.s3,
             streamed=True,
             max_document_bytes=self.max_document_bytes,

@@ -1,96 +1,23 @@
 """Labelled sentences and pairs: from tables to texts with the numbers of their classes."""
 
-import re
 from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import UsageError, did_you_mean
-from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
+from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, canonical, label_kind, text_fault
+from jobs.kinds.evaluate import Evaluate
+from jobs.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
 from jobs.train.data.tables import TableReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-GLUE = "hf://nyu-mll/glue"
-
-_NUMBER = re.compile(r"-?\d{1,4000}", re.ASCII)
-"""Python converts no text of more than 4,300 digits."""
-
-_FRACTION = re.compile(r"[-+]?\d*\.\d+(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
-"""How a table without types, as CSV is, spells a score. A column of scores would become as many classes."""
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-"""JSON can spell one; it cannot be encoded, so no tokenizer takes it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """The tables and columns that a job reads."""
-
-    train: list[str]
-    evaluation: list[str]
-    """Empty: a share of `train` is held out."""
-    text: str
-    text_pair: str | None
-    label: str
-
-    @property
-    def columns(self) -> list[str]:
-        return [self.text, *([self.text_pair] if self.text_pair else []), self.label]
-
-
-_GLUE_COLUMNS: dict[GlueTask, tuple[str, str | None]] = {
-    "cola": ("sentence", None),
-    "sst2": ("sentence", None),
-    "mrpc": ("sentence1", "sentence2"),
-    "qqp": ("question1", "question2"),
-    "mnli": ("premise", "hypothesis"),
-    "qnli": ("question", "sentence"),
-    "rte": ("sentence1", "sentence2"),
-    "wnli": ("sentence1", "sentence2"),
-}
-"""As the data set's own card on the hub lists them; `label` is the class in all of them."""
-
-
-def inputs(arguments: FinetuneClassification) -> Inputs:
-    """Return the tables and columns that the arguments name.
-
-    A GLUE task has its own columns, but for those that the arguments name too. Without other tables it is read
-    from the hub, and its public validation split is the held-out data.
-    """
-    task = arguments.glue_task
-    text, text_pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
-    if task is not None:
-        glue_text, glue_pair = _GLUE_COLUMNS[task]
-        defaults = FinetuneClassification.model_fields
-        text = glue_text if text == defaults["text_column"].default else text
-        text_pair = text_pair or glue_pair
-        label = "label" if label == defaults["label_column"].default else label
-    if task is None or arguments.train_data is not None:
-        return Inputs(
-            train=_listed(arguments.train_data),
-            evaluation=_listed(arguments.eval_data),
-            text=text,
-            text_pair=text_pair,
-            label=label,
-        )
-    validation = "validation_matched" if task == "mnli" else "validation"
-    return Inputs(
-        train=[f"{GLUE}?config={task}&split=train"],
-        evaluation=[f"{GLUE}?config={task}&split={validation}"],
-        text=text,
-        text_pair=text_pair,
-        label=label,
-    )
-
-
-def _listed(tables: str | list[str] | None) -> list[str]:
-    return [tables] if isinstance(tables, str) else tables or []
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,29 +34,48 @@ class Table:
     """Names of the label column's numbers, where the data set brings them."""
     parts: Sequence["Table"] = ()
     """The tables that it was put together from."""
+    bad: BadRows = field(default_factory=BadRows)
+    """Takes note of the rows that cannot be used."""
+    unusable: set[int] = field(default_factory=set)
+    """The numbers of those that were found after the table had been read."""
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def place(self, row: int) -> str:
         """Name the place of a row, for an error."""
+        part, row = self._part(row)
+        return f"{part.location}, {part.unit} {part.lines[row]}"
+
+    def refuse(self, row: int, reason: str, *, next_step: str | None = None) -> None:
+        """Note a row that cannot be used."""
+        self.unusable.add(row)
+        part, _ = self._part(row)
+        self.bad.add(part.location, UsageError(f"{self.place(row)}: {reason}", next_step=next_step))
+
+    def _part(self, row: int) -> "tuple[Table, int]":
         for part in self.parts:
             if row < len(part):
-                return part.place(row)
+                return part, row
             row -= len(part)
-        return f"{self.location}, {self.unit} {self.lines[row]}"
+        return self, row
 
 
-def read_table(location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"]) -> Table:
+def read_table(
+    location: str, columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
+) -> Table:
     """Read the named columns of the table at `location`, the last of which is the label.
 
-    Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table.
+    Raises NotFoundError where nothing is there, UsageError where it cannot be read as such a table. Rows that cannot
+    be read are noted in `bad`, where it is given, and are else an error together.
     """
+    noted = BadRows() if bad is None else bad
     reader = TableReader(
         location=location,
         columns=list(dict.fromkeys(columns)),
-        columns_are_named_by="name the columns with text_column, text_pair_column and label_column",
+        columns_are_named_by=COLUMNS_NEXT,
         s3=s3,
+        bad=noted,
     )
     lines = array("q")
     values: list[Any] = []
@@ -143,6 +89,8 @@ def read_table(location: str, columns: Sequence[str], *, s3: Callable[[], "S3Cli
             f"{location} does not fit into memory",
             next_step="leave out what is not trained on, or take an instance type with more memory",
         ) from None
+    if bad is None or not lines:
+        noted.refuse()
     if not lines:
         raise UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
     return Table(
@@ -151,6 +99,7 @@ def read_table(location: str, columns: Sequence[str], *, s3: Callable[[], "S3Cli
         lines=lines,
         unit=reader.unit,
         class_names=reader.class_names(columns[-1]),
+        bad=noted,
     )
 
 
@@ -165,6 +114,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def together(self) -> Iterable[tuple[str, ...]]:
+        """Return each text with its pair, where it has one."""
+        return zip(self.texts, self.pairs, strict=True) if self.pairs is not None else zip(self.texts, strict=True)
+
     def take(self, rows: Sequence[int]) -> "Examples":
         return Examples(
             texts=[self.texts[row] for row in rows],
@@ -173,31 +126,77 @@ class Examples:
         )
 
 
-def load(arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"]) -> tuple[list[str], Examples, Examples]:
+def load(
+    arguments: FinetuneClassification, *, s3: Callable[[], "S3Client"], bad: BadRows | None = None
+) -> tuple[list[str], Examples, Examples]:
     """Read the class names, the training and the held-out examples.
 
-    Raises UsageError where a table does not hold what it should; the message names file and line.
+    Raises UsageError where a table does not hold what it should; the message names file and line. `bad` takes note of
+    the rows that are left out where the arguments ask for that.
     """
-    source = inputs(arguments)
-    train = _read(source.train, source.columns, s3=s3)
-    held_out = _read(source.evaluation, source.columns, s3=s3) if source.evaluation else None
+    source = arguments.inputs()
+    bad = bad or bad_rows(arguments)
+    train = _read(source.train, source.columns, s3=s3, bad=bad)
+    held_out = _read(source.evaluation, source.columns, s3=s3, bad=bad) if source.evaluation else None
     names = class_names(train, source.label)
     examples = _examples(train, source, names)
     if held_out is not None:
-        return names, examples, _examples(held_out, source, names)
-    order = np.random.default_rng(arguments.seed).permutation(len(examples)).tolist()
+        evaluated = _examples(held_out, source, names)
+        bad.refuse()
+        return names, examples, evaluated
+    bad.refuse()
     count = max(1, round(len(examples) * arguments.eval_fraction))
-    if count >= len(examples):
+    chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
+    if count >= len(examples) or not len(chosen):
         raise UsageError(f"{train.location} has {len(examples)} examples: too few to hold some out; give eval_data")
-    return names, examples.take(order[count:]), examples.take(order[:count])
+    order = np.random.default_rng(arguments.seed).permutation(len(examples))
+    is_held_out = np.isin(order, chosen)
+    return names, examples.take(order[~is_held_out].tolist()), examples.take(order[is_held_out].tolist())
 
 
-def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"]) -> Table:
+def bad_rows(arguments: FinetuneClassification | Evaluate) -> BadRows:
+    return BadRows(skip=arguments.on_bad_rows == "skip", at_most=arguments.max_bad_rows)
+
+
+def read_to_evaluate(
+    arguments: Evaluate, names: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows
+) -> Examples:
+    """Read the examples whose classes a model is to predict, with the numbers that its `names` have.
+
+    Raises UsageError where a table does not hold what it should, or has other classes than the model. Where the
+    arguments ask for predictions alone the numbers mean nothing.
+    """
+    source = Inputs(
+        train=[],
+        evaluation=arguments.tables(),
+        text=arguments.text_column,
+        text_pair=arguments.text_pair_column,
+        label="" if arguments.predict_only else arguments.label_column,
+    )
+    columns = [column for column in source.columns if column]
+    table = _read(source.evaluation, columns, s3=s3, bad=bad)
+    known = list(names)
+    if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
+        known = [str(number) for number in range(len(names))]  # transformers calls classes so that have no names
+    own = table.class_names if source.label else None
+    if own is not None and known == list(names) and (strange := sorted({*own} - {*names})):
+        raise UsageError(
+            f"{table.location} has the class '{strange[0]}', and the model knows {_shown(names)}",
+            next_step="evaluate it on a table with the classes that it was trained on",
+        )
+    examples = _examples(table, source, list(own) if own is not None else known, whose="the model's")
+    bad.refuse()
+    if own is None or known != list(names):
+        return examples
+    return replace(examples, labels=[known.index(own[label]) for label in examples.labels])
+
+
+def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
     """Read the named columns of all these tables, one after the other.
 
     Raises what `read_table` does, and UsageError where their labels are numbers with different names.
     """
-    first, *others = parts = [read_table(location, columns, s3=s3) for location in locations]
+    first, *others = parts = [read_table(location, columns, s3=s3, bad=bad) for location in locations]
     if not others:
         return first
     for other in others:
@@ -214,6 +213,7 @@ def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], 
         unit=first.unit,
         class_names=first.class_names,
         parts=parts,
+        bad=bad,
     )
 
 
@@ -229,76 +229,82 @@ def class_names(table: Table, column: str) -> list[str]:
     Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
     """
     values = table.columns[column]
-    kinds = [_kind(value) for value in values]
+    kinds = [label_kind(value) for value in values]
+    first = next((row for row, kind in enumerate(kinds) if kind), 0)
     for row, kind in enumerate(kinds):
         if kind is None:
-            raise UsageError(
-                f"{table.place(row)}: '{column}' is {values[row]!r}, which is no class",
-                next_step="write each class as a name or as a whole number",
-            )
-        if kind != kinds[0]:
-            raise UsageError(
-                f"{table.place(row)}: '{column}' is the {kind} {values[row]!r}, but the {kinds[0]} {values[0]!r} in "
-                f"{table.unit} {table.lines[0]}",
-                next_step="write all labels as numbers, or all as names",
+            table.refuse(row, f"'{column}' is {values[row]!r}, which is no class", next_step=NO_CLASS_NEXT)
+        elif kind != kinds[first]:
+            table.refuse(
+                row,
+                f"'{column}' is the {kind} {values[row]!r}, but the {kinds[first]} {values[first]!r} in "
+                f"{table.unit} {table.lines[first]}",
+                next_step=MIXED_NEXT,
             )
     if table.class_names is not None:
         return list(table.class_names)
-    distinct = {_canonical(value) for value in values}
+    distinct = {canonical(value) for row, value in enumerate(values) if row not in table.unusable}
     if len(distinct) < 2:
-        raise UsageError(f"{table.location}: every '{column}' is {values[0]!r}; there is nothing to tell apart")
+        table.bad.refuse()
+        shown = f"is {values[first]!r}" if distinct else "is no class"
+        raise UsageError(f"{table.location}: every '{column}' {shown}; there is nothing to tell apart")
     return [str(value) for value in sorted(distinct)]
 
 
-def _kind(value: Any) -> str | None:
-    if isinstance(value, str):
-        if _is_number(value):
-            return "number"
-        text = value.strip()
-        return "name" if text and not _FRACTION.fullmatch(text) and not _SURROGATE.search(text) else None
-    if isinstance(value, bool):
-        return "name"
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return "number"
-    return None
-
-
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text.strip()) is not None
-
-
-def _canonical(value: Any) -> int | str:
-    """Return what is the same for all ways to write a class: 1, 1.0 and "1"; True (of JSON) and "True" (of CSV)."""
-    if isinstance(value, str):
-        return int(value) if _is_number(value) else value
-    return str(value) if isinstance(value, bool) else int(value)
-
-
-def _examples(table: Table, source: Inputs, names: list[str]) -> Examples:
+def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
+    """Return the rows that can be used; the others are noted. `whose` says in errors where the names are from."""
     numbers = {name: number for number, name in enumerate(names)}
-    labels = []
-    for row, value in enumerate(table.columns[source.label]):
+    labels: list[int] = [] if source.label else [0] * len(table)
+    for row, value in enumerate(table.columns[source.label] if source.label else ()):
         if table.class_names is not None:
             label = value if isinstance(value, int) and 0 <= value < len(names) else None
         else:
-            label = numbers.get(str(_canonical(value))) if _kind(value) else None
-        if label is None:
-            raise UsageError(
-                f"{table.place(row)}: label {value!r} is none of the training data's" + did_you_mean(str(value), names),
+            label = numbers.get(str(canonical(value))) if label_kind(value) else None
+        if label is None and row not in table.unusable:
+            table.refuse(
+                row,
+                f"label {value!r} is none of {whose}{did_you_mean(str(value), names)}",
                 next_step="correct the label, or leave out the examples of that class",
             )
-        labels.append(label)
+        labels.append(-1 if label is None else label)
     columns = [source.text, *([source.text_pair] if source.text_pair else [])]
     for column in columns:
         for row, text in enumerate(table.columns[column]):
-            if not isinstance(text, str):
-                raise UsageError(f"{table.place(row)}: '{column}' is not text but {text!r}")
-            if _SURROGATE.search(text):
-                raise UsageError(f"{table.place(row)}: '{column}' has half of a surrogate pair, which is no character")
-        if not any(text.strip() for text in table.columns[column]):
+            if (reason := text_fault(text)) and row not in table.unusable:
+                table.refuse(row, f"'{column}' {reason}")
+        if not table.unusable and not any(text.strip() for text in table.columns[column]):
             raise UsageError(
                 f"{table.location}: every '{column}' is empty; there is nothing to classify",
                 next_step="check the file, and which columns text_column and text_pair_column name",
             )
     pairs = table.columns[source.text_pair] if source.text_pair else None
-    return Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
+    examples = Examples(texts=table.columns[source.text], pairs=pairs, labels=labels)
+    if not table.unusable:
+        return examples
+    if len(table.unusable) == len(table):
+        table.bad.refuse()
+        raise UsageError(f"{table.location} holds no examples but bad rows, of which one is: {table.place(0)}")
+    return examples.take([row for row in range(len(table)) if row not in table.unusable])
+
+
+def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":
+    """Draw so many rows that each class has its share of them, and those that can be parted are on both sides.
+
+    A class with a single example stays in what is not drawn. Where there are more classes than rows to draw, the
+    smallest have none; where all but one of each class are not enough, fewer are drawn.
+    """
+    numbers = np.asarray(labels)
+    sizes = np.bincount(numbers)
+    share = sizes * (count / len(numbers))
+    most = np.maximum(sizes - 1, 0)
+    drawn = np.minimum(np.maximum(np.floor(share).astype(np.int64), 1), most)
+    while (excess := int(drawn.sum()) - count) > 0:
+        rare = np.flatnonzero(drawn)
+        drawn[rare[np.argsort(share[rare] - drawn[rare], kind="stable")[:excess]]] -= 1
+    while (lack := count - int(drawn.sum())) > 0 and (free := np.flatnonzero(drawn < most)).size:
+        drawn[free[np.argsort(drawn[free] - share[free], kind="stable")[:lack]]] += 1
+    order = np.random.default_rng(seed).permutation(len(numbers))
+    # The classes one after the other, each in the order that was drawn.
+    by_class = order[np.argsort(numbers[order], kind="stable")]
+    place_in_class = np.arange(len(numbers)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return by_class[place_in_class < np.repeat(drawn, sizes)]

@@ -4,21 +4,29 @@ The ids lie in .npy files that every rank maps into memory, so that eight ranks 
 it is read, to the width of its bucket (jobs/train/data/labelled_buckets.py).
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel
 
+from jobs.contract.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.contract.errors import UsageError
-from jobs.train.data.labelled_buckets import bucket_widths, in_batches
+from jobs.train.data.labelled_buckets import Widths, in_batches
 from jobs.train.data.labelled_text import Examples
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
+
+MAX_UNCUT = 10_000
+"""So many examples of each part are encoded a second time at most, to see what is cut off."""
+
+
+_EVALUATION_TEXTS = "eval.texts.jsonl"
 
 
 class Prepared(BaseModel):
@@ -30,8 +38,11 @@ class Prepared(BaseModel):
     eval_examples: int
     widths: list[int]
     """Tokens that sequences are padded to, ascending."""
+    why_widths: str | None = None
+    """Why there are so many of them; None where their number was given, or each more costs nothing."""
     longest: int
-    """Tokens of the longest example, before the cut at max_length ended it."""
+    """Tokens of the longest example, before it is cut at max_length."""
+    summary: DataSummary
     padding_token: int
     padding_type: int
     padded_on: str
@@ -45,6 +56,11 @@ class Prepared(BaseModel):
     def evaluation(self) -> "TokenizedExamples":
         return TokenizedExamples(self, "eval")
 
+    def evaluation_texts(self) -> Iterator[dict[str, str]]:
+        """Yield `text`, and `pair` where there is one, of each held-out example in their order."""
+        with (self.folder / _EVALUATION_TEXTS).open(encoding="utf-8") as lines:
+            yield from map(json.loads, lines)
+
 
 def prepare(
     names: list[str],
@@ -52,39 +68,90 @@ def prepare(
     *,
     tokenizer: Any,
     max_length: int,
-    length_buckets: int = 1,
     folder: Path,
+    widths: Callable[["dict[str, NDArray[np.int64]]"], Widths],
 ) -> Prepared:
-    """Tokenize the examples of both parts (`train`, `eval`) into .npy files below `folder`.
+    """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files below `folder`.
 
-    `length_buckets` widths, of both parts' lengths, serve all batches; the widest is that of the longest example,
-    rounded up to a multiple of 8, at most `max_length`.
+    `widths` chooses those that serve all batches from the lengths of each part, after they are cut at `max_length`.
     """
     if tokenizer.pad_token_id is None:
         raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
     folder.mkdir(parents=True, exist_ok=True)
     # Ranks have it off (jobs.train.launch); this one works alone on its node, so all cores are its own.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    lengths = {}
+    lengths, uncut = {}, {}
     for part, examples in parts.items():
         columns, lengths[part] = _encode(examples, tokenizer, max_length)
+        uncut[part] = _uncut_lengths(examples, tokenizer, lengths[part], max_length)
         for column, flat in columns.items():
             np.save(folder / f"{part}.{column}.npy", flat)
         np.save(folder / f"{part}.lengths.npy", lengths[part])
         np.save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
+    _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    together = np.concatenate(list(lengths.values()))
-    widths = [min(width, max_length) for width in bucket_widths(together, at_most=length_buckets)]
+    chosen = widths(lengths)
     return Prepared(
         folder=folder,
         class_names=names,
-        train_examples=len(parts["train"]),
+        train_examples=len(parts.get("train", ())),
         eval_examples=len(parts["eval"]),
-        widths=widths,
-        longest=int(together.max()),
+        widths=chosen.widths,
+        why_widths=chosen.reason,
+        longest=int(max(lengths.max() for lengths in uncut.values())),
+        summary=_summary(names, parts, uncut, max_length),
         padding_token=tokenizer.pad_token_id,
         padding_type=tokenizer.pad_token_type_id,
         padded_on=tokenizer.padding_side,
+    )
+
+
+def _write_texts(examples: Examples, path: Path) -> None:
+    with path.open("w", encoding="utf-8") as lines:
+        for number, text in enumerate(examples.texts):
+            pair = {} if examples.pairs is None else {"pair": examples.pairs[number]}
+            lines.write(json.dumps({"text": text, **pair}, ensure_ascii=False) + "\n")
+
+
+def _uncut_lengths(
+    examples: Examples, tokenizer: Any, lengths: "NDArray[np.int64]", max_length: int, *, chunk: int = 1000
+) -> "NDArray[np.int64]":
+    """Return the tokens that each example has before it is cut.
+
+    Only those are encoded a second time that may have been cut, and of more than MAX_UNCUT a sample, which stands for
+    the others.
+    """
+    full = np.flatnonzero(lengths >= max_length)
+    rows = full[:: -(-len(full) // MAX_UNCUT)] if len(full) else full
+    found: list[int] = []
+    for start in range(0, len(rows), chunk):
+        some = examples.take(rows[start : start + chunk].tolist())
+        encoded = tokenizer(some.texts, some.pairs, truncation=False, return_attention_mask=False, verbose=False)
+        found.extend(len(row) for row in encoded["input_ids"])
+    uncut: NDArray[np.int64] = lengths.copy()
+    if found:
+        uncut[full] = np.resize(found, len(full))
+    return uncut
+
+
+def _summary(
+    names: list[str], parts: dict[str, Examples], uncut: "dict[str, NDArray[np.int64]]", max_length: int
+) -> DataSummary:
+    together = np.concatenate(list(uncut.values()))
+    is_cut = together > max_length
+    found = summary(names, *((examples.together(), examples.labels) for examples in parts.values()))
+    return found.model_copy(
+        update={
+            "lengths": [lengths_at_shares("tokens", together.tolist())],
+            "cut": Cut(
+                max_length=max_length,
+                texts=int(is_cut.sum()),
+                of_texts=len(together),
+                tokens=int((together[is_cut] - max_length).sum()),
+                of_tokens=int(together.sum()),
+                estimated=any(int((part >= max_length).sum()) > MAX_UNCUT for part in uncut.values()),
+            ),
+        }
     )
 
 

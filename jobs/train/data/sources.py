@@ -8,6 +8,7 @@ import io
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import HUB, S3, S3Location, refuse_unresolved
 
 if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
     from mypy_boto3_s3.client import S3Client
 
 BLOCK_BYTES = 8 << 20
@@ -68,14 +70,24 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise UsageError(f"{location}: {error}") from None
+        raise UsageError(f"{location}: {error}", next_step="write it as hf://ORGANISATION/NAME") from None
     except HfHubHTTPError as error:
         raise NotFoundError(
-            f"{location}: {' '.join([line for line in str(error).splitlines() if line][:2])}",
-            next_step=f"check the name; a {what} needs HF_TOKEN",
+            f"{location}: the hub answered {hub_answer(error)}", next_step=f"check the name; a {what} needs HF_TOKEN"
         ) from error
     except OSError as error:
-        raise TrainyardError(f"{location}: the Hugging Face Hub could not be reached: {error}") from error
+        raise TrainyardError(
+            f"{location}: the Hugging Face Hub could not be reached: {error}",
+            next_step="see that the job's network reaches it, or put a copy on S3 and name that",
+        ) from error
+
+
+def hub_answer(error: "HfHubHTTPError") -> str:
+    """Return the status that the hub answered with, in words: `404 Not Found`."""
+    if error.response is None:
+        return "nothing that can be read"
+    status = HTTPStatus(error.response.status_code)
+    return f"{status.value} {status.phrase}"
 
 
 class _S3Object(io.RawIOBase):

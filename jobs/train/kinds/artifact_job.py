@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.log_lines import Progress
+from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS
+from jobs.contract.words import result_label
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
+from jobs.train.stored_checkpoints import check_newest
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -46,15 +49,20 @@ class JobMetrics:
         self._rank = rank
         self._s3 = s3
         self._done_before = done_steps
-        content = object_store.read(s3, rank.run / METRICS) or b""
-        self._lines = [line for line in content.decode().splitlines() if json.loads(line)["step"] <= done_steps]
+        place = rank.run / METRICS
+        rows = read_lines(object_store.read(s3, place), place=place, accept=with_step)
+        self._lines = [json.dumps(row) for row in rows if row["step"] <= done_steps]
         self._shown_at = 0.0
         self._status(done_steps)
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Note that a piece of work is done: a line of metrics.jsonl."""
+        """Note that a piece of work is done: a line of metrics.jsonl.
+
+        Raises SupersededError where a newer attempt of the run has begun.
+        """
         row = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
         self._lines.append(json.dumps(row))
+        check_newest(self._s3, self._rank.run, self._rank.attempt)
         object_store.write(self._s3, self._rank.run / METRICS, ("\n".join(self._lines) + "\n").encode())
         self._status(step)
 
@@ -69,7 +77,7 @@ class JobMetrics:
         """Write the final metrics: the last line of the file, the result of the receipt, and a line of the log."""
         self.step(step, values)
         self._status(step, values)
-        log.info("result: %s", ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
+        log.info("result: %s", ", ".join(f"{result_label(name)} {_short(value)}" for name, value in values.items()))
 
     def _status(self, step: int, result: Mapping[str, Any] | None = None) -> None:
         status = RankStatus(resumed_from_step=self._done_before, last_step=step, result=dict(result or {}))

@@ -7,24 +7,35 @@ The same file runs on HPU, CUDA and CPU. A recipe is stated by its global batch 
 accumulated where a rank's share is more than it can hold, so that it means the same on eight HPUs and on a laptop.
 """
 
-import contextlib
 import functools
+import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import UsageError
+from jobs.contract import model_files
+from jobs.contract.artifact import content_fingerprint
+from jobs.contract.data_summary import DataSummary
+from jobs.contract.run import DATA
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train.accelerator import of_rank
-from jobs.train.data import labelled_text, sources
-from jobs.train.data.labelled_buckets import in_batches
+from jobs.train.accelerator import CPU, of_rank
+from jobs.train.data import artifacts, labelled_text, sources
+from jobs.train.data.labelled_buckets import (
+    AUTO,
+    FORWARD,
+    FORWARD_AND_BACKWARD,
+    Pass,
+    choose_widths,
+    in_batches,
+)
 from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.train.data.predictions import classification_metrics, write_predictions
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 
@@ -43,6 +54,13 @@ def check(arguments: FinetuneClassification, world_size: int) -> None:
     arguments.check(world_size)
 
 
+def preload(arguments: FinetuneClassification) -> None:
+    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
+    _stay_offline(arguments)  # it is read at the import
+    CPU.trainer_class()
+    import jobs.train.trainer.training  # noqa: F401
+
+
 def finetune(
     rank: Rank,
     arguments: FinetuneClassification,
@@ -50,14 +68,11 @@ def finetune(
     observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: (),
 ) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run. `observers` are those of a `Task`."""
-    inputs = labelled_text.inputs(arguments)
-    places = (arguments.model, *inputs.train, *inputs.evaluation)
-    if arguments.push_to_hub is None and not any(map(sources.is_on_hub, places)):
-        # Or transformers and datasets ask the hub about local folders, and wait 24 s where it cannot be reached.
-        os.environ["HF_HUB_OFFLINE"] = "1"
+    _stay_offline(arguments)
     s3 = object_store.connect() if rank.is_first_on_node else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
+    evaluation = _Evaluation(prepared, arguments)
     # Now, not above: it loads the Trainer, which takes seconds that the data need first.
     from jobs.train.trainer.training import Task, train
 
@@ -69,6 +84,7 @@ def finetune(
                 model_folder,
                 arguments.model,
                 prepared.class_names,
+                max_length=arguments.max_length,
                 packing=arguments.packing,
                 **of_rank(os.environ).model_arguments(),
             ),
@@ -77,7 +93,8 @@ def finetune(
             order=order,
             eval_data=prepared.evaluation,
             collate=train_data.collate,
-            evaluate=lambda trainer: _evaluate(trainer, prepared, arguments),
+            evaluate=evaluation,
+            leave=evaluation.leave,
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
             observers=observers,
@@ -87,12 +104,22 @@ def finetune(
     )
 
 
+def _stay_offline(arguments: FinetuneClassification) -> None:
+    """Keep transformers and datasets from asking the hub about local folders: 24 s where it cannot be reached."""
+    inputs = arguments.inputs()
+    places = (arguments.model, *inputs.train, *inputs.evaluation)
+    if arguments.push_to_hub is None and not any(map(sources.is_on_hub, places)):
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
     """Return model and examples as local files. One rank of a node fetches and tokenizes, the others load torch."""
 
     def model() -> str:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
-        folder = pretrained.model_folder(arguments.model, s3=lambda: s3, scratch=rank.scratch)
+        folder = pretrained.model_folder(
+            arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length
+        )
         if arguments.packing:
             from jobs.train.models import packed_classifiers
 
@@ -101,21 +128,76 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
 
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101
-        names, train, held_out = labelled_text.load(arguments, s3=lambda: s3)
+        bad = labelled_text.bad_rows(arguments)
+        names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, bad=bad)
         parts = {"train": train, "eval": held_out}
-        return prepare(
+        prepared = prepare(
             names,
             parts,
             tokenizer=_tokenizer(model_folder, arguments.model),
             max_length=arguments.max_length,
-            length_buckets=arguments.length_buckets,
+            widths=lambda lengths: choose_widths(
+                _passes(arguments, lengths),
+                asked=_length_buckets(rank, arguments, s3),
+                max_length=arguments.max_length,
+                row=rank.instance(of_rank(os.environ).name),
+                ranks=rank.world_size,
+                parameters=pretrained.parameters(model_folder),
+            ),
             folder=rank.scratch / "examples",
-        ).model_dump(mode="json")
+        )
+        prepared.summary.length_buckets = len(prepared.widths)
+        prepared.summary.bad_rows = dict(bad.counts)
+        prepared.summary.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
+        if rank.is_first:
+            _record(rank, arguments, prepared.summary, s3)
+        return prepared.model_dump(mode="json")
 
     if not rank.is_first_on_node:
         of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
     model_folder = Path(rank.once_per_node("model", model))
     return model_folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int | Literal["auto"]:
+    """Return the number of widths, as asked for, or as an earlier attempt chose it, whatever that ran on.
+
+    By another one the examples of an epoch would come in another order.
+    """
+    left = object_store.read(s3, rank.run / DATA) if arguments.length_buckets == AUTO else None
+    earlier = json.loads(left).get("length_buckets") if left is not None else None
+    return earlier or arguments.length_buckets
+
+
+def _passes(arguments: FinetuneClassification, lengths: "Mapping[str, NDArray[np.int64]]") -> list[Pass]:
+    """Return what goes through the model: the training, unless it is packed into one shape, and its evaluations."""
+    training = Pass(
+        lengths=lengths["train"],
+        batch=arguments.global_batch_size,
+        times=arguments.epochs,
+        operations=FORWARD_AND_BACKWARD,
+    )
+    every = arguments.evaluate_every_steps
+    steps = arguments.epochs * len(lengths["train"]) / arguments.global_batch_size
+    meanwhile = arguments.epochs if every == "epoch" else steps / every if every else 0.0
+    evaluation = Pass(
+        lengths=lengths["eval"],
+        batch=arguments.eval_batch_size,
+        times=meanwhile + arguments.final_evaluation,
+        operations=FORWARD,
+    )
+    return [evaluation] if arguments.packing else [training, evaluation]
+
+
+def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary, s3: "S3Client") -> None:
+    """Show what is trained on, and leave it with the run."""
+    inputs = arguments.inputs()
+    for location in dict.fromkeys([*inputs.train, *inputs.evaluation]):
+        if not sources.is_on_hub(location):
+            summary.fingerprints[location] = content_fingerprint(artifacts.identity_of(location, s3=lambda: s3))
+    for line in summary.lines():
+        log.info("data: %s", line)
+    object_store.write(s3, rank.run / DATA, summary.model_dump_json(indent=2).encode() + b"\n")
 
 
 def _training_data(
@@ -134,11 +216,10 @@ def _training_data(
         widths, padding = train_data.shapes(batch)
         shapes = f"sequences of {', '.join(map(str, widths))} tokens"
     if rank.is_first:
+        if prepared.why_widths is not None:
+            log.info("data: %s", prepared.why_widths)
         log.info(
-            "data: %s training and %s held-out examples, %s classes; %s (the longest has %s, %.0f %% is padding)",
-            prepared.train_examples,
-            prepared.eval_examples,
-            len(prepared.class_names),
+            "data: %s (the longest has %s, %.0f %% is padding)",
             shapes,
             prepared.longest,
             100 * padding,
@@ -149,11 +230,11 @@ def _training_data(
 def _tokenizer(folder: Path, location: str) -> Any:
     from transformers import AutoTokenizer
 
-    with _explained_loading(location, "its tokenizer cannot be loaded"):
+    with pretrained.explained_loading(location, "its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-def _model(folder: Path, location: str, names: list[str], *, packing: bool = False, **further: Any) -> Any:
+def _model(folder: Path, location: str, names: list[str], *, max_length: int, packing: bool, **further: Any) -> Any:
     from transformers import AutoModelForSequenceClassification
 
     model_class: Any = AutoModelForSequenceClassification
@@ -161,8 +242,8 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
         from jobs.train.models import packed_classifiers
 
         model_class = packed_classifiers.model_class(folder, location)
-    with _explained_loading(location, "it cannot be loaded as an encoder for classification"):
-        return model_class.from_pretrained(
+    with pretrained.explained_loading(location, "it cannot be loaded as an encoder for classification"):
+        model = model_class.from_pretrained(
             folder,
             num_labels=len(names),
             id2label=dict(enumerate(names)),
@@ -173,63 +254,33 @@ def _model(folder: Path, location: str, names: list[str], *, packing: bool = Fal
             trust_remote_code=False,
             **further,
         )
+    most = pretrained.positions(model)
+    if most is not None and max_length > most:
+        raise model_files.too_long(location, max_length, most)
+    return model
 
 
-@contextlib.contextmanager
-def _explained_loading(location: str, what: str) -> Iterator[None]:
-    """Turn whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
-    try:
-        yield
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise UsageError(
-            f"{location}: {what}: {reason}", next_step="stage the model's folder again, or name another"
-        ) from error
+class _Evaluation:
+    """Evaluates on every rank, and keeps what the last evaluation predicted."""
 
+    def __init__(self, prepared: Prepared, arguments: FinetuneClassification) -> None:
+        self._prepared = prepared
+        self._arguments = arguments
+        self._logits: NDArray[np.floating[Any]] | None = None
 
-def _evaluate(trainer: Any, prepared: Prepared, arguments: FinetuneClassification) -> dict[str, float]:
-    examples = prepared.evaluation
-    batches = InBatches(examples, arguments.eval_batch_size)
-    logits = batches.in_order(trainer.predict(batches).predictions)
-    return classification_metrics(logits, examples.labels, glue_task=arguments.glue_task)
+    def __call__(self, trainer: Any) -> dict[str, float]:
+        examples = self._prepared.evaluation
+        batches = InBatches(examples, self._arguments.eval_batch_size)
+        self._logits = logits = batches.in_order(trainer.predict(batches).predictions)
+        return classification_metrics(logits, examples.labels, glue_task=self._arguments.glue_task)
 
-
-def classification_metrics(
-    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
-) -> dict[str, float]:
-    """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
-
-    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
-    class that is neither there nor predicted is left out of the mean. GLUE scores MRPC and QQP by the mean of accuracy
-    and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
-    """
-    predicted = logits.argmax(axis=-1)
-    classes = logits.shape[-1]
-    true_positives = np.bincount(labels[predicted == labels], minlength=classes)
-    support = np.bincount(labels, minlength=classes)
-    relevant = support + np.bincount(predicted, minlength=classes)
-    f1 = 2 * true_positives / np.maximum(relevant, 1)
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
-    accuracy = float((predicted == labels).mean())
-    metrics = {
-        "eval_accuracy": accuracy,
-        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
-        "eval_majority_accuracy": float(support.max() / len(labels)),
-        "eval_loss": float(-log_likelihood.mean()),
-    }
-    if glue_task in ("mrpc", "qqp"):
-        metrics["eval_combined_score"] = (accuracy + metrics["eval_f1"]) / 2
-    if glue_task == "cola":
-        metrics["eval_matthews_correlation"] = _matthews_correlation(predicted == 1, labels == 1)
-    return metrics
-
-
-def _matthews_correlation(predicted: "NDArray[np.bool_]", true: "NDArray[np.bool_]") -> float:
-    """Return 0 where all are of one class, or predicted to be."""
-    if predicted.all() or true.all() or not (predicted.any() and true.any()):
-        return 0.0
-    return float(np.corrcoef(predicted, true)[0, 1])
+    def leave(self, folder: Path) -> None:
+        """Write what was predicted, and how well each class was found."""
+        assert self._logits is not None  # noqa: S101 - the last evaluation has been
+        prepared = self._prepared
+        write_predictions(
+            folder, self._logits, prepared.evaluation.labels, prepared.class_names, prepared.evaluation_texts()
+        )
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ import numpy as np
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import ArtifactFile
 from jobs.contract.errors import UsageError
+from jobs.contract.table_rows import BEGINNING, At, Broken
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.train.data import corpus_files
 from jobs.train.data.artifacts import Builder
 from jobs.train.data.corpus_documents import Input, Read, split
 from jobs.train.data.corpus_files import END, SPLITS, document_hash, file_name, is_held_out
-from jobs.train.data.tables import BEGINNING, At, Broken
 from jobs.train.hub import push_artifact
 from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run

@@ -1,4 +1,4 @@
-r"""Pre-train a BERT from random weights by masked language modelling, on packed tokens.
+r"""Pre-train a BERT by masked language modelling on packed tokens, from random weights or from a model's.
 
     python -m jobs.train.launch --instance-type=… --nproc-per-node=8 pretrain-mlm --data=s3://…/packed-tokens-…/
 
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
+from jobs.contract import model_files
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.accelerator import Accelerator, of_rank
-from jobs.train.data import packed_tokens
-from jobs.train.data.artifacts import open_artifact
+from jobs.train.accelerator import CPU, Accelerator, of_rank
+from jobs.train.data import packed_tokens, sources
+from jobs.train.data.artifacts import hub_folder, open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
 from jobs.train.data.packed_tokens import PackedTokens
+from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -47,7 +49,10 @@ class Inputs(BaseModel):
 
     folder: Path
     fingerprint: str
-    config: dict[str, Any]
+    config: dict[str, Any] | None
+    """The shape of a model with random weights."""
+    model: Path | None = None
+    """The model to go on from."""
 
 
 def check(arguments: PretrainMlm, world_size: int) -> None:
@@ -55,10 +60,17 @@ def check(arguments: PretrainMlm, world_size: int) -> None:
     arguments.check(world_size)
 
 
+def preload(arguments: PretrainMlm) -> None:
+    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
+    _stay_offline(arguments)  # it is read at the import
+    CPU.trainer_class()
+    import jobs.train.models.masked_bert
+    import jobs.train.trainer.training  # noqa: F401
+
+
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
-    if arguments.push_to_hub is None:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # all there is to load lies in the data's folder
+    _stay_offline(arguments)
     accelerator = of_rank(os.environ)
     settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
     s3 = object_store.connect() if rank.is_first_on_node else None
@@ -90,13 +102,13 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
         # A checkpoint is resumed with the same arguments only, and so with the same data only.
         arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
         Task(
-            model=lambda: new_model(inputs.config, accelerator),
-            start="random weights",
+            model=lambda: bert(inputs, accelerator),
+            start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
             train_data=train_data,
             eval_data=eval_data,
             collate=MaskedSequences.collate,
             evaluate=lambda trainer: evaluate(trainer, eval_data),
-            save_beside=lambda folder: _tokenizer(inputs.folder).save_pretrained(folder),
+            save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
             schedule={"max_steps": arguments.max_steps},
             settings=settings,
             ordered_epoch=sequences,
@@ -104,6 +116,13 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
         s3=s3,
         accelerator=accelerator,
     )
+
+
+def _stay_offline(arguments: PretrainMlm) -> None:
+    """Keep transformers from asking the hub, unless it has anything of ours: all else lies in the data's folder."""
+    on_hub = any(sources.is_on_hub(location) for _, location, _ in arguments.sources())
+    if arguments.push_to_hub is None and not on_hub:
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Inputs:
@@ -125,7 +144,36 @@ def fetch_inputs(arguments: PretrainMlm, s3: "S3Client", scratch: Path) -> Input
                 f"{arguments.data} has {found} sequences of part '{split}': at least {count} are needed",
                 next_step="make the data of more text, or with shorter sequences, or set global_batch_size lower",
             )
-    return Inputs(folder=folder, fingerprint=fingerprint, config=_configuration(arguments, index, s3))
+    if arguments.model is None:
+        return Inputs(folder=folder, fingerprint=fingerprint, config=_configuration(arguments, index, s3))
+    model = pretrained.model_folder(arguments.model, s3=lambda: s3, scratch=scratch)
+    _check_model(model, arguments, folder, index)
+    return Inputs(folder=folder, fingerprint=fingerprint, config=None, model=model)
+
+
+def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_tokens.Index) -> None:
+    """Raise UsageError where a model is no BERT, or none that has learnt these tokens."""
+    location = arguments.model
+    config = json.loads((model / CONFIG).read_bytes())
+    if config["model_type"] != "bert":
+        raise UsageError(
+            f"{location} is of type '{config['model_type']}': only a 'bert' can be pre-trained",
+            next_step="name a BERT, or leave model out",
+        )
+    most = model_files.positions(config)
+    if most is not None and most < index.sequence_length:
+        raise UsageError(
+            f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} has positions for {most}",
+            next_step=f"tokenize the corpus with sequence_length: {most}",
+        )
+    own, of_data = (_tokenizer(folder).get_vocab() for folder in (model, data / packed_tokens.TOKENIZER))
+    if own != of_data:
+        other = min({*own.items()} ^ {*of_data.items()}, key=lambda item: item[1])[0]
+        raise UsageError(
+            f"{arguments.data} was not tokenized as {location} was trained: '{other}' is "
+            f"{of_data.get(other, 'nothing')} there and {own.get(other, 'nothing')} here",
+            next_step=f"tokenize the corpus with tokenizer: {location}, and name the run that does",
+        )
 
 
 def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, MaskedSequences]:
@@ -148,6 +196,23 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
         TrainingOrder(train, masking(arguments.seed), length=length),
         MaskedSequences(held_out, masking(EVALUATION_SEED)),
     )
+
+
+def bert(inputs: Inputs, accelerator: Accelerator) -> Any:
+    """Return the model that the training starts from, whose head works on the masked places."""
+    if inputs.model is None:
+        assert inputs.config is not None  # noqa: S101 - where there is no model
+        return new_model(inputs.config, accelerator)
+    from jobs.train.models.masked_bert import BertForMaskedLM
+
+    model, found = BertForMaskedLM.from_pretrained(
+        inputs.model, trust_remote_code=False, output_loading_info=True, **accelerator.model_arguments()
+    )
+    if any(name.startswith("cls.predictions.transform") for name in found["missing_keys"]):
+        log.warning(
+            "warning: the model has no head for masked language modelling; a new one starts from random weights"
+        )
+    return model
 
 
 def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
@@ -197,7 +262,10 @@ def _configuration(arguments: PretrainMlm, index: packed_tokens.Index, s3: "S3Cl
 
 
 def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
-    if location.startswith(S3):
+    if sources.is_on_hub(location):
+        path = hub_folder(location, "model", [CONFIG]) / CONFIG
+        content = path.read_bytes() if path.is_file() else None
+    elif location.startswith(S3):
         content = object_store.read(s3, S3Location.parse(location) / CONFIG)
     else:
         path = Path(location) / CONFIG
@@ -216,7 +284,7 @@ def _read_configuration(location: str, s3: "S3Client") -> dict[str, Any]:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder / packed_tokens.TOKENIZER, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 if __name__ == "__main__":

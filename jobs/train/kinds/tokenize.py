@@ -23,9 +23,9 @@ from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
 from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import load
 from jobs.train.data.packed_tokens import Index, PackedFile
+from jobs.train.data.tokenizer_files import TokenizerFiles, tokenizer_files
 from jobs.train.data.vocabulary import SPECIAL
 from jobs.train.hub import push_artifact
-from jobs.train.kinds import train_tokenizer
 from jobs.train.kinds.artifact_job import UPLOADS, JobMetrics, check_one_process
 from jobs.train.rank import Rank, run
 
@@ -45,14 +45,14 @@ def tokenize(rank: Rank, arguments: Tokenize) -> None:
     """Make the packed tokens, or find them made."""
     s3 = object_store.connect()
     corpus = open_artifact(arguments.corpus, kind=corpus_files.KIND, s3=lambda: s3, scratch=rank.scratch)
-    tokenizer = open_artifact(arguments.tokenizer, kind=train_tokenizer.KIND, s3=lambda: s3, scratch=rank.scratch)
+    tokenizer = tokenizer_files(arguments.tokenizer, s3=lambda: s3, scratch=rank.scratch)
     builder = Builder(
         s3,
         rank.run,
         kind=packed_tokens.KIND,
         version=packed_tokens.VERSION,
         options={"sequence_length": arguments.sequence_length},
-        inputs={"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.manifest.fingerprint},
+        inputs={"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.identity},
     )
     if not builder.existing():
         _Tokenization(rank, arguments, corpus=corpus, tokenizer=tokenizer, builder=builder, s3=s3).make()
@@ -70,7 +70,7 @@ class _Tokenization:
         arguments: Tokenize,
         *,
         corpus: OpenArtifact,
-        tokenizer: OpenArtifact,
+        tokenizer: TokenizerFiles,
         builder: Builder,
         s3: "S3Client",
     ) -> None:
@@ -79,8 +79,8 @@ class _Tokenization:
         self._sequence_length = arguments.sequence_length
         self._packed = rank.scratch / "packed"
         self._packed.mkdir()
-        self._tokenizer_folder = tokenizer.download()
-        self._tokenizer_files = list(tokenizer.manifest.files)
+        self._tokenizer_folder = tokenizer.folder
+        self._tokenizer_files = tokenizer.names
         loaded = load(self._tokenizer_folder / "tokenizer.json")
         self._vocabulary_size = loaded.get_vocab_size(with_added_tokens=True)
         self._special_ids = _special_ids(loaded, arguments.tokenizer)
@@ -180,7 +180,8 @@ def _special_ids(tokenizer: Any, location: str) -> dict[str, int]:
     missing = [name for name, number in ids.items() if number is None]
     if missing:
         raise UsageError(
-            f"{location}: its tokenizer has no [{missing[0].upper()}]", next_step="name what train-tokenizer made"
+            f"{location}: its tokenizer has no [{missing[0].upper()}]",
+            next_step="name what train-tokenizer made, or a BERT's",
         )
     return ids
 

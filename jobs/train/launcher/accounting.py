@@ -6,10 +6,11 @@ end; so an attempt whose node was lost still has its last heartbeat. A run that 
 
 import json
 import logging
-import re
+import os
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,18 +18,23 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from jobs.aws import s3 as object_store
-from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, duration_seconds, reached, spent
+from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, duration_seconds, reached, spent, usd_per_hour
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import InstanceType, instance_type
 from jobs.contract.locations import S3Location
+from jobs.contract.phases import usd_by_phase
+from jobs.contract.record_reader import read_attempt
 from jobs.contract.records import Attempt, Receipt
-from jobs.contract.run import ATTEMPTS, RECEIPT
+from jobs.contract.run import ATTEMPTS, RECEIPT, UTILIZATION, recorded_number
 from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
-from jobs.train.channel import RankStatus
+from jobs.train.channel import RankStatus, told_result
+from jobs.train.environment import ran_with
 from jobs.train.launcher import shutdown
-from jobs.train.launcher.outcome import End
+from jobs.train.launcher.instance import zone
+from jobs.train.launcher.outcome import RESUMES, End
 from jobs.train.launcher.request import Launch
+from jobs.train.launcher.utilization import Utilization
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -41,9 +47,6 @@ _LAST_HEARTBEAT_SECONDS = 5.0
 
 NO_BUDGET = Budget()
 
-_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
-"""The name of a record, without its ending."""
-
 State = Literal["running", "interrupted", "succeeded", "failed"]
 
 
@@ -51,12 +54,20 @@ class AttemptRecord:
     """The record of this attempt, kept up to date on S3 from `start` to `finish`."""
 
     def __init__(
-        self, launch: Launch, accelerator: Accelerator, scratch: Path, *, waited_instance_seconds: float
+        self,
+        launch: Launch,
+        accelerator: Accelerator,
+        scratch: Path,
+        *,
+        waited_instance_seconds: float,
+        utilization: Utilization,
     ) -> None:
         """Number the attempt in its run. Raises TrainyardError where the run cannot be read."""
         self._s3 = object_store.connect()
         self._launch = launch
         self._scratch = scratch
+        self._utilization = utilization
+        self._minutes_written = 0
         self._clock = SteadyClock()
         self._recorded = RecordedAttempts(self._s3, launch.run)
         job = job_id()
@@ -69,10 +80,13 @@ class AttemptRecord:
             last_seen_at=now,
             instance_type=launch.instance.name,
             capacity=launch.capacity,
+            spot_usd_per_hour=launch.options.spot_usd_per_hour,
+            zone=zone(os.environ, on_instance=launch.on_instance),
             accelerator=accelerator.name,
             nnodes=launch.node.nnodes,
             world_size=launch.world_size,
             waited_instance_seconds=waited_instance_seconds,
+            ran_with=ran_with(),
         )
         self._earlier: list[Attempt] | None = None
         self._finished = threading.Event()
@@ -94,6 +108,24 @@ class AttemptRecord:
         if self._earlier is None:  # they do not change any more; S3 may fail when it is asked again
             self._earlier = [item for item in self._recorded.read() if item.number != now.number]
         return spent([*self._earlier, now])
+
+    def superseded(self, end: End, *, comes_again: bool) -> End:
+        """Return how the attempt ended: not to be started again where a newer one of the run has begun meanwhile.
+
+        `comes_again`: started again, it joins the newer one.
+        """
+        try:
+            newest = max(self._recorded.numbers(), default=0)
+        except TrainyardError:
+            return end
+        if newest <= self.number or end.code == 0:
+            return end
+        if comes_again:
+            return replace(end, code=INTERRUPTED_EXIT_CODE)
+        if end.code != INTERRUPTED_EXIT_CODE:
+            return end
+        reason = f"{(end.reason or '').removesuffix(f'; {RESUMES}')}; attempt {newest} goes on with the run"
+        return replace(end, code=1, reason=reason)
 
     def finish(self, end: End) -> None:
         """Write how the attempt ended. Raises TrainyardError where S3 does not take that the run is done."""
@@ -124,27 +156,40 @@ class AttemptRecord:
         self._attempt = self._attempt.model_copy(
             update={
                 "last_seen_at": self._clock.now(),
+                "training_started_at": status.training_started_at,
                 "resumed_from_step": status.resumed_from_step,
                 "last_step": status.last_step,
                 "changed": status.changed,
+                "cards": self._utilization.record(working_since=status.training_started_at),
             }
         )
         run = self._launch.run
+        self._write_utilization(run)
         object_store.write(self._s3, run / ATTEMPTS / f"{self.number}.json", _json(self._attempt))
         attempts = {self.number: self._attempt}
-        for earlier in self._recorded.read():
-            attempts.setdefault(earlier.number, earlier)
+        for other in self._recorded.read():
+            attempts.setdefault(other.number, other)
+        if max(attempts) > self.number:
+            return  # the receipt is that attempt's to write, which says how the run stands
         bill = receipt(
             run,
             [attempts[number] for number in sorted(attempts)],
             job=self._launch.kind.name,
             instance=self._launch.instance,
             state=state,
-            result=status.result,
+            result={**status.result, **told_result(self._scratch)},
             budget=self._launch.options.budget,
             on_instance=self._launch.on_instance,
         )
         object_store.write(self._s3, run / RECEIPT, _json(bill))
+
+    def _write_utilization(self, run: S3Location) -> None:
+        """Write the minutes of this attempt's cards where there are new ones: S3 has no append."""
+        lines = self._utilization.lines()
+        if len(lines) > self._minutes_written:
+            content = "".join(f"{json.dumps(line)}\n" for line in lines)
+            object_store.write(self._s3, run / UTILIZATION / f"{self.number}.jsonl", content.encode())
+            self._minutes_written = len(lines)
 
 
 class SteadyClock:
@@ -167,11 +212,14 @@ class RecordedAttempts:
     def __init__(self, s3: "S3Client", run: S3Location) -> None:
         self._s3 = s3
         self._run = run
-        self._warned: set[str] = set()
 
     def read(self) -> list[Attempt]:
         """Return all that can be read. Raises TrainyardError where S3 does not give them."""
         return [attempt for attempt in self._by_name().values() if attempt is not None]
+
+    def numbers(self) -> list[int]:
+        """Return those of all records, readable or not. Raises TrainyardError where S3 does not give them."""
+        return [recorded_number(name) or 0 for name in object_store.sizes(self._s3, self._run / ATTEMPTS)]
 
     def next_number(self, *, job_id: str | None, attempt: int) -> int:
         """Return the number that an attempt has in its run, which may have begun as another Batch job, on Spot.
@@ -183,7 +231,7 @@ class RecordedAttempts:
         before = [0]
         for name, recorded in self._by_name().items():
             if recorded is None:
-                before += [int(stem) for stem in [name.removesuffix(".json")] if _NUMBER.fullmatch(stem)]
+                before.append(recorded_number(name) or 0)
             elif recorded.job_id != job_id:
                 before.append(recorded.number)
         return max(before) + attempt
@@ -191,30 +239,11 @@ class RecordedAttempts:
     def _by_name(self) -> dict[str, Attempt | None]:
         found: dict[str, Attempt | None] = {}
         for name in object_store.sizes(self._s3, self._run / ATTEMPTS):
-            content = object_store.read(self._s3, self._run / ATTEMPTS / name)
+            place = self._run / ATTEMPTS / name
+            content = object_store.read(self._s3, place)
             if content is not None:
-                found[name] = self._parsed(name, content)
+                found[name] = read_attempt(content, place=place)
         return found
-
-    def _parsed(self, name: str, content: bytes) -> Attempt | None:
-        """Return the record; None where it is none. What only a later release writes is left out of it."""
-        try:
-            fields = json.loads(content)
-            unknown = sorted(set(fields) - set(Attempt.model_fields))
-            attempt = Attempt.model_validate({key: fields[key] for key in fields if key not in unknown})
-            spent([attempt])  # an older release may not know its instance type
-        except (TrainyardError, ValueError, TypeError, RecursionError):
-            self._warn(name, "cannot be read: it is left out, and so is what that attempt took")
-            return None
-        if unknown:
-            self._warn(name, f"holds what this release does not know ({', '.join(unknown)}): that is left out")
-        return attempt
-
-    def _warn(self, name: str, what: str) -> None:
-        """Warn once of each record: they are read every half minute."""
-        if name not in self._warned:
-            self._warned.add(name)
-            log.warning("warning: %s %s", self._run / ATTEMPTS / name, what)
 
 
 class BudgetWatch:
@@ -255,12 +284,22 @@ class BudgetWatch:
         if launch.options.budget == NO_BUDGET:
             return None
         return launch.options.budget.left(
-            self._record.spent(), row=launch.instance, capacity=launch.capacity, nnodes=launch.node.nnodes
+            self._record.spent(),
+            usd_per_hour=usd_per_hour(
+                launch.instance, launch.capacity, spot_usd_per_hour=launch.options.spot_usd_per_hour
+            ),
+            nnodes=launch.node.nnodes,
         )
 
     def _end(self, left: Left) -> End:
         run_id = self._launch.run.key.strip("/").rpartition("/")[2]
-        self._reason = reached(left, self._record.spent(), run_id=run_id, capacity=self._launch.capacity)
+        self._reason = reached(
+            left,
+            self._record.spent(),
+            run_id=run_id,
+            capacity=self._launch.capacity,
+            spot_usd_per_hour=self._launch.options.spot_usd_per_hour,
+        )
         return End(code=1, reason=self._reason, cause="own")
 
     def _stop_ranks(self, left: Left) -> None:
@@ -280,12 +319,15 @@ def receipt(
     budget: Budget = NO_BUDGET,
     on_instance: bool,
 ) -> Receipt:
-    """Add up what the attempts took, at the recorded prices, which makes it an estimate.
+    """Add up what the attempts took, at recorded prices and those that EC2 said, which makes it an estimate.
 
     `on_instance` is False where the job runs on some other machine than the instance type it names.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
     so_far = spent(attempts)
+    on_demand_usd = spent(attempts, all_on="on-demand").usd
+    saved = on_instance and on_demand_usd  # nobody has paid for a stand-in
+    by_phase = usd_by_phase(attempts)
     return Receipt(
         run_id=run_id,
         team=team,
@@ -295,9 +337,15 @@ def receipt(
         duration_seconds=round(sum(duration_seconds(attempt) for attempt in attempts), 3),
         instance_hours=round(so_far.instance_hours, 6),
         instance_type=instance.name,
-        on_demand_usd=round(spent(attempts, all_on="on-demand").usd, 6),
+        on_demand_usd=round(on_demand_usd, 6),
         spot_usd=round(spent(attempts, all_on="spot").usd, 6),
         estimated_usd=round(so_far.usd, 6),
+        saved_usd=round(on_demand_usd - so_far.usd, 6) if saved else None,
+        saved_percent=round(100 * (1 - so_far.usd / on_demand_usd), 1) if saved else None,
+        waiting_usd=round(by_phase["waiting"], 6),
+        starting_usd=round(by_phase["starting"], 6),
+        lost_usd=round(by_phase["lost"], 6),
+        idle_usd=round(by_phase["idle"], 6),
         budget=budget.text(so_far),
         price_date=instance.price_date,
         price_source=instance.price_source,
@@ -309,17 +357,17 @@ def receipt(
 def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instance: bool) -> str:
     """Say what the receipt's figures are an estimate of, and what they leave out."""
     rows = {attempt.instance_type: instance_type(attempt.instance_type) for attempt in attempts}
-    prices = " and ".join(f"the {row.name} prices recorded on {row.price_date}" for row in rows.values())
-    note = (
-        f"An estimate: instance hours times {prices}. It leaves out the instance's start-up, storage and transfer, and "
-        "Spot prices change."
+    others = [f"{row.name} as of {row.price_date}" for row in rows.values() if row.name != instance.name]
+    quoted = dict.fromkeys(
+        f"{attempt.spot_usd_per_hour:g}" for attempt in attempts if attempt.spot_usd_per_hour is not None
     )
-    if on_instance:
-        return note
-    return (
-        f"{note} These minutes were not spent on {instance.name} but on the machine that stood in for it "
-        f"({attempts[-1].accelerator}); there they would have been others."
-    )
+    parts = [
+        "without start-up, storage and transfer",
+        *([f"with the prices of {' and '.join(others)}"] if others else []),
+        *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 named at submission"] if quoted else []),
+        *([] if on_instance else [f"with the time of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
+    ]
+    return f"an estimate, {', '.join(parts)}"
 
 
 def _json(model: BaseModel) -> bytes:

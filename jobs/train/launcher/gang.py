@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
@@ -26,10 +25,11 @@ from jobs.contract.queues import Capacity
 from jobs.train.batch_job import job_id
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member, View
-from jobs.train.launcher.instance import InstanceMetadata
+from jobs.train.launcher.instance import InstanceMetadata, own_address
 from jobs.train.launcher.outcome import End, retried
 from jobs.train.launcher.request import Gang, Launch, Node
 from jobs.train.rank import one_line
+from jobs.train.store import LOOPBACK
 
 log = logging.getLogger("trainyard")
 
@@ -72,7 +72,7 @@ class GangMember:
         self._ended: Ended | None = None
         self._folder = folder
         self._beat_seconds = beat_seconds
-        self._port = _hold_port()
+        self._port = _hold_port(address)
         self._member = Member(
             index=gang.index,
             nonce=secrets.token_hex(8),
@@ -148,7 +148,7 @@ class GangMember:
         """Return what this node is among those of a meeting."""
         nnodes = len(meeting.members)
         if nnodes == 1:
-            return Node(index=0, nnodes=1, main_address="localhost", port=0)
+            return Node(index=0, nnodes=1, main_address=LOOPBACK, port=0)
         main = meeting.members[0]
         index = [member.nonce for member in meeting.members].index(self._member.nonce)
         return Node(index=index, nnodes=nnodes, main_address=main.address, port=main.port)
@@ -229,8 +229,7 @@ class GangMember:
             return None
         members = [view.waiting[index] for index in sorted(view.waiting)][:count]
         waited = sum((view.now - (member.since or view.now)).total_seconds() for member in members)
-        number = view.meeting.number + 1 if view.meeting is not None else 1
-        return Meeting(number=number, members=members, waited_seconds=waited)
+        return Meeting(number=view.newest_number + 1, members=members, waited_seconds=waited)
 
     def _met(self, meeting: Meeting) -> Meeting:
         self.meeting = meeting
@@ -285,31 +284,14 @@ class Latecomers:
         return f"{named} of {self._member.gang.size} came late, and the nodes meet again"
 
 
-def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:
-    """Return the address at which the other nodes reach this one.
-
-    It is what EC2 says of the instance; elsewhere the address from which this machine talks to S3.
-    """
-    said = metadata.local_ipv4() if metadata is not None else None
-    if said is not None:
-        return said
-    endpoint = urlsplit(s3_endpoint)
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
-    towards = socket.getaddrinfo(endpoint.hostname, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
-        talk.connect(towards)  # sends nothing: the kernel only picks the way
-        address: str = talk.getsockname()[0]
-        return address
-
-
-def _hold_port() -> socket.socket:
-    """Return a socket that holds a free port: nobody else gets it until the socket is closed."""
+def _hold_port(address: str) -> socket.socket:
+    """Return a socket that holds a free port of this machine's: nobody else gets it until the socket is closed."""
     numbers = list(_PORTS)
     random.shuffle(numbers)
     for number in numbers:
         held = socket.socket()
         try:
-            held.bind(("", number))
+            held.bind((address, number))
         except OSError:
             held.close()
         else:

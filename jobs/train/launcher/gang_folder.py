@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
+from jobs.contract.record_reader import read
 from jobs.contract.run import GANG
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class View:
     """The members that wait, by their index; those of the newest meeting wait no longer."""
     meeting: Meeting | None
     """The newest meeting."""
+    newest_number: int
+    """That of the newest meeting's file, which may be one that cannot be read; 0: there is none."""
     main_silent_seconds: float | None
     """The time since the last heartbeat of the meeting's main node; None: that launcher has ended."""
     ended: Ended | None
@@ -117,7 +120,10 @@ class View:
 
 
 class GangFolder:
-    """The folder as one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries."""
+    """The folder as one member sees it. What fails at S3 raises TrainyardError, after ten minutes of further tries.
+
+    A file in it that cannot be read is as if it were not there, with a warning.
+    """
 
     def __init__(
         self,
@@ -141,18 +147,23 @@ class GangFolder:
         found = self._list()
         now = found[_name(own)].taken
         meeting = ended = None
+        newest_number = 0
         members = []
         for name, item in found.items():
             content = self._content(name, item.etag)
             if content is None:
                 continue  # it has left since
+            place = self._folder / name
             if _MEMBER.fullmatch(name):
-                members.append((Member.model_validate_json(content), (now - item.taken).total_seconds()))
-            elif _MEETING.fullmatch(name):
-                other = Meeting.model_validate_json(content)
-                meeting = other if meeting is None or other.number > meeting.number else meeting
+                if (member := read(Member, content, place=place)) is not None:
+                    members.append((member, (now - item.taken).total_seconds()))
+            elif match := _MEETING.fullmatch(name):
+                newest_number = max(newest_number, int(match[1]))
+                other = read(Meeting, content, place=place)
+                if other is not None and (meeting is None or other.number > meeting.number):
+                    meeting = other
             elif name == _ENDED:
-                ended = Ended.model_validate_json(content)
+                ended = read(Ended, content, place=place)
         alive = [(member, age) for member, age in members if not member.has_left]
         outside = [(member, age) for member, age in alive if not (meeting and meeting.has(member))]
         waiting = {member.index: member for member, age in outside if age < self._fresh_seconds}
@@ -167,6 +178,7 @@ class GangFolder:
             now=now,
             waiting=waiting,
             meeting=meeting,
+            newest_number=newest_number,
             main_silent_seconds=main_silent_seconds,
             ended=ended,
             without_return={member.index for member in left if member.is_last} - waiting.keys(),

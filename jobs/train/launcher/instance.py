@@ -7,6 +7,7 @@ that is too low) there is no news, and no word about it: SIGTERM comes all the s
 import contextlib
 import json
 import shutil
+import socket
 import tempfile
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from http.client import HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from jobs.contract.queues import MARKET, Capacity
 
@@ -64,6 +66,12 @@ class InstanceMetadata:
         found = self._text("instance-life-cycle")
         return next((capacity for capacity in MARKET if capacity == found), None)
 
+    def zone(self) -> str | None:
+        return self._text("placement/availability-zone")
+
+    def instance_id(self) -> str | None:
+        return self._text("instance-id")
+
     def local_ipv4(self) -> str | None:
         return self._text("local-ipv4")
 
@@ -107,6 +115,33 @@ def capacity_paid(asked: Capacity | None, environment: Mapping[str, str], *, on_
         return asked
     metadata = InstanceMetadata.of(environment, on_instance=on_instance)
     return (metadata.capacity() if metadata is not None else None) or asked
+
+
+def zone(environment: Mapping[str, str], *, on_instance: bool) -> str | None:
+    """Return the availability zone of the instance; None where it does not say."""
+    metadata = InstanceMetadata.of(environment, on_instance=on_instance)
+    return metadata.zone() if metadata is not None else None
+
+
+def own_address(metadata: InstanceMetadata | None, s3_endpoint: str) -> str:
+    """Return the address at which the other nodes reach this one.
+
+    It is what EC2 says of the instance; elsewhere the address from which this machine talks to S3.
+    """
+    said = metadata.local_ipv4() if metadata is not None else None
+    if said is not None:
+        return said
+    endpoint = urlsplit(s3_endpoint)
+    return address_towards(endpoint.hostname, endpoint.port or (443 if endpoint.scheme == "https" else 80))
+
+
+def address_towards(host: str | None, port: int) -> str:
+    """Return the address of this machine from which it talks to another. Raises OSError where there is no way."""
+    towards = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
+        talk.connect(towards)  # sends nothing: the kernel only picks the way
+        address: str = talk.getsockname()[0]
+        return address
 
 
 @contextlib.contextmanager

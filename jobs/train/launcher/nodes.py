@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from jobs.train.channel import Heartbeat, process_states
@@ -19,6 +18,8 @@ from jobs.train.launcher.gang import GangMember
 from jobs.train.launcher.outcome import End, retried
 from jobs.train.launcher.request import Node
 from jobs.train.launcher.shutdown import Interrupted
+from jobs.train.launcher.utilization import NodeUse
+from jobs.train.store import connect_store, serve_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # re-exported from C++
@@ -29,9 +30,6 @@ GANG_MEETING_SECONDS = 120.0
 """The limit in place of start_timeout_seconds where the nodes have met already, on S3: they only begin."""
 
 _GOODBYE_SECONDS = 5.0
-
-_STORE_TIMEOUT = timedelta(hours=24)
-"""The time limit of one request: whoever waits for too long is found by the missing heartbeats, not by this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +44,14 @@ class Order:
 class Nodes:
     """One launcher's view of the others. A thread beats and listens; what it heard lies in the attributes."""
 
-    def __init__(self, node: Node, heartbeats: Callable[[], Mapping[int, Heartbeat]]) -> None:
-        """`heartbeats` returns those of this node's own ranks."""
+    def __init__(
+        self,
+        node: Node,
+        heartbeats: Callable[[], Mapping[int, Heartbeat]],
+        *,
+        use: Callable[[], NodeUse | None] = lambda: None,
+    ) -> None:
+        """`heartbeats` returns those of this node's own ranks, `use` how busy its accelerators are."""
         self.here: set[int] = {node.index}
         """The nodes that have come."""
         self.heard_at: dict[int, float] = {}
@@ -56,12 +60,19 @@ class Nodes:
         """The newest of the other nodes' ranks, as far as this node hears of them."""
         self.states: dict[int, str] = {}
         """The states of those ranks' processes, where there is something to say."""
+        self.uses: dict[int, NodeUse] = {}
+        """How busy the accelerators of the other nodes are, of those that know; known to the main node."""
         self.ends: dict[int, End] = {}
         """How the attempt ended on the other nodes; known to the main node."""
+        self.well: set[int] = set()
+        """The other nodes whose health was checked and is well; known to the main node."""
+        self.may_start = False
+        """True once the main node has said that all nodes are well; known to a child."""
         self.order: Order | None = None
         """The main node's word; known to a child."""
         self._node = node
         self._own_heartbeats = heartbeats
+        self._own_use = use
         self._beats: dict[int, bytes] = {}
         self._outbox: dict[str, str] = {}
         self._wake = threading.Event()
@@ -86,6 +97,10 @@ class Nodes:
             self.order_end(Order(reason=end.reason or ""))
         else:
             self._send(f"end/{self._node.index}", asdict(end))
+
+    def tell_well(self) -> None:
+        """Tell that this node is well; the main node tells that all are, and the children start their ranks."""
+        self._send("start" if self._node.is_main else f"well/{self._node.index}", {})
 
     def order_end(self, order: Order) -> None:
         """Give the main node's word to all children."""
@@ -128,26 +143,20 @@ class Nodes:
                 self._wake.clear()
 
     def _connect(self) -> "Store":
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # re-exported from C++
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
-        # Tenants of one port share its server: torch's own rendezvous, which comes later, uses this one.
-        store = TCPStore(
-            self._node.main_address,
-            self._node.port,
-            is_master=self._node.is_main,
-            timeout=_STORE_TIMEOUT,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-        return PrefixStore("nodes", store)
+        # Torch's own rendezvous, which comes later, uses the same server.
+        reach = serve_store if self._node.is_main else connect_store
+        return PrefixStore("nodes", reach(self._node.main_address, self._node.port))
 
     def _beat(self, store: "Store") -> None:
         self._number += 1
-        heartbeats = self._own_heartbeats()
+        heartbeats, use = self._own_heartbeats(), self._own_use()
         content = {
             "number": self._number,
             "heartbeats": [asdict(heartbeat) for heartbeat in heartbeats.values()],
             "states": list(process_states(heartbeats).items()),
+            "use": asdict(use) if use else None,
         }
         store.set(f"beat/{self._node.index}", json.dumps(content))
 
@@ -159,6 +168,10 @@ class Nodes:
             if index and index not in self.ends and store.check([f"end/{index}"]):
                 content = json.loads(store.get(f"end/{index}"))
                 self.ends[index] = End(**{**content, "lines": tuple(content["lines"])})
+            if index and index not in self.well and store.check([f"well/{index}"]):
+                self.well.add(index)
+        if not self._node.is_main:
+            self.may_start = self.may_start or store.check(["start"])
         if not self._node.is_main and self.order is None and store.check(["order"]):
             content = json.loads(store.get("order"))
             self.order = Order(reason=content["reason"], ranks=tuple(content["ranks"]))
@@ -173,6 +186,8 @@ class Nodes:
             content = json.loads(beat)
             heartbeats = {item["rank"]: Heartbeat(**item) for item in content["heartbeats"]}
             self.heartbeats |= heartbeats
+            if content["use"]:
+                self.uses[index] = NodeUse(**content["use"])
             states = dict(content["states"])
             self.states |= {rank: states.get(rank, "") for rank in heartbeats}
 

@@ -7,9 +7,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from jobs.aws import s3 as object_store
 from jobs.contract.arguments import Arguments
 from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, NotFoundError, UsageError
 from jobs.contract.flags import add_flags, from_flags, parse_flags
 from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS, InstanceType, instance_type
 from jobs.contract.job_kind import JobKind
@@ -20,6 +21,7 @@ from jobs.train import hub
 from jobs.train.accelerator import AUTO
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.launcher.shutdown import DEFAULT_STOP_TIMEOUT_SECONDS
+from jobs.train.store import LOOPBACK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class Node:
     """0 is the main node."""
     nnodes: int
     main_address: str
-    """The address at which the ranks meet; the main node itself, to which Batch gives no address, meets on loopback."""
+    """The address at which the ranks meet. Batch gives it to the others only: the main node of several looks for its
+    own (jobs.train.launch), and has none before."""
     port: int
     """0: any free one, which is enough for a single node."""
 
@@ -43,7 +46,7 @@ class Node:
         """Raises ConfigurationError where Batch's variables contradict each other."""
         nnodes = int(environment.get("AWS_BATCH_JOB_NUM_NODES", "1"))
         if nnodes == 1:
-            return cls(index=0, nnodes=1, main_address="localhost", port=0)
+            return cls(index=0, nnodes=1, main_address=LOOPBACK, port=0)
         main = int(environment.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0"))
         index = (int(environment["AWS_BATCH_JOB_NODE_INDEX"]) - main) % nnodes
         address = environment.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
@@ -53,7 +56,7 @@ class Node:
         # machine (the embedded AWS) get different ones.
         meeting = f"{job_id(environment) or ''}/{attempt_number(environment)}"
         port = 20_000 + zlib.crc32(meeting.encode()) % 10_000
-        return cls(index=index, nnodes=nnodes, main_address=address or "localhost", port=port)
+        return cls(index=index, nnodes=nnodes, main_address=address or "", port=port)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,14 @@ class Launch:
         return self.node.nnodes * self.nproc_per_node
 
     @property
+    def idle_limit_seconds(self) -> float:
+        """Return for how long no card may do anything; 0: as long as they like."""
+        minutes = self.options.stop_if_idle_minutes
+        if minutes is None:
+            minutes = self.kind.stop_if_idle_minutes if self.kind.accelerated else 0.0
+        return 60 * minutes
+
+    @property
     def on_instance(self) -> bool:
         """Return whether it runs on the instance that it asks for; on a laptop it takes whatever is there."""
         return self.accelerator_asked != AUTO
@@ -115,8 +126,11 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     given = parser.parse_args(list(argv))
     kind = CATALOG[given.kind]
     options = from_flags(LauncherOptions, vars(given))
-    arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
     run = _run(environment)
+    if options.arguments_file is None:
+        arguments = parse_flags(kind.arguments, given.flags, program=f"{parser.prog} … {kind.name}")
+    else:
+        arguments = kind.arguments.model_validate_json(_stored(run / options.arguments_file))
     accelerator_asked = environment.get(ACCELERATOR_VARIABLE, AUTO)
     launch = Launch(
         kind=kind,
@@ -136,6 +150,15 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Launch:
     return launch
 
 
+def parse_worker(
+    argv: Sequence[str], environment: Mapping[str, str]
+) -> tuple[LauncherOptions, JobKind, S3Location] | None:
+    """Return what a worker of a sweep runs, and where the sweep lies; None where the container is no such worker."""
+    given, _ = _parser().parse_known_args(list(argv))
+    options = from_flags(LauncherOptions, vars(given))
+    return (options, CATALOG[given.kind], _run(environment)) if options.sweep_attempts is not None else None
+
+
 def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
     """Return the launch with its gang, if it is part of one, once the entrypoint has accepted its ranks."""
     check: Callable[[Arguments, int], None] = importlib.import_module(launch.kind.entrypoint).check
@@ -148,10 +171,11 @@ def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
         environment,
         lambda nnodes: check(launch.arguments, nnodes * launch.nproc_per_node),
     )
+    or_no_zero = ", or deepspeed_zero_stage to 0" if hasattr(launch.arguments, "deepspeed_zero_stage") else ""
     if len(gang.sizes) > 1 and not launch.arguments.resumes_on_other_ranks:
         raise UsageError(
             f"a gang of {gang.size} nodes cannot go on with fewer: its checkpoints are of one number of ranks",
-            next_step=f"set min_nnodes to {gang.size}, or deepspeed_zero_stage to 0",
+            next_step=f"set min_nnodes to {gang.size}{or_no_zero}",
         )
     return replace(launch, gang=gang)
 
@@ -174,6 +198,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", metavar="KIND", choices=sorted(CATALOG), help="what to run")
     parser.add_argument("flags", metavar="--flag=value", nargs=argparse.REMAINDER, help="its arguments")
     return parser
+
+
+def _stored(file: S3Location) -> bytes:
+    content = object_store.read(object_store.connect(), file)
+    if content is None:
+        raise NotFoundError(f"{file}, which holds the job's arguments, is gone", next_step="trainyard resume RUN")
+    return content
 
 
 def _run(environment: Mapping[str, str]) -> S3Location:

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,12 @@ class Shutdown:
         metadata: InstanceMetadata | None,
         stop_timeout_seconds: float,
         give_up: Callable[[int], None],
+        pids_of_script: Callable[[], list[int]] | None = None,
     ) -> None:
-        """`give_up` raises, in the main thread, what ends the ranks at once; it is given the signal's number."""
+        """`give_up` raises, in the main thread, what ends the ranks at once; it is given the signal's number.
+
+        `pids_of_script`: ranks of a script, which are asked by SIGTERM where nobody listens for requests.
+        """
         self.reason: str | None = None
         """Why the ranks were asked to stop; None: they were not."""
         self.overdue_seconds: float | None = None
@@ -122,6 +126,10 @@ class Shutdown:
         self._metadata = metadata
         self._grace_seconds = max(1.0, stop_timeout_seconds - MARGIN_SECONDS)
         self._give_up = give_up
+        self._pids_of_script = pids_of_script
+        self.has_signalled = False
+        """True where the ranks of a script get SIGTERM, to end by themselves in the time that is left."""
+        self._signalled_script = False
         self._asked_at: float | None = None
         self._deadline: float | None = None
         self._signalled_at: float | None = None
@@ -155,7 +163,8 @@ class Shutdown:
         if self._closed.is_set():
             return
         is_over = self._at_once or self.overdue_seconds is not None
-        if number == signal.SIGTERM and not is_over and self._files.is_heard():
+        asks = self._files.is_heard() or bool(self._pids_of_script and self._pids_of_script())
+        if number == signal.SIGTERM and not is_over and asks:
             self._signalled_at = time.monotonic()
             self._wake.set()  # no more than that: a handler may have interrupted anything, a line of the log too
             return
@@ -174,6 +183,7 @@ class Shutdown:
             if self._wish is not None:
                 reason, self._wish = self._wish, None
                 self._ask_to_stop(reason, math.inf)
+            self._signal_script()
             self._end_what_is_late()
             self._wake.wait(0.2 if self._deadline is not None else POLL_SECONDS)
             self._wake.clear()
@@ -198,19 +208,33 @@ class Shutdown:
             limit = f", within {deadline - self._asked_at:.0f} s" if deadline < math.inf else ""
             log.info("%s: the training saves and stops%s", reason, limit)
             self._files.ask("stop", reason)
+            if self._pids_of_script is not None and deadline < math.inf and not self._files.is_heard():
+                self.has_signalled = True
         self._deadline = min(deadline, self._deadline or deadline)
+
+    def _signal_script(self) -> None:
+        """Send SIGTERM to the ranks of a script, once there are any: a notice may come before they do."""
+        if not self.has_signalled or self._signalled_script or self._pids_of_script is None:
+            return
+        if pids := self._pids_of_script():
+            self._signalled_script = True
+            _signal(pids, signal.SIGTERM)
 
     def _end_what_is_late(self) -> None:
         if self._deadline is None or self._asked_at is None:
             return
         # After the last step nobody listens any more: what is left would be done again anyway.
-        unheard = self._by_signal and not self._files.is_heard()
+        unheard = self._by_signal and not self._files.is_heard() and not self.has_signalled
         if not unheard and time.monotonic() < self._deadline:
             return
         self.overdue_seconds = time.monotonic() - self._asked_at
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._closed.wait(_KILL_AFTER_SECONDS):
-            for pid in self._files.listeners():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _signal(self._pids_of_script() if self._pids_of_script else self._files.listeners(), signal.SIGKILL)
         self._closed.wait()
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

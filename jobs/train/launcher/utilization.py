@@ -1,27 +1,50 @@
-"""How busy a node's accelerators are: the launcher logs one JSON line a minute, of which CloudWatch makes a metric.
+"""How busy a node's accelerators are, and for how long they have done nothing: looked at every ten seconds.
+
+Once a minute the mean goes to the job's log, as a JSON line of which CloudWatch makes a metric, and to the run's
+`utilization/N.jsonl`:
 
     {"accelerator_utilization_percent": 87.5, "accelerator_memory_percent": 61.2, "accelerators": 8, "node": 0}
 
-It asks the tool that comes with the accelerator's driver: nvidia-smi, or hl-smi, whose options are those of Habana's
-System Management Interface guide and were not tried on a Gaudi [?]. Where there is no tool, or it fails, nothing is
-logged and the job does not notice.
+The tool that comes with the accelerator's driver is asked: nvidia-smi, or hl-smi, whose options are those of Habana's
+System Management Interface guide and were not tried on a Gaudi [?]. Of a job on CPUs the kernel says how much of them
+its processes took; that is not logged, since the metric is of cards. Where there is no tool, or it fails, nothing is
+said and the job does not notice.
 """
 
 import json
 import logging
+import os
 import re
 import shutil
 import subprocess
 import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from jobs.contract.log_lines import UTILIZATION_KEY
+from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.contract.records import CardUse
 
 log = logging.getLogger("trainyard")
 
 INTERVAL_SECONDS = 60.0
+"""The time that a line of the log and of the record stands for."""
+
+LOOKS = 6
+"""Looks in that time: a tool says what the cards do at that moment."""
 
 TOOL_TIMEOUT_SECONDS = 10.0
+
+IDLE_PERCENT = 1.0
+"""A card that is less busy than that does nothing."""
+
+IDLE_CPUS = 0.1
+"""A job on CPUs does nothing where its processes take less than so much of one: launcher and waiting ranks look around
+now and then."""
 
 _TOOLS = {
     "hpu": ["hl-smi", "-Q", "utilization.aip,memory.used,memory.total", "-f", "csv,noheader"],
@@ -33,21 +56,56 @@ all, with or without units."""
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
-class UtilizationLog:
-    """Logs how busy the accelerators are, in a thread of its own: a context manager."""
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a node's accelerators do at a moment; of several looks: their means."""
 
-    def __init__(self, accelerator: str, *, node: int, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        command = _TOOLS.get(accelerator)
-        tool = shutil.which(command[0]) if command else None
-        self._command = [tool, *command[1:]] if command and tool else None
+    utilization_percent: float
+    memory_percent: float
+    accelerators: int
+    is_busy: bool
+    """True where any of them does anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUse:
+    """What a node tells the main one of its accelerators."""
+
+    utilization_percent: float
+    memory_percent: float
+    idle_seconds: float
+    """The time for which all of them have done nothing."""
+
+
+class Utilization:
+    """Looks at this node's accelerators in a thread of its own, and keeps what it saw: a context manager."""
+
+    def __init__(
+        self,
+        accelerator: str,
+        *,
+        node: int,
+        interval_seconds: float = INTERVAL_SECONDS,
+        limit_seconds: float = 0.0,
+    ) -> None:
+        """`limit_seconds`: it looks several times in what the accelerators may idle; 0: there is no limit."""
+        self.other_nodes: Callable[[], Iterable[NodeUse]] = tuple
+        """Returns what the other nodes have told last: what is kept for the record is of all together."""
+        self._sensor = _sensor(accelerator)
+        self._is_logged = accelerator in _TOOLS
         self._node = node
-        self._interval_seconds = interval_seconds
+        self._pause_seconds = min(interval_seconds / LOOKS, limit_seconds / 3 or interval_seconds)
         self._over = threading.Event()
-        self._asked: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._minute: list[Look] = []
+        self._newest: NodeUse | None = None
+        self._busy_at = time.monotonic()
+        self._lines: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._run, name="utilization", daemon=True)
 
-    def __enter__(self) -> "UtilizationLog":
-        if self._command:
+    def __enter__(self) -> "Utilization":
+        self._busy_at = time.monotonic()
+        if self._sensor is not None:
             self._thread.start()
         return self
 
@@ -55,45 +113,161 @@ class UtilizationLog:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._asked is not None:
-            self._asked.kill()  # one that hangs must not hold the job's end up
+        if self._sensor is not None:
+            self._sensor.close()  # one that hangs must not hold the job's end up
         if self._thread.is_alive():
             self._thread.join(1.0)
+        with self._lock:
+            if self._minute and self._newest is not None:
+                self._end_minute(self._newest)  # what there is of it
+
+    @property
+    def newest(self) -> NodeUse | None:
+        """Return what this node's accelerators have done in the last minute; None where nothing is known of them."""
+        with self._lock:
+            return self._newest
+
+    def idle_seconds(self) -> float:
+        """Return for how long all accelerators of all nodes have done nothing; 0 where any node says nothing."""
+        own = self.newest
+        return 0.0 if own is None else min([own.idle_seconds, *(node.idle_seconds for node in self.other_nodes())])
+
+    def record(self, *, working_since: datetime | None) -> CardUse | None:
+        """Return what is kept of all nodes' accelerators for the attempt's record; None where nothing is known."""
+        with self._lock:
+            if not self._lines:
+                return None
+            return CardUse(
+                utilization_percent=self._lines[-1][UTILIZATION_KEY],
+                memory_percent=self._lines[-1][MEMORY_KEY],
+                mean_utilization_percent=round(_mean(line[UTILIZATION_KEY] for line in self._lines), 1),
+                idle_seconds=round(
+                    sum(
+                        line["idle_seconds"]
+                        for line in self._lines
+                        if working_since is None or datetime.fromisoformat(line["time"]) > working_since
+                    ),
+                    1,
+                ),
+            )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return a line for each minute so far: `time`, the means over all nodes, and the main node's idle seconds."""
+        with self._lock:
+            return list(self._lines)
 
     def _run(self) -> None:
-        while not self._over.wait(self._interval_seconds):
-            line = self._look()
-            if line is None:
-                return  # what failed once is asked no more
-            log.info("%s", json.dumps(line))
+        assert self._sensor is not None  # noqa: S101 - the thread runs only where there is one
+        while not self._over.wait(self._pause_seconds):
+            look = self._sensor.look()
+            if look is None:
+                with self._lock:
+                    self._newest = None  # what failed once is asked no more, and nothing is judged by it
+                return
+            self._keep(look)
 
-    def _look(self) -> "dict[str, float | int] | None":
-        assert self._command is not None  # noqa: S101 - the thread runs only where there is one
+    def _keep(self, look: Look) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._minute.append(look)
+            if look.is_busy:
+                self._busy_at = now
+            minute = mean_of(self._minute[-LOOKS:])
+            self._newest = NodeUse(
+                utilization_percent=minute.utilization_percent,
+                memory_percent=minute.memory_percent,
+                idle_seconds=now - self._busy_at,
+            )
+            # The first look stands for itself: a run of some seconds has its line too, and a panel something to show.
+            if self._lines and len(self._minute) < LOOKS:
+                return
+            self._end_minute(self._newest)
+        if self._is_logged:
+            log.info("%s", json.dumps(_log_line(minute, node=self._node)))
+
+    def _end_minute(self, own: NodeUse) -> None:
+        nodes = [own, *self.other_nodes()]
+        idle = self._pause_seconds * sum(not look.is_busy for look in self._minute)
+        self._minute = []
+        self._lines.append(
+            {
+                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                UTILIZATION_KEY: round(_mean(node.utilization_percent for node in nodes), 1),
+                MEMORY_KEY: round(_mean(node.memory_percent for node in nodes), 1),
+                "idle_seconds": round(idle, 3),
+            }
+        )
+
+
+def _log_line(look: Look, *, node: int) -> dict[str, float | int]:
+    return {
+        UTILIZATION_KEY: round(look.utilization_percent, 1),
+        MEMORY_KEY: round(look.memory_percent, 1),
+        "accelerators": look.accelerators,
+        "node": node,
+    }
+
+
+def mean_of(looks: list[Look]) -> Look:
+    return Look(
+        utilization_percent=_mean(look.utilization_percent for look in looks),
+        memory_percent=_mean(look.memory_percent for look in looks),
+        accelerators=looks[-1].accelerators,
+        is_busy=any(look.is_busy for look in looks),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def _sensor(accelerator: str) -> "CardTool | Cpus | None":
+    command = _TOOLS.get(accelerator)
+    if command is None:
+        return Cpus() if accelerator == "cpu" and Path("/proc/self/stat").exists() else None
+    tool = shutil.which(command[0])
+    return CardTool([tool, *command[1:]]) if tool else None
+
+
+class CardTool:
+    """The tool of the cards' driver."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.asked: subprocess.Popen[str] | None = None
+        self._command = command
+
+    def look(self) -> Look | None:
+        """Ask the tool; None where it fails, hangs or lists no cards."""
         try:
             with subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
-            ) as self._asked:
+            ) as self.asked:
                 try:
-                    output, _ = self._asked.communicate(timeout=TOOL_TIMEOUT_SECONDS)
+                    output, _ = self.asked.communicate(timeout=TOOL_TIMEOUT_SECONDS)
                 except subprocess.TimeoutExpired:
-                    self._asked.kill()
+                    self.asked.kill()
                     return None
-                return read(output, node=self._node) if self._asked.returncode == 0 else None
+                return read(output) if self.asked.returncode == 0 else None
         except (OSError, ValueError):
             return None
 
+    def close(self) -> None:
+        if self.asked is not None:
+            self.asked.kill()
 
-def read(output: str, *, node: int) -> "dict[str, float | int]":
+
+def read(output: str) -> Look:
     """Return the mean over the accelerators that a tool has listed. Raises ValueError on what is no such list."""
     cards = [[_number(part) for part in line.split(",")] for line in output.splitlines() if line.strip()]
     if not cards or any(len(card) != 3 or not card[2] for card in cards):
         raise ValueError("no accelerators are listed")
-    return {
-        UTILIZATION_KEY: round(sum(card[0] for card in cards) / len(cards), 1),
-        "accelerator_memory_percent": round(100 * sum(card[1] for card in cards) / sum(card[2] for card in cards), 1),
-        "accelerators": len(cards),
-        "node": node,
-    }
+    return Look(
+        utilization_percent=_mean(card[0] for card in cards),
+        memory_percent=100 * sum(card[1] for card in cards) / sum(card[2] for card in cards),
+        accelerators=len(cards),
+        is_busy=max(card[0] for card in cards) >= IDLE_PERCENT,
+    )
 
 
 def _number(text: str) -> float:
@@ -101,3 +275,52 @@ def _number(text: str) -> float:
     if match is None:
         raise ValueError(f"'{text}' is no number")
     return float(match[0])
+
+
+class Cpus:
+    """The CPUs that this process and those it started, ranks and theirs, have taken since the last look."""
+
+    def __init__(self) -> None:
+        self._count = len(os.sched_getaffinity(0))
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._ticks = self._taken()[0]
+        self._at = time.monotonic()
+
+    def look(self) -> Look | None:
+        ticks, pages = self._taken()
+        now = time.monotonic()
+        # A process that ended without being waited for takes its time with it: never below 0.
+        taken = max(0, ticks - self._ticks) / os.sysconf("SC_CLK_TCK") / max(1e-3, now - self._at)
+        self._ticks, self._at = ticks, now
+        return Look(
+            utilization_percent=min(100.0, 100 * taken / self._count),
+            memory_percent=min(100.0, 100 * pages * os.sysconf("SC_PAGE_SIZE") / self._memory_bytes),
+            accelerators=self._count,
+            is_busy=taken >= IDLE_CPUS,
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @staticmethod
+    def _taken() -> tuple[int, int]:
+        """Return the clock ticks and the pages of memory that all of them have taken (proc(5): stat)."""
+        fields: dict[int, list[str]] = {}
+        children: dict[int, list[int]] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                found = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            pid = int(path.parent.name)
+            fields[pid] = found
+            children.setdefault(int(found[1]), []).append(pid)
+        ticks = pages = 0
+        waiting = [os.getpid()]
+        while waiting:
+            pid = waiting.pop()
+            waiting += children.get(pid, [])
+            if pid in fields:
+                ticks += sum(int(field) for field in fields[pid][11:15])
+                pages += int(fields[pid][21])
+        return ticks, pages

@@ -8,7 +8,9 @@ import contextlib
 import logging
 import math
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from jobs.train.channel import STOPPED, Heartbeat, process_states, read_heartbeats
 from jobs.train.launcher.nodes import Nodes, Order
-from jobs.train.launcher.outcome import End, of_node, retried
+from jobs.train.launcher.outcome import RESUMES, End, of_node, retried
 from jobs.train.launcher.request import Node
 
 log = logging.getLogger("trainyard")
@@ -30,6 +32,9 @@ _LOOK_SECONDS = 1.0
 
 _TRACE_SECONDS = 1.0
 """The time that ranks have to print where they are."""
+
+_TOOL_SECONDS = 10.0
+"""The time that py-spy has for the stacks of a rank."""
 
 _KILL_AFTER_SECONDS = 4.0
 """The time between the ranks' SIGTERM and their SIGKILL: a rank that hangs may not take the first, and torch waits for
@@ -49,6 +54,26 @@ _NAMED = 8
 """The number of ranks that a message names one by one."""
 
 
+@dataclass(frozen=True)
+class Silence:
+    """How a script that gives no heartbeats is seen to hang: it prints nothing and writes nothing for too long."""
+
+    seconds: float
+    """0: it may be silent as long as it likes."""
+    last_sign: Callable[[], float]
+    """Returns when it was last seen to do either, on the clock of time.monotonic."""
+
+
+@dataclass(frozen=True)
+class Idleness:
+    """How cards are seen to do nothing: of a run that nobody needs any more, or that waits for what never comes."""
+
+    seconds: float
+    """0: they may do nothing as long as they like."""
+    idle_seconds: Callable[[], float]
+    """Returns for how long no card of any node has done anything."""
+
+
 class Watchdog:
     """One launcher's watch while its ranks run: a context manager. `concluded` then says how the attempt ended."""
 
@@ -62,18 +87,23 @@ class Watchdog:
         hang_timeout_seconds: float,
         last_lines: Callable[[Iterable[int]], tuple[str, ...]],
         end_ranks: Callable[[], None],
+        silence: Silence | None = None,
+        idleness: Idleness | None = None,
     ) -> None:
         """`nodes` is None where there is one only. `last_lines` returns those of ranks of this node, for the log.
 
-        `end_ranks` makes the main thread end the ranks, saved or not.
+        `end_ranks` makes the main thread end the ranks, saved or not. `silence` is that of a script.
         """
         self._scratch = scratch
         self._node = node
         self._nodes = nodes
         self._last_lines = last_lines
         self._timeout_seconds = hang_timeout_seconds
-        self._hangs = HangWatch(world_size=node.nnodes * nproc_per_node, hang_timeout_seconds=hang_timeout_seconds)
+        self._hangs = HangWatch(
+            world_size=node.nnodes * nproc_per_node, hang_timeout_seconds=hang_timeout_seconds, silence=silence
+        )
         self._end_ranks = end_ranks
+        self._idleness = idleness
         self._verdict: End | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -140,12 +170,26 @@ class Watchdog:
                 return None, Order(reason="")
             heartbeats, states = heartbeats | self._nodes.heartbeats, states | self._nodes.states
         hang = self._hangs.look(now, heartbeats, states)
+        if hang is None and (idle := self._idle()):
+            return End(code=1, reason=idle, cause="idle"), Order(reason=idle, ranks=tuple(sorted(heartbeats)))
         if hang is None:
             return None, Order(reason="")
         # Where steps take longer than a node's beat, the ranks of a node that is gone gave theirs before its last one.
         if self._nodes is not None and (silent := self._silent(self._nodes, now, _SILENT_SECONDS)):
             return retried(silent, "lost"), Order(reason=silent)
         return retried(hang.reason, "hung"), Order(reason=hang.reason, ranks=hang.ranks)
+
+    def _idle(self) -> str:
+        """Say that the cards have done nothing for too long; empty: they have not."""
+        if self._idleness is None or not self._idleness.seconds:
+            return ""
+        idle_seconds = self._idleness.idle_seconds()
+        if idle_seconds < self._idleness.seconds:
+            return ""
+        return (
+            f"no card did anything for {idle_seconds / 60:.3g} minutes, which stop_if_idle_minutes allows no longer; "
+            "where each rank was stands in the log. Next: give it more minutes, or 0 for no limit, and resume the run"
+        )
 
     def _silent(self, nodes: Nodes, now: float, seconds: float) -> str:
         """Name the nodes that have come, and since then neither beat nor said how they ended; empty: there is none."""
@@ -159,7 +203,7 @@ class Watchdog:
     def _over_all_nodes(self, nodes: Nodes, own: End) -> End:
         """Return the cause among the ends of all nodes: where one rank fails, others do, on its node and elsewhere."""
         nodes.order_end(Order(reason=own.reason or ""))
-        is_known = own.cause in ("killed", "hung", "lost", "ended")
+        is_known = own.cause in ("killed", "hung", "lost", "ended", "idle")
         deadline = time.monotonic() + (_LEAVE_SECONDS if is_known else _REPORT_SECONDS)
         silent = ""
         while time.monotonic() < deadline and len(nodes.ends) < self._node.nnodes - 1:
@@ -168,7 +212,7 @@ class Watchdog:
                 break
             time.sleep(0.1)
         named = [of_node(index, end) for index, end in sorted(nodes.ends.items())]
-        if own.cause == "hung":
+        if own.cause in ("hung", "idle"):
             return replace(own, lines=(*own.lines, *(line for end in named for line in end.lines)))
         if is_known:
             return own
@@ -178,16 +222,40 @@ class Watchdog:
             return retried(silent if own.cause == "peers" else f"{silent}; {own.reason}", "lost")
         if at_fault := [end for end in [own, *named] if end.cause == "own"]:
             return at_fault[0]
-        return retried(f"what connects the nodes broke: {own.reason}", "peers")
+        return retried(f"what connects the nodes broke: {(own.reason or '').removesuffix(f'; {RESUMES}')}", "peers")
 
     def _ask_where(self, ranks: Iterable[int]) -> None:
-        """Have the named ranks that are on this node print where they are, if they can."""
+        """Have the named ranks that are on this node print where they are, if they can.
+
+        py-spy, where the job's image or its requirements have it, sees all threads, and processes that a rank started.
+        """
         named = [heartbeat for rank, heartbeat in sorted(read_heartbeats(self._scratch).items()) if rank in ranks]
-        for heartbeat in named:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(heartbeat.pid, signal.SIGUSR1)  # jobs.train.rank
-        if named:
+        tool = shutil.which("py-spy")
+        asked = [heartbeat for heartbeat in named if not (tool and _printed_by(tool, heartbeat))]
+        for heartbeat in asked:
+            with contextlib.suppress(OSError):
+                if _catches(heartbeat.pid, signal.SIGUSR1):  # jobs.train.rank; what does not would die of it
+                    os.kill(heartbeat.pid, signal.SIGUSR1)
+        if asked:
             time.sleep(_TRACE_SECONDS)
+
+
+def _printed_by(tool: str, heartbeat: Heartbeat) -> bool:
+    """Print the stacks of a rank as py-spy sees them; False where the kernel does not let it look."""
+    command = [tool, "dump", "--subprocesses", "--pid", str(heartbeat.pid)]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    for line in found.stdout.splitlines():
+        log.info("rank %s of node %s is here: %s", heartbeat.rank, heartbeat.node, line)
+    return True
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler of the signal (proc(5): SigCgt). Raises OSError where it has ended."""
+    [mask] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +274,14 @@ class HangWatch:
     They hang when none of them has given a heartbeat for the limit; those are named that are behind the others or,
     where all are at the same place, those whose process the kernel holds. Before a training and after it, and in jobs
     that do not train, a rank may work or wait for others as long as it takes: there one hangs whose process is stopped.
+    A script hangs only where it is silent as well, and without heartbeats where it is silent for its own limit.
     """
 
-    def __init__(self, *, world_size: int, hang_timeout_seconds: float) -> None:
+    def __init__(self, *, world_size: int, hang_timeout_seconds: float, silence: Silence | None = None) -> None:
         """Where `hang_timeout_seconds` is 0, nothing counts as hung."""
         self._world_size = world_size
         self._timeout_seconds = hang_timeout_seconds or math.inf
+        self._silence = silence
         self._heartbeats: dict[int, Heartbeat] = {}
         self._newest = -math.inf
         self._stopped_at: dict[int, float] = {}
@@ -224,7 +294,7 @@ class HangWatch:
         if any(self._heartbeats.get(rank) != heartbeat for rank, heartbeat in heartbeats.items()):
             self._newest = now
         self._heartbeats |= heartbeats
-        return self._pace(now, states) or self._stop(now, states)
+        return self._pace(now, states) or self._stop(now, states) or self._be_silent(now)
 
     def _stop(self, now: float, states: Mapping[int, str]) -> Hang | None:
         """Find ranks whose processes are stopped, whatever they do."""
@@ -236,14 +306,29 @@ class HangWatch:
         shown = [_text(self._heartbeats[rank], STOPPED) for rank in named]
         return Hang(reason=f"{_list(shown)}: no sign of life for {self._timeout_seconds:.0f} s", ranks=tuple(named))
 
+    def _be_silent(self, now: float) -> Hang | None:
+        """Find a script that gives no heartbeats, and no other sign either."""
+        if self._silence is None or not self._silence.seconds or not self._heartbeats:
+            return None
+        if any(heartbeat.paced for heartbeat in self._heartbeats.values()):
+            return None
+        silent = now - max(self._silence.last_sign(), self._newest)
+        patience = max(heartbeat.patience_seconds for heartbeat in self._heartbeats.values())
+        if silent < self._silence.seconds or now - self._newest < patience:
+            return None
+        reason = f"the script has printed nothing and written no file for {silent:.0f} s"
+        return Hang(reason=reason, ranks=tuple(sorted(self._heartbeats)))
+
     def _pace(self, now: float, states: Mapping[int, str]) -> Hang | None:
         """Find ranks that train and have finished nothing for too long."""
         watched = {rank: heartbeat for rank, heartbeat in sorted(self._heartbeats.items()) if heartbeat.paced}
         if not watched or any(heartbeat.place == 0 for heartbeat in self._heartbeats.values()):
             return None  # those of one node may still prepare what they train on
         slow = any(heartbeat.slow for heartbeat in watched.values())
-        limit = max(self._timeout_seconds, START_SECONDS) if slow else self._timeout_seconds
-        if now - self._newest < limit:
+        patience = max(heartbeat.patience_seconds for heartbeat in watched.values())
+        limit = max(self._timeout_seconds, START_SECONDS if slow else 0.0, patience)
+        newest = self._newest if self._silence is None else max(self._newest, self._silence.last_sign())
+        if now - newest < limit:
             return None
         furthest = max(heartbeat.place for heartbeat in self._heartbeats.values())
         behind = {rank: heartbeat for rank, heartbeat in watched.items() if heartbeat.place < furthest} or watched

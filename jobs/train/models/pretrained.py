@@ -3,33 +3,38 @@
 What is no model is refused with what it lacks, before a loader fails over it with an error that nobody understands.
 """
 
+import contextlib
 import importlib.metadata
 import json
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract import model_files
+from jobs.contract.errors import NotFoundError, UsageError, raise_all
 from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved
 from jobs.train.data.sources import hub_errors, is_on_hub, names_below
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+    from torch.nn import Module
 
-MODEL_TEXT = (".json", ".txt", ".model")
-"""How the files end that are no weights: configuration, vocabulary, merges, SentencePiece models."""
+_SAFE_PICKLES = (2, 10)
+"""The release of PyTorch from which on it loads a pickle without running what is in it.
+
+Its `weights_only` could be defeated before 2.6 (CVE-2025-32434), and made to corrupt memory before 2.10
+(CVE-2026-24747).
+"""
 
 
-_SAFE_PICKLES = (2, 6)
-"""The release of PyTorch from which on it loads a pickle without running what is in it (CVE-2025-32434)."""
-
-
-def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) -> Path:
+def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path, max_length: int | None = None) -> Path:
     """Return a local folder with the model at `location`, downloaded where it is not local.
 
-    Raises NotFoundError where nothing is there, UsageError where it is no model.
+    Raises NotFoundError where nothing is there, UsageError where it is no model, or none that takes `max_length`
+    tokens: all that jobs.contract.model_files finds.
     """
     if is_on_hub(location):
         folder = _model_from_hub(location)
@@ -37,15 +42,56 @@ def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path) 
         names = names_below(location, s3())
         _check_model(names, location)
         folder = scratch / "model"
-        object_store.download_all(s3(), S3Location.parse(location), _model_files(names), folder)
+        object_store.download_all(s3(), S3Location.parse(location), model_files.model_files(names), folder)
     else:
         refuse_unresolved(location)
         folder = Path(location)
         if not folder.is_dir():
             raise NotFoundError(f"model folder {location} does not exist", next_step="check the path")
-    _check_model([path.name for path in folder.iterdir()], location)
-    _check_configuration(folder / "config.json", location)
+    names = [path.name for path in folder.iterdir()]
+    _check_model(names, location)
+    contents = {name: (folder / name).read_bytes() for name in model_files.READ_BEFORE if name in names}
+    raise_all([*model_files.faults(location, names, contents, max_length=max_length, is_known=_is_known)])
     return folder
+
+
+def positions(model: "Module") -> int | None:
+    """Return how many tokens a sequence of the model may have; None where no table of positions limits it.
+
+    RoBERTa and its like begin to count behind the number of their padding, so that its table has more rows than that.
+    """
+    from torch.nn import Embedding
+
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, Embedding):
+            return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
+    return None
+
+
+def parameters(folder: Path) -> int:
+    """Return how many parameters the weights in `folder` have; of a pickle, by its size in fp32."""
+    names = model_files.model_files([path.name for path in folder.iterdir()])
+    weights = [folder / name for name in names if not name.endswith(model_files.MODEL_TEXT)]
+    return sum(_in_safetensors(path) if path.suffix == ".safetensors" else path.stat().st_size // 4 for path in weights)
+
+
+def _in_safetensors(path: Path) -> int:
+    """Return how many numbers a file has, by its header: its length in 8 bytes, then JSON (safetensors' README)."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+@contextlib.contextmanager
+def explained_loading(location: str, what: str) -> Iterator[None]:
+    """Turn whatever a loader raises on damaged or foreign files into a UsageError that names the model."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise UsageError(
+            f"{location}: {what}: {reason}", next_step="stage the model's folder again, or name another"
+        ) from error
 
 
 def _model_from_hub(location: str) -> Path:
@@ -56,39 +102,28 @@ def _model_from_hub(location: str) -> Path:
     with hub_errors(location, "private or gated model"):
         names = [item.rfilename for item in HfApi().model_info(name, revision=revision).siblings or ()]
         _check_model(names, location)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_model_files(names)))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=model_files.model_files(names)))
 
 
-def _model_files(names: Iterable[str]) -> list[str]:
-    """Choose the files that `from_pretrained` reads: not the same weights twice, nor those of other frameworks."""
-    top = [name for name in names if "/" not in name]
-    weights = [name for name in top if name.endswith(".safetensors")] or [name for name in top if _is_pickle(name)]
-    return [name for name in top if name.endswith(MODEL_TEXT)] + weights
-
-
-def _check_model(names: Iterable[str], location: str) -> None:
+def _check_model(names: Collection[str], location: str) -> None:
     """Raise UsageError where files of these names are no model that can be fine-tuned."""
-    files = _model_files(names)
-    weights = [name for name in files if not name.endswith(MODEL_TEXT)]
-    vocabularies = [name for name in files if name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece"))]
-    for found, what in (
-        (["config.json"] if "config.json" in files else [], "config.json"),
-        (weights, "weights (model.safetensors or pytorch_model.bin)"),
-        (vocabularies, "tokenizer (tokenizer.json or a vocabulary)"),
-    ):
-        if not found:
-            there = ", ".join(sorted(names)[:8]) or "nothing"
-            raise UsageError(
-                f"{location} is no model: it has no {what}; there is {there}",
-                next_step="name the folder that save_pretrained wrote, with its tokenizer",
-            )
-    if any(_is_pickle(name) for name in weights) and _torch_release() < _SAFE_PICKLES:
+    if fault := model_files.missing_file(names, location):
+        raise fault
+    weights = [name for name in model_files.model_files(names) if not name.endswith(model_files.MODEL_TEXT)]
+    if any(model_files.is_pickle(name) for name in weights) and _torch_release() < _SAFE_PICKLES:
         raise UsageError(
             f"{location} has its weights in {weights[0]} only, a pickle, and PyTorch {_torch_version()} may run code "
-            "that is hidden in one (CVE-2025-32434)",
+            "that is hidden in one (CVE-2025-32434, CVE-2026-24747)",
             next_step="save the model once more with save_pretrained(…, safe_serialization=True), which makes "
-            "model.safetensors, or take a release with PyTorch 2.6 or later",
+            "model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, read pickles too",
         )
+
+
+def _is_known(model_type: str) -> bool:
+    """Return whether transformers has such a model itself; loading it takes seconds, so it is asked last."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
 
 
 def _torch_version() -> str:
@@ -98,23 +133,3 @@ def _torch_version() -> str:
 def _torch_release() -> tuple[int, ...]:
     """Return the first two numbers of PyTorch's version; Habana's has letters behind them (2.5.1a0+git…)."""
     return tuple(int(number) for number in re.findall(r"\d+", _torch_version())[:2])
-
-
-def _check_configuration(path: Path, location: str) -> None:
-    """Raise UsageError on a config.json of no model.
-
-    Transformers would answer with the error of a list's index, or with the names of all models that it knows.
-    """
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{location} is no model: its config.json is not JSON: {error}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise UsageError(
-            f"{location} is no model: its config.json has no model_type",
-            next_step="name the folder that save_pretrained wrote, with its tokenizer",
-        )
-
-
-def _is_pickle(name: str) -> bool:
-    return name.startswith("pytorch_model") and name.endswith(".bin")

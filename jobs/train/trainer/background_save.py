@@ -9,7 +9,8 @@ All tensors of the copy lie in one buffer, which is taken once and used again: f
 memory takes longer to touch than to copy into, seconds where the system has to make room for it, so a thread does that
 beforehand.
 
-DeepSpeed writes through its own engine, while the training waits; so does the Trainer where memory is short.
+DeepSpeed writes through its own engine, while the training waits; so does the Trainer where memory is short, and one of
+a class that writes what it is then and not what it is given.
 """
 
 import contextlib
@@ -53,6 +54,7 @@ class BackgroundSave:
         self._uploads = uploads
         self._snapshot: Snapshot | None = None
         self._has_looked = False
+        self._names: frozenset[str] | None = None
         self.has_copied = False
         """True while a save need not write model and optimizer, for a copy of them is written later."""
 
@@ -61,9 +63,16 @@ class BackgroundSave:
         if self._has_looked:
             return
         self._has_looked = True
-        if not trainer.args.should_save or trainer.is_deepspeed_enabled:
+        if not trainer.args.should_save or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
             return
-        state = _large_state(trainer)
+        try:
+            writes_a_copy, self._names = _writes_a_copy(trainer), _names_of_adapters(trainer.model)
+        except _ComputedWeightsError:
+            writes_a_copy = False
+        if not writes_a_copy:
+            log.info("checkpoints: the training waits until they are written: %s writes them", type(trainer).__name__)
+            return
+        state = self._large_state(trainer)
         needed, available = bytes_of(state), available_bytes()
         if available is None or 2 * needed <= available:  # as much again for whatever else needs some
             self._snapshot = Snapshot(state)
@@ -74,6 +83,10 @@ class BackgroundSave:
             needed / 1e9,
             available / 1e9,
         )
+
+    def settle(self) -> None:
+        """Wait until the last checkpoint is written, and on S3."""
+        self._uploads.finish()
 
     @contextlib.contextmanager
     def copied_state(self, trainer: Any) -> Iterator[None]:
@@ -99,7 +112,7 @@ class BackgroundSave:
             return
         from transformers.trainer import OPTIMIZER_NAME
 
-        copy = self._snapshot.of(_large_state(trainer))
+        copy = self._snapshot.of(self._large_state(trainer))
 
         def write(folder: Path) -> None:
             with _explained_writes(folder, self._run):
@@ -109,10 +122,43 @@ class BackgroundSave:
         self._uploads.write_first(write)
         self.has_copied = True
 
+    def _large_state(self, trainer: Any) -> dict[str, Any]:
+        # As variables tied weights are one object, which a detached state does not show.
+        model = trainer.model.state_dict(keep_vars=True)
+        if self._names is not None:
+            model = {name: weights for name, weights in model.items() if name in self._names}
+        return {"model": model, "optimizer": trainer.optimizer.state_dict()}
 
-def _large_state(trainer: Any) -> dict[str, Any]:
-    # As variables tied weights are one object, which a detached state does not show.
-    return {"model": trainer.model.state_dict(keep_vars=True), "optimizer": trainer.optimizer.state_dict()}
+
+def _writes_a_copy(trainer: Any) -> bool:
+    """Return whether the Trainer's own `_save` writes the state that it is given, as that of transformers does."""
+    owner = next(part for part in type(trainer).__mro__ if "_save" in vars(part))
+    return owner.__module__.startswith(("transformers.", "optimum."))
+
+
+class _ComputedWeightsError(Exception):
+    """Adapters of which other weights are saved than the model's state holds: those of a learned prompt, for one."""
+
+
+def _names_of_adapters(model: Any) -> frozenset[str] | None:
+    """Return which weights of a model with adapters of peft are saved: those of the adapters, not the model below.
+
+    None for any other model, which is saved whole. Raises _ComputedWeightsError.
+    """
+    if not getattr(model, "peft_config", None):
+        return None
+    from peft import get_peft_model_state_dict
+
+    state = model.state_dict(keep_vars=True)
+    names = {id(weights): name for name, weights in state.items()}
+    saved = [
+        weights
+        for adapter in model.peft_config
+        for weights in get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter).values()
+    ]
+    if not all(id(weights) in names for weights in saved):
+        raise _ComputedWeightsError
+    return frozenset(names[id(weights)] for weights in saved)
 
 
 @contextlib.contextmanager

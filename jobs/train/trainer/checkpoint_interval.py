@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:
     from jobs.train.rank import Rank
@@ -62,7 +62,7 @@ def interval(
     return Interval(seconds=seconds, reason=formula + bound)
 
 
-class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class ChosenSaves(Callback):
     """Asks the Trainer to save: after a few timed steps, then as often as that save has shown to be worth it, and last.
 
     It has to be the last callback, so that what the others do at a step's end is not taken for a save. Rank 0 chooses
@@ -83,7 +83,11 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
         self._mean_seconds = mean_hours_between_reclaims * 3600
         self._untimed_steps = warmup_steps
         self._step_seconds: deque[float] = deque(maxlen=50)
-        self._step_started = 0.0
+        self._evaluated_seconds: deque[float] = deque(maxlen=50)
+        """The times of steps whose end had an evaluation in it: longer than what the formula is about."""
+        self._has_evaluated = False
+        self._ended_at: float | None = None
+        """When the step before ended; None: there was none, or a save."""
         self._save_started: float | None = None
         self._next_save: int | None = None
         self._said: int | None = None
@@ -93,33 +97,40 @@ class ChosenSaves(TrainerCallback):  # type: ignore[misc]  # transformers has no
         self._next_save = state.global_step + self._untimed_steps + TIMED_STEPS
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        now = time.monotonic()
         if self._save_started is not None:
-            stall, self._save_started = now - self._save_started, None
+            stall, self._save_started = time.monotonic() - self._save_started, None
             self._next_save = self._rank.once(
                 f"next-save/{state.global_step}", lambda: state.global_step + self._steps_after(stall)
             )
-        self._step_started = time.monotonic()
+
+    def on_prediction_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        self._has_evaluated = True
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         now = time.monotonic()
         if self._untimed_steps:
             self._untimed_steps -= 1
-        else:
-            self._step_seconds.append(now - self._step_started)
+        elif self._ended_at is not None:
+            # From end to end: between a step's begin and its end an HPU is only told what to do.
+            (self._evaluated_seconds if self._has_evaluated else self._step_seconds).append(now - self._ended_at)
+        self._ended_at, self._has_evaluated = now, False
         if state.global_step == self._next_save or state.global_step >= state.max_steps:
             control.should_save = True
             self._save_started = now
+            self._ended_at = None
 
     def _steps_after(self, stall_seconds: float) -> int:
+        timed = self._step_seconds or self._evaluated_seconds
+        if not timed:  # a loop of one's own has saved by itself, before a step was timed
+            return self._untimed_steps + TIMED_STEPS
         chosen = interval(
             stall_seconds=stall_seconds,
             mean_seconds_between_reclaims=self._mean_seconds,
             nnodes=self._rank.nnodes,
             complete_seconds=self._complete_seconds(),
         )
-        # A step in which there was an evaluation is longer than what the formula is about.
-        step_seconds = statistics.median(self._step_seconds)
+        # The mean: where a host runs ahead of its card, few steps are those that wait for it.
+        step_seconds = statistics.fmean(timed)
         steps = max(1, round(chosen.seconds / step_seconds))
         # Said again only where it has become another one.
         if self._said is None or abs(steps - self._said) > self._said / 5:

@@ -1,51 +1,117 @@
-"""Evaluations in the midst of a training, which neither change its steps nor are lost where an attempt ends in one."""
+"""Evaluations in the midst of a training, which neither change its steps nor are lost where an attempt ends in one.
 
+What they found lies in the Trainer's own log of its state, and so in every checkpoint (jobs/train/trainer/best.py).
+"""
+
+import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import TrainerCallback
-
+from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError
+from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.shutdown import Shutdown
 
 if TYPE_CHECKING:
     from jobs.train.rank import Rank
 
+log = logging.getLogger("trainyard")
 
-class Evaluations(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Evaluates every so many steps while a Trainer trains; the last step is left to whoever evaluates its result.
 
-    It comes after `shutdown` in the Trainer's list of callbacks.
+def stretches(every: int | Literal["epoch"], *, batch: int, epoch: int) -> Callable[[int], bool]:
+    """Return what says of a step whether an evaluation is due after it.
+
+    `batch` is the number of sequences in a step, `epoch` that in a pass over the training data.
+    """
+    if every == "epoch":
+        return lambda step: step * batch // epoch > (step - 1) * batch // epoch
+    return lambda step: step % every == 0
+
+
+class Evaluations(Callback):
+    """Evaluates now and then while a Trainer trains.
+
+    The last step is left to whoever evaluates its result, unless the best of all evaluations is wanted. It comes after
+    `shutdown` in the Trainer's list of callbacks.
     """
 
     def __init__(
         self,
         rank: "Rank",
-        every_steps: int,
+        ends_stretch: Callable[[int], bool],
         evaluate: Callable[[], Mapping[str, Any]],
         metrics: RunMetrics,
         shutdown: Shutdown,
+        *,
+        best: BestEvaluation | None = None,
     ) -> None:
+        """`ends_stretch` says of a step whether an evaluation is due after it."""
         self._rank = rank
-        self._every_steps = every_steps
+        self._ends_stretch = ends_stretch
         self._evaluate = evaluate
         self._metrics = metrics
         self._shutdown = shutdown
+        self._best = best
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Make up for an evaluation before or in the midst of which the last attempt was stopped.
+
+        Raises TrainedEnoughError where no step is left: a Trainer that has begun does one before it asks.
+        """
         step = state.global_step
-        if step and self._is_due(state) and not self._rank.once("evaluated", lambda: self._metrics.evaluated_at(step)):
-            self._run(step)  # the attempt before was stopped before it, or in its midst
+        if step and self._is_due(state) and not any(_is_evaluation(entry, step) for entry in state.log_history):
+            # It may have ended after the checkpoint was saved, and before the next one.
+            values = self._rank.once("evaluated", lambda: self._metrics.evaluated_at(step))
+            if values is None:
+                self._run(state)
+            else:
+                self._note(state, values)
+        if self._best is not None and self._best.is_enough(state.log_history):
+            raise TrainedEnoughError
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._is_due(state) and not control.should_training_stop and not self._run(state.global_step):
+        if not self._is_due(state) or self._shutdown.reason:
+            return
+        if not self._run(state):
             control.should_save = control.should_training_stop = True
+        elif self._best is not None:
+            self._judge(self._best, state, control)
+
+    def _judge(self, best: BestEvaluation, state: Any, control: Any) -> None:
+        """Have the checkpoint of the best evaluation saved, and stop where there was no better one for long enough."""
+        found = best.of(state.log_history)
+        if found is not None and found.step == state.global_step:
+            control.should_save = True
+        elif best.is_enough(state.log_history):
+            control.should_save = control.should_training_stop = True
+            if self._rank.is_first and found is not None:
+                log.info(
+                    "early stopping: %s was best after step %s (%.4g), and no better in %s evaluation(s) since",
+                    best.metric,
+                    found.step,
+                    found.value,
+                    found.since,
+                )
 
     def _is_due(self, state: Any) -> bool:
-        return bool(state.global_step % self._every_steps == 0 and state.global_step < state.max_steps)
+        if state.global_step >= state.max_steps:
+            return self._best is not None
+        return self._ends_stretch(state.global_step)
 
-    def _run(self, step: int) -> bool:
+    def _run(self, state: Any) -> bool:
         values = self._shutdown.evaluated(self._evaluate)
-        if values is not None:
-            self._metrics.evaluated(step, values)
-        return values is not None
+        if values is None:
+            return False
+        # All ranks judge by the values of one, however their own were rounded.
+        if self._best is not None:
+            values = self._rank.once(f"evaluation/{state.global_step}", lambda: values)
+        self._metrics.evaluated(state.global_step, values)
+        self._note(state, values)
+        return True
+
+    def _note(self, state: Any, values: Mapping[str, Any]) -> None:
+        state.log_history.append({"step": state.global_step, **values})
+
+
+def _is_evaluation(entry: Mapping[str, Any], step: int) -> bool:
+    return entry.get("step") == step and any(name.startswith("eval_") for name in entry)

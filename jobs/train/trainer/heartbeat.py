@@ -4,14 +4,14 @@ There is one at each batch, step, evaluated batch and save, each a write of one 
 beforehand: the start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
 """
 
+import itertools
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from transformers import TrainerCallback
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from jobs.train.channel import Heartbeat, HeartbeatFile
+from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:
     from jobs.train.rank import Rank
@@ -24,24 +24,68 @@ _STILL_SECONDS = 3600.0
 """The longest wait for an upload; after that the rank gives no more heartbeats."""
 
 
-class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+_words = itertools.count(1)
+"""Numbers of the heartbeats of a script that does not train with the library."""
+
+
+def busy(seconds: float) -> None:
+    """Say for this rank that what begins now may take so long, whatever part of the library its script uses."""
+    if Heartbeats.newest is not None:
+        Heartbeats.newest.busy(seconds)
+        return
+    from jobs.train.rank import Rank
+
+    rank = Rank.from_environment()
+    HeartbeatFile(rank.scratch, rank.local_rank).write(
+        Heartbeat(
+            rank=rank.rank,
+            node=rank.node,
+            pid=os.getpid(),
+            number=next(_words),
+            place=0,
+            step=0,
+            doing="busy",
+            paced=False,
+            patience_seconds=seconds,
+        )
+    )
+
+
+class Heartbeats(Callback):
     """Gives the heartbeats of one rank, from when it is made until `end`; jobs.train.rank has given one before.
 
     It is to be the first of a Trainer's callbacks; the Trainer tells it of batches and saves.
     """
 
-    def __init__(self, rank: "Rank", *, compiles: bool) -> None:
-        """`compiles`: whether the accelerator compiles for each new shape of a batch."""
+    newest: ClassVar["Heartbeats | None"] = None
+    """Those of this process, for what is said of all of it."""
+
+    def __init__(self, rank: "Rank", *, compiles: bool, is_patient: bool = False) -> None:
+        """`compiles`: whether the accelerator compiles for each new shape of a batch.
+
+        `is_patient`: what lies between two steps may take as long as a start does, since a script's own work is there.
+        """
         self._rank = rank
         self._compiles = compiles
+        self._is_patient = is_patient
         self._file = HeartbeatFile(rank.scratch, rank.local_rank)
         self._pid = os.getpid()
         self._number = self._place = self._step = 0
         self._doing, self._slow, self._paced = "starting", True, True
         self._shapes: set[Any] = set()
+        self.training_shape: Any = None
+        """The shape of the newest batch of the training; None where none is compiled."""
         self._compiling = 0
         self._steps_here = 0
+        self._patience_seconds = 0.0
         self._pass("starting", slow=True)
+        Heartbeats.newest = self
+
+    def busy(self, seconds: float) -> None:
+        """Say that what begins now may take so long."""
+        self._patience_seconds = seconds
+        self._pass("busy", slow=True)
+        self._patience_seconds = 0.0
 
     def still(self) -> None:
         """Say that the same as before goes on: a wait for an upload, which has its own time-outs, but not for ever."""
@@ -53,10 +97,13 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         self._paced = False
         self._pass("ending", slow=True)
 
-    def batch(self, doing: str, inputs: Mapping[str, Any]) -> None:
+    def batch(self, doing: str, inputs: Any) -> None:
         """Say that a batch of the training or of an evaluation begins."""
         if self._compiles:
-            shape = (doing, *(getattr(value, "shape", None) for value in inputs.values()))
+            values = inputs.values() if isinstance(inputs, Mapping) else ()
+            shape = (doing, *(getattr(value, "shape", None) for value in values))
+            if doing == "training":
+                self.training_shape = shape
             if shape not in self._shapes:
                 self._shapes.add(shape)
                 self._compiling = _COMPILING_BATCHES
@@ -74,7 +121,7 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step = state.global_step
         self._steps_here += 1
-        self._pass("between steps", slow=self._compiling > 0)
+        self._pass("between steps", slow=self._is_patient or self._compiling > 0)
 
     def _pass(self, doing: str, *, slow: bool) -> None:
         self._place += 1
@@ -95,5 +142,6 @@ class Heartbeats(TrainerCallback):  # type: ignore[misc]  # transformers has no 
                 doing=self._doing,
                 slow=self._slow,
                 paced=self._paced,
+                patience_seconds=self._patience_seconds,
             )
         )

@@ -8,19 +8,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
-from transformers import TrainerCallback
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import Progress
+from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.train.channel import RankStatus
+from jobs.train.stored_checkpoints import SupersededError, Throughput, check_newest
+from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -38,22 +39,16 @@ RESULT_MARK = "train_runtime_seconds"
 LOGGED = ("loss", "grad_norm", "learning_rate")
 """The values that are taken from the Trainer's own log lines."""
 
-
-class Throughput(BaseModel):
-    """Time and samples of the steps that count: those of earlier attempts up to where this one resumed, and its own."""
-
-    train_seconds: float = 0.0
-    """Wall time of all steps, checkpoint stalls included."""
-    timed_seconds: float = 0.0
-    """The same without the warm-up steps of each attempt."""
-    timed_samples: int = 0
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.timed_samples / self.timed_seconds if self.timed_seconds else 0.0
+MEMORY = {
+    "memory_allocated (GB)": "memory_gib",
+    "max_memory_allocated (GB)": "max_memory_gib",
+    "total_memory_available (GB)": "total_memory_gib",
+}
+"""How GaudiTrainer logs the memory of the first rank's HPU, and how it is called here. It divides by 1024**3
+(optimum-habana 1.18.1, `to_gb_rounded`)."""
 
 
-class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class RunMetrics(Callback):
     """Watches a Trainer on every rank; rank 0 writes. `close` puts all files on S3."""
 
     def __init__(
@@ -67,23 +62,42 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         samples_per_epoch: int | None = None,
         warmup_steps: int,
         changed: Mapping[str, tuple[Any, Any]] | None = None,
+        logs_all: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        memory: Callable[[], Mapping[str, float]] = dict,
+        shape: Callable[[], Any] = lambda: None,
     ) -> None:
-        """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs."""
+        """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
+
+        `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `arguments`: what
+        the result is set against in TensorBoard's HParams. `memory`: that of the rank's card (`Accelerator.memory`),
+        for Trainers that do not log it themselves. `shape`: that of the newest batch where each new one is compiled
+        (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part of the samples/s.
+        """
         self.throughput = throughput
         self._rank = rank
         self._samples_per_step = samples_per_step
         self._samples_per_epoch = samples_per_epoch
         self._warmup_steps = warmup_steps
+        self._logs_all = logs_all
+        self._arguments = dict(arguments or {})
+        self._memory = memory
+        self._shape = shape
         self._step = self._resumed_from_step = resumed_from_step
         self._changed = dict(changed or {})
-        self._steps_here = 0
+        self._steps_of_shape: Counter[Any] = Counter()
         self._shown_step: int | None = None
+        self._logged = resumed_from_step, time.monotonic()
         self._step_started = 0.0
+        self._training_started_at: datetime | None = None
         self._files = MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
         self._status()
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step_started = time.monotonic()
+        self._logged = state.global_step, self._step_started
+        self._training_started_at = datetime.now(timezone.utc)
+        self._status()
         if self._files:
             self._show(state, "training")
 
@@ -91,22 +105,44 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
         now = time.monotonic()
         seconds, self._step_started = now - self._step_started, now
         self._step = state.global_step
-        self._steps_here += 1
+        shape = self._shape()
+        self._steps_of_shape[shape] += 1
         self.throughput.train_seconds += seconds
-        if self._steps_here > self._warmup_steps:
+        if self._steps_of_shape[shape] > self._warmup_steps:
             self.throughput.timed_seconds += seconds
             self.throughput.timed_samples += self._samples_per_step
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
         if self._files is None or "loss" not in logs:
             return
-        values = {name: float(logs[name]) for name in LOGGED if name in logs}
+        names = [name for name, value in logs.items() if isinstance(value, (int, float))] if self._logs_all else LOGGED
+        values = {name: float(logs[name]) for name in names if name in logs and name not in ("epoch", *MEMORY)}
+        values |= {own: float(logs[name]) for name, own in MEMORY.items() if name in logs} or self._memory()
         speed = self.throughput.samples_per_second
         self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
         self._status()
-        left = (state.max_steps - state.global_step) * self._samples_per_step / speed if speed else 0.0
-        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {left:.0f} s left"
+        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)} left"
         self._show(state, note)
+
+    def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:
+        """Write what a script's own loop has measured, and how far it is."""
+        if self._files is None:
+            return
+        self._files.write(step, {**values, **self._memory(), "samples_per_second": self.throughput.samples_per_second})
+        self._status()
+        self._shown_step = step
+        note = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if math.isfinite(total_steps):
+            print(Progress(step, int(total_steps), note), flush=True)
+        else:
+            log.info("step %s: %s", step, note)
+
+    def _time_left(self, state: Any) -> str:
+        """Return the time that the remaining steps take at the speed since the last line, as text."""
+        before_step, before = self._logged
+        self._logged = state.global_step, time.monotonic()
+        seconds_per_step = (self._logged[1] - before) / max(1, state.global_step - before_step)
+        return time_left(seconds_per_step * (state.max_steps - state.global_step))
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._status()
@@ -122,14 +158,31 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
                 "evaluation: step %s, %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             )
 
-    def evaluated_at(self, step: int) -> bool:
-        """Return, on rank 0, whether the lines that earlier attempts left have an evaluation at this step."""
-        return self._files is not None and step in self._files.evaluated_steps
+    def evaluated_at(self, step: int) -> dict[str, Any] | None:
+        """Return, on rank 0, what an evaluation at this step found, by the lines that earlier attempts left.
+
+        None where they have none.
+        """
+        return self._files.evaluations.get(step) if self._files is not None else None
+
+    def evaluated_before(self) -> dict[str, Any]:
+        """Return what the newest evaluation of earlier attempts found; rank 0 alone has it."""
+        rows = self._files.earlier if self._files is not None else []
+        return next((row for row in reversed(rows) if any(name.startswith("eval_") for name in row)), {})
+
+    def logged_before(self) -> dict[str, Any]:
+        """Return the newest value of each metric that earlier attempts have logged; rank 0 alone has them."""
+        merged: dict[str, Any] = {}
+        for row in self._files.earlier if self._files is not None else []:
+            merged |= row
+        merged.pop("samples_per_second", None)
+        return merged
 
     def result(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the final metrics: the last line of the file, and the result of the receipt."""
         if self._files is not None:
             self._files.write(step, values)
+            self._files.write_hparams(self._arguments, values)
             self._status(values)
 
     def upload(self) -> None:
@@ -149,16 +202,33 @@ class RunMetrics(TrainerCallback):  # type: ignore[misc]  # transformers has no 
 
     def _show(self, state: Any, note: str) -> None:
         self._shown_step = state.global_step
-        print(Progress(state.global_step, state.max_steps, note), flush=True)
+        if math.isfinite(state.max_steps):
+            print(Progress(state.global_step, state.max_steps, note), flush=True)
 
     def _status(self, result: Mapping[str, Any] | None = None) -> None:
         if self._rank.is_first:
             RankStatus(
+                training_started_at=self._training_started_at,
                 resumed_from_step=self._resumed_from_step,
                 last_step=self._step,
                 changed=self._changed,
                 result=dict(result or {}),
             ).write(self._rank.scratch)
+
+
+def time_left(seconds: float) -> str:
+    """Return a duration as hours and minutes, or in seconds where it is less than one."""
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def tag(name: str) -> str:
+    """Return the tag of a metric in TensorBoard, which draws those with the same beginning together.
+
+    `eval_accuracy` is `eval/accuracy`; what no evaluation measured is the training's.
+    """
+    part, _, rest = name.partition("_")
+    return f"{part}/{rest}" if part in ("eval", "train") and rest else f"train/{name}"
 
 
 class MetricsFiles:
@@ -169,12 +239,18 @@ class MetricsFiles:
 
         self._s3 = s3
         self._run = rank.run
+        self._attempt = rank.attempt
         self._folder = rank.scratch / "metrics"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / METRICS).open("w+", encoding="utf-8")
         rows = _rows_up_to(object_store.read(s3, self._run / METRICS), resumed_from_step, self._run / METRICS)
         self._lines.writelines(json.dumps(row) + "\n" for row in rows)
-        self.evaluated_steps = {row["step"] for row in rows if any(name.startswith("eval_") for name in row)}
+        found = ((row["step"], {name: row[name] for name in row if name.startswith("eval_")}) for row in rows)
+        self.evaluations = {step: values for step, values in found if values}
+        self.earlier = [
+            {name: math.nan if value is None else value for name, value in row.items() if name not in ("step", "time")}
+            for row in rows
+        ]
         # The events of the steps that are done again: TensorBoard hides those that an earlier attempt wrote.
         self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=resumed_from_step + 1)
         self._lock = threading.Lock()
@@ -195,16 +271,28 @@ class MetricsFiles:
             self._lines.write(json.dumps(row) + "\n")
             for name, value in values.items():
                 if isinstance(value, (int, float)):
-                    self._events.add_scalar(name.replace("_", "/", 1) if "_" in name else f"train/{name}", value, step)
+                    self._events.add_scalar(tag(name), value, step)
         self._changed.set()
+
+    def write_hparams(self, arguments: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        """Let TensorBoard's HParams set the result of this run, and of others, against what they were given."""
+        from torch.utils.tensorboard.summary import hparams
+
+        given = {name: _plain(value) for name, value in arguments.items() if value is not None}
+        measured = {tag(name): value for name, value in result.items() if isinstance(value, (int, float))}
+        with self._lock:
+            for summary in hparams(given, measured):  # type: ignore[no-untyped-call]
+                self._events.file_writer.add_summary(summary)  # type: ignore[attr-defined]  # set by its constructor
 
     def close(self) -> None:
         self._closed.set()
         self._changed.set()
         self._thread.join()
         self._events.close()
-        self.upload()
-        self._lines.close()
+        try:
+            self.upload()
+        finally:
+            self._lines.close()
 
     def _upload_now_and_then(self) -> None:
         while not self._closed.is_set():
@@ -214,12 +302,16 @@ class MetricsFiles:
                 return
             try:
                 self.upload()
+            except SupersededError:
+                return  # the training stops at its next save, and says so
             except (TrainyardError, OSError) as error:
                 log.warning("warning: metrics are late: %s", str(error).splitlines()[0])
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
     def upload(self) -> None:
+        """Put all files on S3 as they are. Raises SupersededError where they are a newer attempt's to write."""
         with self._uploading:  # one at a time, or an older state could arrive last
+            check_newest(self._s3, self._run, self._attempt)
             with self._lock:
                 self._lines.flush()
                 self._events.flush()
@@ -228,33 +320,22 @@ class MetricsFiles:
                 object_store.write(self._s3, self._run / name, data)
 
 
+def _plain(value: Any) -> int | float | str:
+    """Return what HParams takes, numbers or text; a truth as text, which torch would make a number."""
+    is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    return value if is_plain else json.dumps(value, default=str)
+
+
 def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:
     """Return what earlier attempts wrote, less the steps that this one does again, and less a result.
 
-    An attempt that was ended just after it had written its result is followed by one that comes to it again. A line
-    that cannot be read is left out with a warning: it is no reason not to train on.
+    An attempt that was ended just after it had written its result is followed by one that comes to it again.
     """
-    rows = [_row(line) for line in (content or b"").splitlines()]
-    if None in rows:
-        log.warning(
-            "warning: %s: %s line(s) cannot be read and are left out, the first is line %s",
-            place,
-            rows.count(None),
-            rows.index(None) + 1,
-        )
-    return [row for row in rows if row is not None and 0 < row["step"] <= step and RESULT_MARK not in row]
+    rows = read_lines(content, place=place, accept=with_step)
+    return [row for row in rows if 0 < row["step"] <= step and RESULT_MARK not in row]
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Return the values of a line of metrics; None where it is none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-class StopOnNan(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class StopOnNan(Callback):
     """Ends the run where the loss is no number any more. It looks where the Trainer fetches it anyway: to be logged."""
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:

@@ -7,7 +7,6 @@ between two log lines, the settings of this attempt, and the state of ranks of w
 import contextlib
 import json
 import logging
-import shutil
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,15 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from jobs.aws import s3 as object_store
-from jobs.contract.arguments import Arguments, changed, changes_text
-from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.arguments import changed, changes_text
+from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINTS, MANIFEST
-from jobs.train.trainer.checkpoint import Manifest, fingerprint, listing
-from jobs.train.trainer.metrics import Throughput
+from jobs.train.rank import NodeFailedError
+from jobs.train.stored_checkpoints import Decisive, IncompleteError, Manifest, Throughput, fetch, fingerprint, listing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -48,7 +45,7 @@ class Resume:
     """Arguments that are no longer those of the checkpoint: its value, and the one of this attempt."""
 
 
-def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resume | None:
+def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume | None:
     """Return the newest checkpoint that is complete and intact, on every node; None where there is none.
 
     All ranks call it. Raises UsageError where it was made with other arguments, and those were not asked for, or by
@@ -60,7 +57,7 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Arguments) -> Resum
     if step is None:
         return None
     # Rank 0 has the files from the selection.
-    rank.once_per_node("resume/files", lambda: rank.is_first or bool(store.fetch(step)))
+    rank.once_per_node("resume/files", lambda: rank.is_first or store.fetch_again(step))
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
     changes = changed(manifest.arguments, own)
     if changes and rank.is_first:
@@ -90,6 +87,9 @@ class _Store:
         self._remote = remote
         self._folder = folder
 
+    def fetch(self, step: int) -> Manifest:
+        return fetch(self._s3, self._remote / f"step-{step}", self.local(step))
+
     def local(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"
 
@@ -98,7 +98,7 @@ class _Store:
         for step in sorted(listing(self._s3, self._remote), reverse=True):
             try:
                 manifest = self.fetch(step)
-            except _IncompleteError as error:
+            except IncompleteError as error:
                 log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
                 continue
             if manifest.fingerprint != fingerprint(arguments) and not allow_changes:
@@ -117,37 +117,20 @@ class _Store:
             return step
         return None
 
-    def fetch(self, step: int) -> Manifest:
-        """Download a checkpoint and verify it. Raises _IncompleteError with what is wrong with it."""
-        remote, local = self._remote / f"step-{step}", self.local(step)
-        content = object_store.read(self._s3, remote / MANIFEST)
-        if content is None:
-            raise _IncompleteError("it has no manifest: its upload was cut off")
-        try:
-            manifest = Manifest.model_validate_json(content)
-        except ValidationError as error:
-            raise _IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
-        present = object_store.sizes(self._s3, remote)
-        for name, file in manifest.files.items():
-            if name not in present:
-                raise _IncompleteError(f"{name} is missing")
-            if present[name] != file.bytes:
-                raise _IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
-        shutil.rmtree(local, ignore_errors=True)
-        try:
-            object_store.download_all(self._s3, remote, manifest.files, local)
-        except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
-            raise _IncompleteError(str(error.args[0])) from None
-        damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
-        if damaged:
-            shutil.rmtree(local)
-            raise _IncompleteError(f"the checksum of {damaged[0]} does not match")
-        (local / MANIFEST).write_bytes(content)
-        return manifest
+    def fetch_again(self, step: int) -> bool:
+        """Download a checkpoint that another node has found intact.
 
-
-class _IncompleteError(TrainyardError):
-    """A checkpoint that must not be used."""
+        Raises NodeFailedError where it is not what arrives here, the second time too.
+        """
+        try:
+            self.fetch(step)
+        except IncompleteError as error:
+            log.warning("warning: checkpoint step-%s is fetched again: %s", step, error)
+            try:
+                self.fetch(step)
+            except IncompleteError as again:
+                raise NodeFailedError(f"checkpoint step-{step} did not arrive as it is, twice: {again}") from again
+        return True
 
 
 def with_batch_of_rank(folder: Path, per_rank: int) -> None:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
 
 from jobs.train.channel import Request, RequestFiles
+from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:
     from jobs.train.rank import Rank
@@ -43,7 +43,7 @@ _WORDS_KEPT = 100
 """Older words are deleted. No rank is so many behind: the gradients of a step need all of them."""
 
 
-class Shutdown(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+class Shutdown(Callback):
     """Listens on every rank. After the training `reason` says why it stopped before its end, if it did."""
 
     def __init__(self, rank: "Rank") -> None:
@@ -106,6 +106,10 @@ class Shutdown(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
             self.reason = decision.reason
         else:
             self._files.stop_listening(self._rank.local_rank)
+
+    def stop_listening(self) -> None:
+        """From now on SIGTERM ends the ranks at once, whoever asked for what before."""
+        self._files.stop_listening(self._rank.local_rank)
 
 
 class _EvaluationLeftError(Exception):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.train.trainer import compat
+from jobs.train.trainer import compat, tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.determinism import arrange_gradient_buckets
 from jobs.train.trainer.heartbeat import Heartbeats
@@ -33,6 +33,8 @@ class Options:
     """Keeps in each checkpoint the losses that were not logged yet."""
     keeps_settings: bool = False
     """The optimizer has the learning rate and the weight decay of this attempt, not those of the checkpoint."""
+    checks_ties: bool = True
+    """Refuses a model whose tied weights have come apart. That of a script may be meant so (adapters on a decoder)."""
     reseed: Callable[[int], Any] | None = None
     """Seeds the random numbers, given the step, instead of taking their state from the checkpoint."""
 
@@ -47,14 +49,19 @@ def trainer_class(base: type[Any]) -> type[Any]:
         """A Trainer whose run may be ended at any step, and goes on as if it had not been."""
 
         def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+            self.take(options)
+            super().__init__(*args, **kwargs)
+
+        def take(self, options: Options) -> None:
+            """Take the parts of this Trainer; one that has become of this class was made without."""
             self._sampler = options.sampler
             self._heartbeats = options.heartbeats
             self._background_save = options.background_save
             self._loss_since_log = options.loss_since_log
             self._keeps_settings = options.keeps_settings
+            self._checks_ties = options.checks_ties
             self._reseed = options.reseed
-            self._has_arranged_buckets = False
-            super().__init__(*args, **kwargs)
+            self._has_begun = False
 
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
             if self._sampler is None:
@@ -80,9 +87,11 @@ def trainer_class(base: type[Any]) -> type[Any]:
             # The heartbeat comes first: it says what this batch is, whatever takes long in it.
             if self._heartbeats is not None:
                 self._heartbeats.batch("training", inputs)
-            # Before the first backward pass, which would arrange the buckets its own way.
-            if not self._has_arranged_buckets:
-                self._has_arranged_buckets = True
+            # After all that moves the model, before the first backward pass, which would arrange buckets its own way.
+            if not self._has_begun:
+                self._has_begun = True
+                if self._checks_ties:
+                    tied_weights.check(model)
                 arrange_gradient_buckets(model)
             loss = super().training_step(model, inputs, *args, **kwargs)
             # The Trainer adds up what this returns: the first loss carries those that the checkpoint kept.
@@ -117,6 +126,12 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._loss_since_log is not None:
                 self._loss_since_log.save(self)
             return saved
+
+        def _load_best_model(self) -> Any:
+            # It may be the last one, of which a copy is being written.
+            if self._background_save is not None:
+                self._background_save.settle()
+            return super()._load_best_model()
 
         def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
             if self._background_save is not None and self._background_save.has_copied:

@@ -7,29 +7,35 @@ are there, for that loads PyTorch and transformers, which takes seconds.
 import functools
 import logging
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
+from torch.distributed import is_initialized
 from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import UsageError
-from jobs.contract.locations import S3Location
+from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.recipe import Recipe
 from jobs.contract.run import MODEL
-from jobs.train import hub
+from jobs.contract.words import result_label
+from jobs.train import gaudi_config, hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
+from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
+from jobs.train.trainer import tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.checkpoint import CheckpointUploads, Retention
+from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError, take_best
+from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import ChosenSaves
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
-from jobs.train.trainer.evaluation import Evaluations
+from jobs.train.trainer.evaluation import Evaluations, stretches
 from jobs.train.trainer.heartbeat import Heartbeats
-from jobs.train.trainer.metrics import RunMetrics, StopOnNan, Throughput
+from jobs.train.trainer.metrics import RunMetrics, StopOnNan
 from jobs.train.trainer.resume import LossSinceLog, Resume, newest_complete, seed_of_rank, with_batch_of_rank
 from jobs.train.trainer.shutdown import Shutdown
 from jobs.train.trainer.trainer import Options, trainer_class
@@ -58,6 +64,8 @@ class Task:
     """Metrics of the Trainer's model as it is then. Called on every rank, now and then and at the end."""
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
+    leave: Callable[[Path], None] | None = None
+    """Leaves in a folder what else the run keeps of its result. Called on rank 0, after the last evaluation."""
     schedule: Mapping[str, Any]
     """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -83,7 +91,11 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     )
     attempt.say_start()
     trainer = attempt.build()
-    trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
+    except TrainedEnoughError:
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+    attempt.leave_model(trainer)
     attempt.leave(trainer, attempt.evaluate(trainer))
 
 
@@ -120,6 +132,10 @@ class _Attempt:
     metrics: RunMetrics = field(init=False)
     uploads: CheckpointUploads = field(init=False)
     shutdown: Shutdown = field(init=False)
+    best: BestEvaluation | None = field(init=False)
+    best_step: int | None = None
+    """The step whose model the run leaves; None: the last one's."""
+    _trainer: Any = None
 
     def __post_init__(self) -> None:
         rank, recipe, resume = self.rank, self.recipe, self.resume
@@ -132,9 +148,22 @@ class _Attempt:
             samples_per_epoch=self.task.ordered_epoch,
             warmup_steps=self.accelerator.warmup_steps,
             changed=resume.changed if resume else None,
+            arguments=recipe.model_dump(mode="json"),
+            memory=self.accelerator.memory,
+            shape=lambda: self.heartbeats.training_shape,
         )
         retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
-        self.uploads = CheckpointUploads(rank, self.s3, recipe, self.metrics, retention, waits=self.heartbeats.still)
+        metric = recipe.metric_for_best_model
+        self.best = BestEvaluation(metric, patience=recipe.early_stopping_patience) if metric else None
+        self.uploads = CheckpointUploads(
+            rank,
+            self.s3,
+            recipe,
+            self.metrics,
+            retention,
+            waits=self.heartbeats.still,
+            best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
+        )
         self.shutdown = Shutdown(rank)
 
     def say_start(self) -> None:
@@ -155,11 +184,26 @@ class _Attempt:
     def build(self) -> Any:
         """Return the Trainer, with a model whose random weights follow from the seed."""
         task, accelerator = self.task, self.accelerator
-        accelerator.prepare()
-        transformers.set_seed(self.recipe.seed)
+        # Ray's worker is in a group, if it is the only one too, and DeepSpeed needs one.
+        alone = self.rank.world_size == 1 and not is_initialized() and "deepspeed" not in task.settings
+        accelerator.prepare(alone=alone)
+        # PyTorch 2.13 has another name for it, which transformers does not know.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+        accelerator.set_seed(self.recipe.seed)
+        model = self._model()
+        arguments = {
+            **self._training_arguments(),
+            # What no step changes need not be sent at each; running statistics are all that one changes.
+            "ddp_broadcast_buffers": any(getattr(part, "track_running_stats", False) for part in model.modules()),
+            **accelerator.training_arguments(alone=alone),
+            # Of AdamW each accelerator has its own kernel; of the others there is the Trainer's alone.
+            **({} if self.recipe.optimizer == "adamw" else {"optim": self.recipe.optimizer}),
+            **task.schedule,
+            **task.settings,
+        }
         trainer = trainer_class(accelerator.trainer_class())(
-            model=task.model(),
-            args=accelerator.training_arguments_class()(**self._training_arguments()),
+            model=model,
+            args=accelerator.training_arguments_class()(**arguments),
             train_dataset=task.train_data,
             eval_dataset=task.eval_data,
             data_collator=task.collate,
@@ -172,14 +216,24 @@ class _Attempt:
                 *([StopOnNan()] if self.recipe.stop_on_nan else []),
             ],
             options=self._options(),
-            **accelerator.trainer_arguments(),
+            **gaudi_config.trainer_arguments(self.recipe, accelerator, self.rank, self.s3),
         )
+        self._trainer = trainer
         trainer.remove_callback(PrinterCallback)
         for callback in self._later_callbacks(trainer):
             trainer.add_callback(callback)
         return trainer
 
+    def _model(self) -> Any:
+        model = self.task.model()
+        # DeepSpeed would move it later, when there is an optimizer of its weights, and would tie nothing again.
+        # GaudiTrainer does so (`_move_model_to_device`), but leaves the move to DeepSpeed.
+        if "deepspeed" in self.task.settings:
+            tied_weights.place(model, self.accelerator.device(self.rank.local_rank))
+        return model
+
     def _training_arguments(self) -> dict[str, Any]:
+        """Return those that follow from the recipe."""
         recipe = self.recipe
         per_rank, accumulation = recipe.batch_of_rank(self.rank.world_size)
         saves_by_itself = recipe.checkpoint_every_steps != "auto"
@@ -187,7 +241,7 @@ class _Attempt:
             "output_dir": str(self.rank.scratch / "checkpoints"),
             "seed": recipe.seed,
             "learning_rate": recipe.learning_rate,
-            "lr_scheduler_type": "linear",
+            "lr_scheduler_type": recipe.lr_scheduler_type,
             "warmup_ratio": recipe.warmup_ratio,
             "weight_decay": recipe.weight_decay,
             "per_device_train_batch_size": per_rank,
@@ -201,9 +255,6 @@ class _Attempt:
             "report_to": [],
             # The Trainer would log the mean of the other steps instead of a loss that is no number.
             **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
-            **self.accelerator.training_arguments(),
-            **self.task.schedule,
-            **self.task.settings,
         }
 
     def _options(self) -> Options:
@@ -227,10 +278,14 @@ class _Attempt:
 
     def _later_callbacks(self, trainer: Any) -> list[Any]:
         """Return those that come after all others, in their order."""
-        recipe, callbacks = self.recipe, []
+        recipe = self.recipe
+        callbacks: list[Any] = []
         if recipe.evaluate_every_steps:
             evaluate = functools.partial(self.task.evaluate, trainer)
-            callbacks.append(Evaluations(self.rank, recipe.evaluate_every_steps, evaluate, self.metrics, self.shutdown))
+            batch = recipe.global_batch_size
+            epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
+            due = stretches(recipe.evaluate_every_steps, batch=batch, epoch=epoch)
+            callbacks.append(Evaluations(self.rank, due, evaluate, self.metrics, self.shutdown, best=self.best))
         if recipe.checkpoint_every_steps == "auto":
             callbacks.append(
                 ChosenSaves(
@@ -242,11 +297,26 @@ class _Attempt:
             )
         return callbacks
 
+    def leave_model(self, trainer: Any) -> None:
+        """Leave the model on S3 once its training is over, after its last checkpoint: before what may yet fail."""
+        if self.shutdown.reason:
+            return
+        self.uploads.finish()
+        if self.best is not None:
+            self.heartbeats.still()
+            self.best_step = take_best(trainer, self.best, self.rank, self.s3)
+        self.heartbeats.saving()
+        folder = self._final_folder
+        trainer.save_model(str(folder))
+        if self.s3 is not None and self.rank.is_first:
+            self.task.save_beside(folder)
+            _upload_model(folder, self.rank, self.s3)
+
     def evaluate(self, trainer: Any) -> dict[str, Any]:
         """Return the final metrics, once all checkpoints are complete on S3. From then on nothing interrupts."""
         started = time.monotonic()
         shutdown = self.shutdown
-        values = None if shutdown.reason else shutdown.evaluated(lambda: self.task.evaluate(trainer))
+        values = None if shutdown.reason else self._last_evaluation(trainer)
         self.heartbeats.end()
         self.uploads.finish()
         if not shutdown.reason:
@@ -258,48 +328,82 @@ class _Attempt:
             raise ResumeLaterError(f"{shutdown.reason}; saved step {trainer.state.global_step}")
         result = {
             **values,
-            "eval_samples": len(self.task.eval_data),
+            **({} if self.best_step is None else {"best_step": self.best_step}),
             "train_samples_per_second": round(self.metrics.throughput.samples_per_second, 3),
             "train_runtime_seconds": round(self.metrics.throughput.train_seconds, 3),
         }
-        if self.rank.is_first:
+        if values and self.rank.is_first:
             log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - started)
         return result
 
+    def _last_evaluation(self, trainer: Any) -> dict[str, Any] | None:
+        """Return its metrics: none where the recipe leaves it out, None where it was left because the attempt ends."""
+        if not self.recipe.final_evaluation:
+            return {}
+        try:
+            values = self.shutdown.evaluated(lambda: self.task.evaluate(trainer))
+        except TrainyardError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise TrainyardError(
+                f"the evaluation after the last step failed: {type(error).__name__}: {error}; the model is complete in "
+                f"{self.rank.run / MODEL}",
+                next_step="trainyard resume RUN --set arguments.final_evaluation=false ends the run without it",
+            ) from error
+        return None if values is None else {**values, "eval_samples": len(self.task.eval_data)}
+
     def leave(self, trainer: Any, result: Mapping[str, Any]) -> None:
-        """Leave model, metrics and result on S3, and the model on the hub where that is asked for."""
+        """Leave metrics and result on S3, and the model on the hub where that is asked for."""
         rank = self.rank
-        folder = rank.scratch / "final"
-        trainer.save_model(str(folder))
-        if rank.is_first:
-            self._leave_model(folder, result)
+        if rank.is_first and self.s3 is not None:
+            check_newest(self.s3, rank.run, rank.attempt)
+        if rank.is_first and self.recipe.push_to_hub is not None:
+            self._leave_card(self._final_folder, result)
+        if rank.is_first and "eval_samples" in result:
+            self._leave_further(rank.scratch / "result")
         self.metrics.result(trainer.state.global_step, result)
         self.metrics.close()
         if rank.is_first:
-            log.info("result: %s", ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
+            log.info("result: %s", ", ".join(f"{result_label(name)} {value:.4g}" for name, value in result.items()))
             if self.recipe.push_to_hub is not None:
-                hub.push(folder, run=rank.run, repository=self.recipe.push_to_hub)
+                hub.push(self._final_folder, run=rank.run, repository=self.recipe.push_to_hub)
         # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
         rank.once("finished", lambda: True)
 
-    def _leave_model(self, folder: Path, result: Mapping[str, Any]) -> None:
+    @property
+    def _final_folder(self) -> Path:
+        return self.rank.scratch / "final"
+
+    def _leave_card(self, folder: Path, result: Mapping[str, Any]) -> None:
         assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
-        self.task.save_beside(folder)
-        if self.recipe.push_to_hub is not None:
-            hub.write_card(
-                folder,
-                run=self.rank.run,
-                recipe=self.recipe,
-                result=result,
-                world_size=self.rank.world_size,
-                accelerator=self.accelerator.name,
-            )
-        _upload_model(folder, self.rank.run / MODEL, self.s3)
+        hub.write_card(
+            folder,
+            run=self.rank.run,
+            recipe=self.recipe,
+            result=result,
+            world_size=self.rank.world_size,
+            accelerator=self.accelerator.name,
+        )
+        object_store.upload_all(self.s3, folder, [hub.CARD], self.rank.run / MODEL)
+
+    def _leave_further(self, folder: Path) -> None:
+        assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
+        if self.task.leave is not None:
+            folder.mkdir()
+            self.task.leave(folder)
+            object_store.upload_all(self.s3, folder, object_store.files_below(folder), self.rank.run)
 
 
-def _upload_model(folder: Path, remote: S3Location, s3: "S3Client") -> None:
-    """Put weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without."""
+def _upload_model(folder: Path, rank: Rank, s3: "S3Client") -> None:
+    """Put weights, configuration and tokenizer under the run's model/, config.json last: none is loaded without.
+
+    Raises SupersededError where a newer attempt of the run has begun, to which the model is left.
+    """
     (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
     names = object_store.files_below(folder)
+    remote = rank.run / MODEL
+    check_newest(s3, rank.run, rank.attempt)
     object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], remote)
+    check_newest(s3, rank.run, rank.attempt)  # the upload may have taken minutes
     object_store.upload_all(s3, folder, ["config.json"], remote)

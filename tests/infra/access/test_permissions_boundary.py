@@ -171,7 +171,7 @@ OWN_STAGE = {"aws:ResourceTag/trainyard:stage": "test"}
         # Other stages, in the same account.
         ("s3:GetObject", "arn:aws:s3:::trainyard-prod-storage-data-1a2b3c/shared/x", {}),
         ("s3:GetObject", "arn:aws:s3:::somebody-elses/x", {}),
-        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/prod/queue/gaudi-spot", {}),
+        ("ssm:PutParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/prod/queue/spot", {}),
         ("ssm:GetParameter", f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/testing/bucket/run", {}),
         ("batch:TerminateJob", f"arn:aws:batch:{REGION}:{ACCOUNT}:job/x", OTHER_STAGE),
         ("batch:UpdateJobQueue", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/x", OTHER_STAGE),

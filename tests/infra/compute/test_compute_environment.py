@@ -59,7 +59,7 @@ def test_updates_happen_in_place(compute: dict[str, Any]) -> None:
     for environment in environments(compute).values():
         assert environment["ReplaceComputeEnvironment"] is False
         assert not {"ComputeEnvironmentName", "ServiceRole"} & environment.keys()
-        assert environment["UpdatePolicy"] == {"TerminateJobsOnUpdate": False, "JobExecutionTimeoutMinutes": 360}
+        assert environment["UpdatePolicy"] == {"TerminateJobsOnUpdate": False, "JobExecutionTimeoutMinutes": 7200}
         assert (environment["State"], environment["Type"]) == ("ENABLED", "MANAGED")
 
 
@@ -127,12 +127,16 @@ def test_gaudi_instances_boot_what_the_stage_built_for_their_release(synthesised
 
 
 @pytest.mark.parametrize("instance_type", ["p4d.24xlarge", "g5.48xlarge", "g6e.48xlarge"])
-def test_cuda_instances_boot_the_newest_gpu_ami_of_batch(synthesised: Synthesised, instance_type: str) -> None:
+def test_cuda_instances_boot_the_gpu_ami_that_aws_recommends_for_ecs_on_the_day_of_the_deployment(
+    synthesised: Synthesised, instance_type: str
+) -> None:
     compute = synthesised(instance_type=instance_type, machine_image=None)["compute"]
     pool = Pool(instance_type=instance_type).id
     # Trap: the plain family has no driver; nor may the Amazon Linux 2 one be used for new compute environments.
-    assert capacity(compute, f"{pool}-spot")["Ec2Configuration"] == [{"ImageType": "ECS_AL2023_NVIDIA"}]
-    assert capacity(compute, f"{pool}-spot")["UpdateToLatestImageVersion"] is True
+    assert booted(compute, f"{pool}-spot") == (
+        "ECS_AL2023_NVIDIA",
+        "/aws/service/ecs/optimized-ami/amazon-linux-2023/gpu/recommended/image_id",
+    )
     assert launch_data(compute, f"{pool}-spot")["BlockDeviceMappings"][0]["DeviceName"] == "/dev/xvda"
 
 
@@ -147,8 +151,19 @@ def test_cuda_instances_boot_the_ami_that_is_given(synthesised: Synthesised) -> 
 
 
 def test_cpu_instances_boot_the_newest_amazon_linux_2023(compute: dict[str, Any]) -> None:
-    assert capacity(compute, f"{CPU}-spot")["Ec2Configuration"] == [{"ImageType": "ECS_AL2023"}]
-    assert capacity(compute, f"{CPU}-spot")["UpdateToLatestImageVersion"] is True
+    assert booted(compute, f"{CPU}-spot") == (
+        "ECS_AL2023",
+        "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
+    )
+
+
+def booted(compute: dict[str, Any], environment: str) -> tuple[str, str]:
+    """Return the family of an environment's AMI, and the parameter in which CloudFormation finds it."""
+    # Trap: without an override Batch keeps the AMI of the day on which the compute environment was made.
+    (configuration,) = capacity(compute, environment)["Ec2Configuration"]
+    parameter = compute["Parameters"][configuration["ImageIdOverride"]["Ref"]]
+    assert parameter["Type"] == "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
+    return configuration["ImageType"], parameter["Default"]
 
 
 def test_each_pools_root_volume_is_the_root_of_its_own_ami(synthesised: Synthesised) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from infra.stages import Pool
+from infra.stages import CapacityReservation, Pool
 from tests.support.infra.instances import CPU, GAUDI, capacity, environments, launch_data
 from tests.support.infra.synthesis import Templates
 
@@ -50,7 +50,7 @@ def test_metadata_wants_a_token_and_reaches_no_further_than_the_host(
 def test_root_volumes_are_encrypted_and_as_large_as_the_settings_say(synthesised: Synthesised) -> None:
     settings = {"machine_image": "ami-0123456789abcdef0", "root_device_name": "/dev/xvdb"}
     compute = synthesised(root_volume_gib=700, cpu_root_volume_gib=300, **settings)["compute"]
-    volume = {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
+    volume = {"VolumeType": "gp3", "Throughput": 500, "Encrypted": True, "DeleteOnTermination": True}
     assert launch_data(compute, f"{GAUDI}-spot")["BlockDeviceMappings"] == [
         {"DeviceName": "/dev/xvdb", "Ebs": {**volume, "VolumeSize": 700}}
     ]
@@ -98,3 +98,38 @@ def test_types_without_efa_have_several_nodes_over_tcp(synthesised: Synthesised)
     compute = synthesised(instance_type="g5.4xlarge", machine_image=None, max_multinode_nodes=2)["compute"]
     assert "NetworkInterfaces" not in launch_data(compute, "g5-4xlarge-1-21-0-multinode")
     assert "SecurityGroupIds" in capacity(compute, "g5-4xlarge-1-21-0-multinode")
+
+
+ID = "cr-0123456789abcdef0"
+GROUP = "arn:aws:resource-groups:us-east-1:123456789012:group/promised"
+
+
+@pytest.mark.parametrize(
+    ("reservation", "target"),
+    [
+        (CapacityReservation(target=ID), {"CapacityReservationId": ID}),
+        (CapacityReservation(target=GROUP), {"CapacityReservationResourceGroupArn": GROUP}),
+        (CapacityReservation(target=ID, is_block=True), {"CapacityReservationId": ID}),
+    ],
+)
+def test_on_demand_instances_run_in_promised_capacity_and_spot_ones_do_not(
+    synthesised: Synthesised, reservation: CapacityReservation, target: dict[str, str]
+) -> None:
+    compute = synthesised(
+        instance_type="p5.48xlarge",
+        machine_image=None,
+        max_on_demand_nodes=1,
+        max_multinode_nodes=2,
+        capacity_reservation=reservation,
+    )["compute"]
+    pool = "p5-48xlarge-1-21-0"
+    for name in ("on-demand", "multinode"):
+        data = launch_data(compute, f"{pool}-{name}")
+        assert data["CapacityReservationSpecification"] == {"CapacityReservationTarget": target}
+        market = {"MarketType": "capacity-block"} if reservation.is_block else None
+        assert data.get("InstanceMarketOptions") == market
+        # A block lies together already, and EC2 refuses a placement group around it.
+        grouped = name == "multinode" and not reservation.is_block
+        assert ("PlacementGroup" in capacity(compute, f"{pool}-{name}")) is grouped
+    spot = launch_data(compute, f"{pool}-spot")
+    assert not {"CapacityReservationSpecification", "InstanceMarketOptions"} & spot.keys()

@@ -11,6 +11,7 @@ from infra.stages import Alerts, ExistingVpc, Pool, Stage, Team
 from infra.storage.stack import StorageStack
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
+from tests.support.infra.deployed_roles import DeployedStage
 from tests.support.infra.instances import CPU, GAUDI, capacity, environments, queue_environments, queues
 from tests.support.infra.synthesis import Templates, new_app, only, read_assembly, resources
 
@@ -47,20 +48,20 @@ def test_compute_environments_and_queues_keep_their_logical_ids(large: dict[str,
 
 
 def test_a_stage_has_the_queues_whose_capacity_it_allows(compute: dict[str, Any], large: dict[str, Any]) -> None:
-    assert set(queues(compute)) == {"gaudi-spot", "cpu-spot"}
-    assert queue_environments(compute, "gaudi-spot") == [f"{GAUDI}-spot"]
+    assert set(queues(compute)) == {"spot", "cpu-spot"}
+    assert queue_environments(compute, "spot") == [f"{GAUDI}-spot"]
     assert queue_environments(compute, "cpu-spot") == [f"{CPU}-spot"]
     assert set(queues(large)) == set(QUEUES)
     # Spot first; Batch goes on to the next where it has none.
-    assert queue_environments(large, "gaudi-spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
-    assert queue_environments(large, "gaudi-on-demand") == [f"{GAUDI}-on-demand"]
-    assert queue_environments(large, "gaudi-multinode") == [f"{GAUDI}-multinode"]
+    assert queue_environments(large, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    assert queue_environments(large, "on-demand") == [f"{GAUDI}-on-demand"]
+    assert queue_environments(large, "multinode") == [f"{GAUDI}-multinode"]
 
 
 def test_on_demand_instances_are_counted_once_over_the_queues_that_share_them(large: dict[str, Any]) -> None:
     assert capacity(large, f"{GAUDI}-on-demand")["MaxvCpus"] == 4 * 96
     # What was reclaimed too often goes before what Spot has no room for.
-    assert queues(large)["gaudi-on-demand"]["Priority"] > queues(large)["gaudi-spot"]["Priority"]
+    assert queues(large)["on-demand"]["Priority"] > queues(large)["spot"]["Priority"]
 
 
 def test_instances_come_and_go_up_to_the_limits(synthesised: Synthesised) -> None:
@@ -124,9 +125,9 @@ def test_a_job_waits_for_spot_capacity_as_long_as_the_stage_says(synthesised: Sy
         name: [limit for reason, limit in time_limits(queue).items() if reason.startswith("CAPACITY:")]
         for name, queue in queues(compute).items()
     }
-    assert waiting == {"gaudi-spot": [5400], "gaudi-on-demand": [], "gaudi-multinode": [], "cpu-spot": []}
+    assert waiting == {"spot": [5400], "on-demand": [], "multinode": [], "cpu-spot": []}
     # What Batch then says of the job names the reason that the queue matches: the one who moves it on knows it by that.
-    (reason,) = (name for name in time_limits(queues(compute)["gaudi-spot"]) if name.startswith("CAPACITY:"))
+    (reason,) = (name for name in time_limits(queues(compute)["spot"]) if name.startswith("CAPACITY:"))
     assert SPOT_WAITED_TOO_LONG.endswith(f": {reason}")
 
 
@@ -135,11 +136,11 @@ def test_jobs_that_wait_for_spot_are_moved_and_do_not_overflow(synthesised: Synt
     # one queue no wait ever ends, and no job is moved.
     stage = {"max_on_demand_nodes": 1, "retiring": (OLD_POOL,)}
     overflowing, waiting = (synthesised(**stage, **wait)["compute"] for wait in ({}, {"spot_wait_hours": 2}))
-    for pool, queue in ((GAUDI, "gaudi-spot"), (OLD_GAUDI, f"gaudi-spot/{OLD_GAUDI}")):
+    for pool, queue in ((GAUDI, "spot"), (OLD_GAUDI, f"spot/{OLD_GAUDI}")):
         assert queue_environments(overflowing, queue) == [f"{pool}-spot", f"{pool}-on-demand"]
         assert queue_environments(waiting, queue) == [f"{pool}-spot"]
     # Where it is moved to is there, all the same.
-    assert queue_environments(waiting, "gaudi-on-demand") == [f"{GAUDI}-on-demand"]
+    assert queue_environments(waiting, "on-demand") == [f"{GAUDI}-on-demand"]
     assert environments(waiting).keys() == environments(overflowing).keys()
 
 
@@ -153,9 +154,9 @@ def test_retiring_pools_stand_beside_the_new_one_and_share_nothing_with_it(synth
         parameters = [compute["Parameters"][ami]["Default"] for ami in amis]
         assert parameters == [f"/imagebuilder/trainyard-test/machine-image/{pool}" for pool in (OLD_GAUDI, GAUDI)]
     # New jobs find the current pool's queue; those submitted before are still found in theirs.
-    assert queue_environments(compute, "gaudi-spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
-    assert queue_environments(compute, f"gaudi-spot/{OLD_GAUDI}") == [f"{OLD_GAUDI}-spot", f"{OLD_GAUDI}-on-demand"]
-    assert queue_environments(compute, f"gaudi-on-demand/{OLD_GAUDI}") == [f"{OLD_GAUDI}-on-demand"]
+    assert queue_environments(compute, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    assert queue_environments(compute, f"spot/{OLD_GAUDI}") == [f"{OLD_GAUDI}-spot", f"{OLD_GAUDI}-on-demand"]
+    assert queue_environments(compute, f"on-demand/{OLD_GAUDI}") == [f"{OLD_GAUDI}-on-demand"]
 
 
 def test_upgrading_a_release_leaves_the_old_pools_resources_as_they_are(synthesised: Synthesised) -> None:
@@ -168,8 +169,8 @@ def test_upgrading_a_release_leaves_the_old_pools_resources_as_they_are(synthesi
 def test_a_stage_can_move_to_another_instance_type(synthesised: Synthesised) -> None:
     gaudi = Pool(instance_type="dl1.24xlarge", machine_image="ami-0123456789abcdef0")
     compute = synthesised(instance_type="p4d.24xlarge", machine_image=None, retiring=(gaudi,))["compute"]
-    assert queue_environments(compute, "gaudi-spot") == ["p4d-24xlarge-1-21-0-spot"]
-    assert queue_environments(compute, f"gaudi-spot/{GAUDI}") == [f"{GAUDI}-spot"]
+    assert queue_environments(compute, "spot") == ["p4d-24xlarge-1-21-0-spot"]
+    assert queue_environments(compute, f"spot/{GAUDI}") == [f"{GAUDI}-spot"]
     assert capacity(compute, f"{GAUDI}-spot")["Ec2Configuration"][0]["ImageIdOverride"] == "ami-0123456789abcdef0"
     published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
     assert published["/trainyard/test/instance-type"] == "p4d.24xlarge"
@@ -217,6 +218,27 @@ def test_the_command_line_finds_the_instance_types(compute: dict[str, Any]) -> N
     published = {item["Name"]: item["Value"] for item in resources(compute, "AWS::SSM::Parameter").values()}
     assert published["/trainyard/dev/instance-type"] in INSTANCE_TYPES
     assert published["/trainyard/dev/cpu-instance-type"] in INSTANCE_TYPES
+
+
+def test_logs_of_instances_are_kept_for_their_time_and_nothing_on_them_reads_any(templates: Templates) -> None:
+    compute = templates["dev/compute"]
+    (name, group), *others = (item for item in compute["Resources"].items() if item[1]["Type"] == "AWS::Logs::LogGroup")
+    assert not others
+    assert (group["DeletionPolicy"], group["Properties"]["RetentionInDays"]) == ("Retain", 90)
+    stage = DeployedStage("dev", {path.split("/")[1]: item for path, item in templates.items() if "dev/" in path})
+    arn = stage.arn("compute", name).removesuffix(":*")
+    assert stage.published("instance-log-group") == arn.rpartition(":")[2]
+    role = stage.role("compute", "InstanceRole")
+    stream = f"{arn}:log-stream:i-0123456789abcdef0/cloud-init-output"
+    for action, allowed in (
+        ("logs:CreateLogStream", True),
+        ("logs:PutLogEvents", True),
+        ("logs:GetLogEvents", False),
+        ("logs:DeleteLogStream", False),
+        ("logs:CreateLogGroup", False),
+        ("logs:PutRetentionPolicy", False),
+    ):
+        assert role.may(action, stream) is allowed, action
 
 
 def test_a_queue_is_a_row(tmp_path: Path) -> None:

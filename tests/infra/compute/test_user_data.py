@@ -2,6 +2,7 @@
 
 import base64
 import email
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from infra.storage.shared_file_system import CONTAINER_PATH
+from jobs.contract.health import BAD_NODE_FILE
 from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS
 from tests.support.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
 from tests.support.infra.synthesis import Templates
@@ -54,7 +56,7 @@ class Machine:
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         """Run a script of user data, with the folder in place of the root."""
-        for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx", "/usr/local/"):
+        for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx", "/usr/local/", "/opt/"):
             script = script.replace(path, f"{self.root}{path}")
         return self.bash(script)
 
@@ -160,6 +162,66 @@ def test_what_batch_and_the_ami_wrote_for_the_agent_stays(
     configuration.write_text("ECS_CLUSTER=batch\n")
     machine.run(script_with(launch_templates[f"{CPU}-spot"], "ecs.config"))
     assert configuration.read_text().startswith("ECS_CLUSTER=batch\nECS_")
+
+
+CONTROL = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
+
+
+def sending(machine: Machine, data: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Install the service that sends logs, and run its program; `dnf` brings the CloudWatch agent."""
+    control = machine.root / CONTROL
+    machine.answers["dnf"] = (
+        f"mkdir -p {control.parent}; printf '#!/bin/bash\\necho \"ctl $*\" >>{machine.root}/calls\\n' >{control}; "
+        f"chmod 755 {control}"
+    )
+    installed = machine.run(script_with(data, "fetch-config"))
+    assert (installed.returncode, installed.stderr) == (0, "")
+    return machine.bash((machine.root / "usr/local/sbin/trainyard-instance-logs").read_text())
+
+
+def test_logs_of_the_boot_go_where_they_outlive_the_instance(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine
+) -> None:
+    for data in launch_templates.values():
+        parts = [text for _, text in boot_parts(data)]
+        (logs,) = (index for index, text in enumerate(parts) if "fetch-config" in text)
+        # Before all that may fail and end the boot, and waited for by none of it.
+        assert all(index > logs for index, text in enumerate(parts) if "this instance takes no jobs" in text)
+        assert "systemctl start --no-block trainyard-instance-logs.service" in parts[logs]
+    done = sending(machine, launch_templates[f"{CPU}-spot"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.called("dnf") == ["dnf install --assumeyes --quiet amazon-cloudwatch-agent"]
+    assert machine.called("ctl") == ["ctl -a fetch-config -m ec2 -s -c file:/etc/trainyard-logs.json"]
+    configuration = json.loads((machine.root / "etc/trainyard-logs.json").read_text())
+    files = configuration["logs"]["logs_collected"]["files"]["collect_list"]
+    assert {item["file_path"]: item["log_stream_name"] for item in files} == {
+        "/var/log/cloud-init-output.log": "{instance_id}/cloud-init-output",
+        "/var/log/ecs/ecs-init.log": "{instance_id}/ecs-init",
+        "/var/log/ecs/ecs-agent.log": "{instance_id}/ecs-agent",
+    }
+    assert {item["log_group_name"] for item in files} == {"<InstanceLogsAB47D8DA>"}
+
+
+def test_an_ami_that_brings_the_cloudwatch_agent_installs_nothing(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine
+) -> None:
+    sending(machine, launch_templates[f"{GAUDI}-spot"])
+    (machine.root / "calls").unlink()
+    sending(machine, launch_templates[f"{GAUDI}-spot"])
+    assert not machine.called("dnf")
+    assert machine.called("ctl")
+
+
+def test_an_instance_whose_logs_cannot_be_sent_runs_jobs_all_the_same(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine
+) -> None:
+    sending(machine, launch_templates[f"{CPU}-spot"])
+    (machine.root / CONTROL).unlink()
+    (machine.root / "calls").unlink()
+    machine.answers["dnf"] = "exit 1"
+    done = machine.bash((machine.root / "usr/local/sbin/trainyard-instance-logs").read_text())
+    assert done.returncode == 1, "systemd tries it again"
+    assert not machine.called("systemctl")
 
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
@@ -273,6 +335,34 @@ def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_s
     assert "not all could be stopped" in done.stdout
 
 
+def test_a_node_that_a_job_found_bad_tells_how_the_job_ended_and_goes(
+    machine: Machine, launch_templates: dict[str, dict[str, Any]]
+) -> None:
+    # GIVEN an instance on which no job has said so when it is looked for first
+    installed = machine.run(script_with(launch_templates[f"{GAUDI}-spot"], "bad-node"))
+    assert (installed.returncode, installed.stderr) == (0, "")
+    program = (machine.root / "usr/local/sbin/trainyard-bad-node").read_text()
+    assert shellcheck(program) == (0, "")
+    volume = machine.root / "var/lib/docker/volumes/0a1b/_data"
+    machine.answers["sleep"] = f"mkdir -p {volume}; echo 'node 1 (i-0abc): GPU 3' >{volume}/{BAD_NODE_FILE}"
+    (machine.root / "calls").unlink()
+    # WHEN one does
+    done = machine.bash(program)
+    # THEN the agent has time to tell Batch, and takes no other job
+    assert done.returncode == 0
+    assert "a job found this node bad: node 1 (i-0abc): GPU 3" in done.stdout
+    assert machine.calls == [
+        *("sleep 5", "sleep 10"),
+        *("systemctl mask --now --no-block ecs.service", "systemctl poweroff --no-block"),
+    ]
+
+
+def test_only_instances_that_one_job_fills_go_at_its_word(launch_templates: dict[str, dict[str, Any]]) -> None:
+    watching = {name for name, data in launch_templates.items() if any("bad-node" in s for _, s in boot_parts(data))}
+    assert watching
+    assert watching == {name for name in launch_templates if not name.startswith("cpu-")}
+
+
 def test_gaudi_instances_set_huge_pages_aside_and_others_do_not(
     launch_templates: dict[str, dict[str, Any]], machine: Machine
 ) -> None:
@@ -300,7 +390,9 @@ def test_no_script_waits_for_what_waits_for_it(
     for data in (*launch_templates.values(), everything):
         scripts = "\n".join(script for _, script in boot_parts(data))
         started = re.findall(r"systemctl (?:start|restart|enable --now|reload) .*", scripts)
-        assert started == ["systemctl start --no-block trainyard-spot-notice.service"]
+        services = [line.removeprefix("systemctl start --no-block trainyard-") for line in started]
+        assert services[:2] == ["instance-logs.service", "spot-notice.service"]
+        assert services[2:] in ([], ["bad-node.service"])
 
 
 def test_types_without_disks_have_no_script_for_them(launch_templates: dict[str, Any]) -> None:
@@ -417,12 +509,28 @@ def test_an_instance_whose_agent_cannot_be_configured_takes_no_jobs(
     assert_it_shuts_down(machine.run(script_with(launch_templates[f"{CPU}-spot"], "ecs.config")), machine, "ecs.config")
 
 
+def test_a_boot_that_fails_waits_for_its_log_a_minute_and_no_longer(
+    launch_templates: dict[str, dict[str, Any]], machine: Machine
+) -> None:
+    (machine.root / "etc/ecs/ecs.config").mkdir(parents=True)
+    machine.answers["systemctl"] = "[[ $1 != is-active ]] || echo activating"
+    assert machine.run(script_with(launch_templates[f"{CPU}-spot"], "ecs.config")).returncode != 0
+    assert machine.called("sleep") == ["sleep 2"] * 30 + ["sleep 10"]
+    assert machine.called("systemctl")[-1] == "systemctl poweroff --no-block"
+
+
 def assert_it_shuts_down(done: subprocess.CompletedProcess[str], machine: Machine, part: str) -> None:
     assert done.returncode != 0
     assert f"trainyard: {part} failed with {done.returncode}; this instance takes no jobs" in done.stderr
     # The agent is told first, and neither is waited for: both wait for the end of user data.
     assert machine.called("systemctl") == [
         "systemctl mask --now --no-block ecs.service",
+        "systemctl is-active trainyard-instance-logs.service",
+        "systemctl poweroff --no-block",
+    ]
+    # What it said has time to leave.
+    assert [call for call in machine.calls if call.startswith(("sleep", "systemctl poweroff"))][-2:] == [
+        "sleep 10",
         "systemctl poweroff --no-block",
     ]
 

@@ -2,11 +2,9 @@
 
 import http.client
 import json
-import shutil
-import threading
+import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -14,9 +12,10 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.emulator.web_page import REBOUND_NAME, web_page
 
 STACK = {"Resources": {"Bucket": {"Type": "AWS::S3::Bucket", "Properties": {"BucketName": "of-a-page"}}}}
 SCOPE = "20261123/us-east-1/{service}/aws4_request, SignedHeaders=host, Signature=0"
@@ -181,6 +180,13 @@ def test_unsigned_requests_are_refused(aws: EmbeddedAws) -> None:
     assert buckets(aws) == ["there"]
 
 
+def test_a_header_that_was_made_to_be_read_for_long_is_refused_at_once(aws: EmbeddedAws) -> None:
+    for authorization in ("AWS4-x " + "Credential=" * 5900, "AWS4-x " + "Credential=a " * 5000, "AWS " * 16_000):
+        began = time.monotonic()
+        assert ask(aws, "/", Authorization=authorization)[0] == 403
+        assert time.monotonic() - began < 1
+
+
 @pytest.mark.parametrize("version", ["s3v4", "s3"])
 def test_presigned_addresses_work_and_lose_their_key_with_their_credentials(aws: EmbeddedAws, version: str) -> None:
     s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version=version))
@@ -229,8 +235,6 @@ def test_each_server_has_credentials_of_its_own(aws: EmbeddedAws, fresh_aws: Emb
         assert server.credentials.secret_access_key not in repr(server)
 
 
-PAGE = "<!doctype html><form id=form method=post enctype=text/plain><input name=key value=x></form>"
-
 ATTACK = """
 async ([endpoint, key, token]) => {
   const aws = {Authorization: `AWS4-HMAC-SHA256 Credential=${key}/20261123/us-east-1/s3/aws4_request`};
@@ -264,36 +268,8 @@ async ([endpoint, key, token]) => {
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    """A page of a headless Chromium, served by a web server of its own: another origin on this machine."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(PAGE.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    program = shutil.which("chromium")
-    assert program, "no chromium on PATH. Next: apt-get install chromium"
-    with sync_playwright() as playwright:
-        rules = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
-        browser = playwright.chromium.launch(
-            executable_path=program,
-            args=["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", rules],
-        )
-        opened = browser.new_page()
-        opened.goto(f"http://127.0.0.1:{server.server_port}/")
-        yield opened
-        browser.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with web_page() as page:
+        yield page
 
 
 def test_no_page_in_a_browser_can_do_or_read_anything(aws: EmbeddedAws, page: Page) -> None:
@@ -317,10 +293,47 @@ def test_no_page_in_a_browser_can_do_or_read_anything(aws: EmbeddedAws, page: Pa
 
 def test_a_page_whose_name_is_rebound_to_this_machine_is_not_answered(aws: EmbeddedAws, page: Page) -> None:
     # GIVEN a page whose own name leads to the embedded AWS by now: for the browser both are the same origin
-    rebound = aws.endpoint.replace("localhost", "rebound.example")
+    rebound = aws.endpoint.replace("localhost", REBOUND_NAME)
     page.goto(f"{rebound}/trainyard/health")
     assert "AccessDenied" in page.content()
     answers = page.evaluate(ATTACK, [rebound, aws.credentials.access_key_id, aws.credentials.secret_access_key])
-    # THEN every answer is a refusal
-    assert {answer.split()[-1] for answer in answers} == {"403"}
+    # THEN every answer is a refusal, or the browser itself gives the sandboxed page none
+    assert {answer.split()[-1] for answer in answers} <= {"403", "0", "failed"}
     assert buckets(aws) == ["there"]
+
+
+HTML = b"""<title>waiting</title><form id="form" method="post" action="/moto-api/reset"></form><script>
+  document.title = "ran";
+  const key = new URLSearchParams(location.search).get("X-Amz-Credential");
+  const aws = {Authorization: `AWS4-HMAC-SHA256 Credential=${key}, SignedHeaders=host, Signature=0`};
+  fetch("/of-a-page", {method: "PUT", headers: aws}).finally(() => { document.title = "sent"; });
+</script>"""
+"""A page that knows the key: it stands in its own address."""
+
+
+def test_html_on_s3_that_its_user_opens_runs_no_script(aws: EmbeddedAws, page: Page) -> None:
+    aws.client("s3").put_object(Bucket="there", Key="page.html", Body=HTML, ContentType="text/html")
+    s3 = aws.session.client("s3", endpoint_url=aws.endpoint, config=Config(signature_version="s3v4"))
+    address = s3.generate_presigned_url("get_object", Params={"Bucket": "there", "Key": "page.html"})
+    answer = page.goto(address)
+    assert answer is not None
+    assert (answer.status, answer.headers["content-security-policy"]) == (200, "sandbox")
+    page.wait_for_load_state("networkidle")
+    assert page.title() == "waiting"
+    assert buckets(aws) == ["there"]
+
+
+def test_every_answer_tells_browsers_to_run_nothing_of_it(aws: EmbeddedAws) -> None:
+    key, token = signed(aws.credentials.access_key_id), f"Bearer {aws.credentials.secret_access_key}"
+    for path, method, authorization in (
+        ("/", "GET", key),
+        ("/there/a/file", "GET", key),
+        ("/there/nothing", "GET", key),
+        ("/", "GET", ""),
+        ("/trainyard/health", "GET", ""),
+        ("/trainyard/nothing", "GET", token),
+        ("/moto-api/", "GET", token),
+        ("/", "OPTIONS", key),
+    ):
+        _, answered, _ = ask(aws, path, method=method, Authorization=authorization)
+        assert answered.get_all("Content-Security-Policy") == ["sandbox"], (path, method)

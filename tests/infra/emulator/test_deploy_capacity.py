@@ -69,7 +69,7 @@ def test_every_row_of_the_queues_is_there_and_leads_to_its_capacity(
 def test_the_on_demand_queues_share_one_limit(prod_aws: EmbeddedAws, stage: DeployedStage) -> None:
     batch = prod_aws.client("batch")
     environments = []
-    for name in ("gaudi-spot", "gaudi-on-demand"):
+    for name in ("spot", "on-demand"):
         (queue,) = batch.describe_job_queues(jobQueues=[stage.queue(name)])["jobQueues"]
         environments.append(queue["computeEnvironmentOrder"][-1]["computeEnvironment"])
     assert len(set(environments)) == 1

@@ -15,8 +15,16 @@ import pytest
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.settings import STAGES
 from jobs.contract.catalog import CATALOG
-from jobs.contract.queues import CPU_SPOT, GAUDI_SPOT
-from jobs.contract.stage import job_definition_parameter, parameter_path, queue_parameter, share_identifier
+from jobs.contract.plan import plan
+from jobs.contract.queues import CPU_SPOT, SPOT
+from jobs.contract.spec import parse_spec
+from jobs.contract.stage import (
+    DeployedStage,
+    job_definition_parameter,
+    parameter_path,
+    queue_parameter,
+    share_identifier,
+)
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
 
@@ -25,7 +33,7 @@ pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all t
 KIND = next(iter(CATALOG))
 OTHER_RELEASE = "1.20.0"
 
-TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50)"
+TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50, isolated=True)"
 GROWN = f"max_nodes=3, max_on_demand_nodes=1, monthly_budget_usd=1000, teams=(*STAGES['dev'].teams, {TEAM})"
 NEW_KIND = f"CATALOG['evaluate'] = dataclasses.replace(CATALOG[{KIND!r}], name='evaluate', accelerated=False)"
 UPGRADED = f"{GROWN}, release={OTHER_RELEASE!r}"
@@ -150,13 +158,17 @@ class Account:
             },
         )
 
-    def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = GAUDI_SPOT) -> str:
+    def stage(self) -> DeployedStage:
+        """Return the stage as the command line sees it."""
+        return DeployedStage.from_parameters("dev", self.parameters(), embedded_processes=1, runs_containers=False)
+
+    def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
         """A job whose container runs a shell command; its id, kept under `what_for` too."""
-        values = self.parameters()
+        values, stage = self.parameters(), self.stage()
         container = {"name": "main", "command": ["sh", "-c", command]}
         job_id: str = self.aws.client("batch").submit_job(
             jobName=what_for.replace(" ", "-"),
-            jobQueue=values[queue_parameter(queue)],
+            jobQueue=stage.queue(stage.queue_of(team, queue)),
             jobDefinition=values[job_definition_parameter(team, kind)],
             shareIdentifier=share_identifier(team),
             ecsPropertiesOverride={"taskProperties": [{"containers": [container]}]},
@@ -212,7 +224,7 @@ class Step:
 
 @pytest.fixture(scope="module")
 def grown(account: Account, deployed: Seen) -> Step:
-    """More nodes, On-Demand ones too, another team with a secret and a budget, another job kind: in place.
+    """More nodes, On-Demand ones too, another, isolated team with a secret and a budget, another job kind: in place.
 
     Two jobs hold all nodes, so a third has to wait.
     """
@@ -296,7 +308,7 @@ def test_a_changed_limit_keeps_queues_and_environments(grown: Step) -> None:
     before, after = grown.before, grown.after
     assert before.environments.keys() < after.environments.keys()  # and one more, of On-Demand nodes
     assert before.queues <= after.queues
-    for name in (GAUDI_SPOT, CPU_SPOT):
+    for name in (SPOT, CPU_SPOT):
         assert after.parameters[queue_parameter(name)] == before.parameters[queue_parameter(name)]
     grew = {arn for arn, one in before.environments.items() if after.environments[arn]["maxvCpus"] > one["maxvCpus"]}
     assert len(grew) == 1
@@ -333,6 +345,39 @@ def test_a_new_team_and_a_new_kind_are_usable_at_once(account: Account, grown: S
     assert [event["message"] for event in events] == ["it is there"]
 
 
+@pytest.mark.usefixtures("grown")
+def test_an_isolated_team_runs_on_instances_and_in_a_network_of_its_own(account: Account) -> None:
+    spec = {
+        "name": "probe",
+        "job": "finetune-classification",
+        "team": "evaluation",
+        "arguments": {"model": "data://shared/m", "train_data": "data://shared/t.jsonl"},
+    }
+    stage = account.stage()
+    request = plan(parse_spec(spec, origin="the test"), stage, run_id="probe-20261121-120005-00ab").request
+    request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = ["true"]
+    batch = account.aws.client("batch")
+    account.aws.client("secretsmanager").put_secret_value(
+        SecretId=account.parameters()["huggingface-secret/evaluation"], SecretString="hf_of-the-team"
+    )
+    account.jobs["isolated"] = batch.submit_job(**request)["jobId"]
+    assert account.reached("isolated", *ENDED)["status"] == "SUCCEEDED"
+    # Nobody else's jobs are in its queue, whose environments no other queue has.
+    own, shared = (
+        {item["computeEnvironment"] for queue in found["jobQueues"] for item in queue["computeEnvironmentOrder"]}
+        for found in (
+            batch.describe_job_queues(jobQueues=[arn for name, arn in stage.queues.items() if ("@" in name) is mine])
+            for mine in (True, False)
+        )
+    )
+    assert own
+    assert not own & shared
+    seen = account.see().environments
+    groups = {arn: set(seen[arn]["securityGroupIds"]) for arn in own | shared}
+    assert len(set().union(*(groups[arn] for arn in own))) == 1
+    assert not set().union(*(groups[arn] for arn in own)) & set().union(*(groups[arn] for arn in shared))
+
+
 def test_budgets_come_with_their_settings(grown: Step) -> None:
     assert len(grown.after.others["budgets"] - grown.before.others["budgets"]) >= 2
 
@@ -351,14 +396,14 @@ def test_another_release_stands_beside_the_old_one(upgraded: Step) -> None:
     pool = STAGES["dev"].pool
     assert before.environments.keys() < after.environments.keys()
     assert before.queues < after.queues
-    old = before.parameters[queue_parameter(GAUDI_SPOT)]
-    assert after.parameters[queue_parameter(GAUDI_SPOT)] not in before.queues
-    assert after.parameters[queue_parameter(GAUDI_SPOT, retiring=pool.id)] == old
+    old = before.parameters[queue_parameter(SPOT)]
+    assert after.parameters[queue_parameter(SPOT)] not in before.queues
+    assert after.parameters[queue_parameter(SPOT, retiring=pool.id)] == old
     assert after.parameters[queue_parameter(CPU_SPOT)] == before.parameters[queue_parameter(CPU_SPOT)]
 
 
 def test_the_old_release_goes_and_nothing_else(settled: Step, grown: Step) -> None:
-    old = grown.after.parameters[queue_parameter(GAUDI_SPOT)]
+    old = grown.after.parameters[queue_parameter(SPOT)]
     assert old not in settled.after.queues
     assert settled.after.queues < settled.before.queues
     assert settled.after.environments.keys() < settled.before.environments.keys()

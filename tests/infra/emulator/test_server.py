@@ -46,6 +46,7 @@ def test_state_file_says_where_it_is(untouched_aws: EmbeddedAws) -> None:
         "pid": untouched_aws.process.pid,
         "executor": "process",
         "registry": None,
+        "keep": None,
         "access_key_id": untouched_aws.credentials.access_key_id,
         "secret_access_key": untouched_aws.credentials.secret_access_key,
     }

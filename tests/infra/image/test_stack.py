@@ -14,8 +14,8 @@ from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
 from jobs.contract.image_hierarchy import child_name, images, with_descendants
 from jobs.contract.releases import release
+from jobs.contract.revision import SOURCES
 from jobs.contract.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter
-from jobs.images.revision import SOURCES
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, statements
 from tests.support.infra.synthesis import ROOT, Templates, flatten, new_app, only, read_assembly, resources, synthesise

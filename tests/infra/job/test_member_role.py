@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,11 @@ ROW = Stage(
 JOB = f"arn:aws:batch:{REGION}:{ACCOUNT}:job/0f0f"
 
 
+TASK = f"arn:aws:ecs:{REGION}:{ACCOUNT}:task/AWSBatch-x/0f0f"
+CLUSTER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/AWSBatch-x"
+OWN_TASK: Context = {"ecs:ResourceTag/trainyard:team": "our-team", "ecs:ResourceTag/trainyard:stage": "test"}
+
+
 @pytest.fixture(scope="module")
 def templates() -> Templates:
     return stacks_of(ROW)
@@ -47,7 +53,7 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     buckets = {name: stage.arn("storage", stage.only("storage", "AWS::S3::Bucket", name)) for name in ("Data", "Runs")}
     run = f"{buckets['Runs']}/our-team/a-run"
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
-    queue = stage.published("queue/gaudi-spot")
+    queue = stage.published("queue/spot")
     parameters = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
     own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
     needed: dict[str, list[tuple[str, Context]]] = {
@@ -59,10 +65,20 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
         "batch:SubmitJob": list(submission(stage, templates, "our-team")),
         "batch:TerminateJob": [(JOB, own_job)],
         "ec2:DescribeInstanceTypeOfferings": [("*", {})],
+        "ec2:DescribeSpotPriceHistory": [("*", {})],
         "ec2:DescribeSubnets": [("*", {})],
+        "ecs:ExecuteCommand": [(resource, OWN_TASK) for resource in (TASK, CLUSTER)],
         "ecs:DescribeContainerInstances": [(f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f", {})],
         "logs:GetLogEvents": [(f"{group}:log-stream:our-team/finetune-classification/main/0f0f", {})],
-        "s3:DeleteObject": [(f"{run}/spec.yaml", {}), (f"{run}/moves/0f0f.json", {})],
+        "pricing:GetProducts": [("*", {})],
+        "s3:DeleteObject": [
+            (f"{run}/spec.yaml", {}),
+            (f"{run}/arguments/0f.json", {}),
+            (f"{run}/moves/0f0f.json", {}),
+            (f"{run}/sweep.json", {}),
+            (f"{run}/member-of.json", {}),
+            (f"{buckets['Data']}/our-team/train.jsonl", {}),
+        ],
         "s3:GetObject": [
             (f"{run}/model/model.safetensors", {}),
             (f"{buckets['Data']}/shared/models/x/config.json", {}),
@@ -73,9 +89,13 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
             (buckets["Runs"], {"s3:prefix": "our-team/"}),
             (buckets["Data"], {"s3:prefix": "shared/models/x/"}),
         ],
+        "s3:ListMultipartUploadParts": [(f"{buckets['Data']}/our-team/train.jsonl", {})],
         "s3:PutObject": [
             (f"{run}/spec.yaml", {}),
+            (f"{run}/arguments/0f.json", {}),
             (f"{run}/moves/0f0f.json", {}),
+            (f"{run}/sweep.json", {}),
+            (f"{run}/member-of.json", {}),
             (f"{buckets['Data']}/our-team/train.jsonl", {}),
         ],
         "servicequotas:GetServiceQuota": [("*", {})],
@@ -95,6 +115,24 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     asked: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
     tags: Context = {**asked, "aws:TagKeys": ["trainyard:run", "trainyard:stage", "trainyard:team"]}
     assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
+
+
+def test_people_submit_to_no_queue_of_another_team_and_an_isolated_team_to_its_own_only() -> None:
+    # Whoever got a job into the queue of an isolated team would share its instances, and their keys.
+    teams = tuple(replace(team, isolated=team.name == "theirs") for team in ROW.teams)
+    stage = DeployedStage("test", stacks_of(replace(ROW, teams=teams)))
+    ours, theirs = stage.role("jobs", "Membersourteam"), stage.role("jobs", "Memberstheirs")
+    shared, own = stage.published("queue/spot"), stage.published("team-queue/theirs/spot")
+    tags: Context = {"aws:ResourceTag/trainyard:stage": "test"}
+    own_tags: Context = {**tags, "aws:ResourceTag/trainyard:team": "theirs"}
+    for role, share, queue, context, allowed in (
+        (ours, "ourteam", shared, tags, True),
+        (ours, "ourteam", own, own_tags, False),
+        (theirs, "theirs", own, own_tags, True),
+        (theirs, "theirs", shared, tags, False),
+    ):
+        decision = role.decide_in("batch:SubmitJob", queue, {**context, "batch:ShareIdentifier": share})
+        assert (decision == "allowed") is allowed, (role.logical_id, queue)
 
 
 @pytest.mark.parametrize("several_nodes", [False, True])
@@ -156,6 +194,29 @@ def test_a_document_that_is_not_allowed_is_refused_even_where_none_is_named(peop
 )
 def test_people_reach_no_instance_of_another_team_or_stage(people: Role, tags: Context) -> None:
     assert people.decide_in("ssm:StartSession", INSTANCE, {**tags, **CHECKED}) != "allowed"
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {},
+        {"ecs:ResourceTag/trainyard:stage": "test"},
+        {"ecs:ResourceTag/trainyard:stage": "test", "ecs:ResourceTag/trainyard:team": "theirs"},
+        {"ecs:ResourceTag/trainyard:stage": "prod", "ecs:ResourceTag/trainyard:team": "our-team"},
+    ],
+    ids=str,
+)
+def test_people_enter_no_job_of_another_team_or_stage(people: Role, tags: Context) -> None:
+    for resource in (TASK, CLUSTER):
+        assert people.decide_in("ecs:ExecuteCommand", resource, tags) != "allowed"
+    # AND not beside ECS either, where no log would tell of it
+    assert people.decide_in("ssm:StartSession", TASK, {**OWN_INSTANCE, **CHECKED}) != "allowed"
+
+
+def test_where_the_stage_lets_nobody_in_no_role_has_a_permission_for_it() -> None:
+    closed = DeployedStage(ROW.name, stacks_of(replace(ROW, commands_in_jobs=False)))
+    assert closed.role("jobs", "Membersourteam").decide_in("ecs:ExecuteCommand", TASK, OWN_TASK) != "allowed"
+    assert not closed.role("jobs", "Teamourteam").may("ssmmessages:CreateControlChannel", "*")
 
 
 def test_people_whose_budget_is_used_up_submit_nothing_and_still_watch_and_stop(
@@ -264,7 +325,7 @@ def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterato
     }
     queue = {**request, **tags_of(templates, "compute", "AWS::Batch::JobQueue")}
     definition = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", f"Job{team.replace('-', '')}")
-    yield stage.published("queue/gaudi-spot"), queue
+    yield stage.published("queue/spot"), queue
     yield stage.published(f"job-definition/{team}/finetune-classification"), {**request, **definition}
     yield JOB, request
 
@@ -292,9 +353,10 @@ def permissions_of_commands() -> set[str]:
     """The permissions that the calls in jobs/ need, read from the code itself.
 
     But for those of the container, which has a role of its own, and of jobs/images: whoever runs the platform pushes
-    and lists images, by CodeBuild's role or his own, and tests/infra/image/test_stack.py holds what that needs.
+    and lists images, by CodeBuild's role or his own, and tests/infra/image/test_stack.py holds what that needs. They
+    run an acceptance too, which deploys.
     """
-    others = (ROOT / "jobs/train", ROOT / "jobs/images")
+    others = (ROOT / "jobs/train", ROOT / "jobs/images", ROOT / "jobs/cli/acceptance")
     return permissions_of(
         path for path in (ROOT / "jobs").rglob("*.py") if not any(other in path.parents for other in others)
     )

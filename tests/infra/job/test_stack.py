@@ -60,7 +60,7 @@ def test_what_the_stacks_publish_is_what_a_submission_reads(templates: Templates
         if path.startswith("dev/")
     }
     stage = DeployedStage.from_parameters("dev", parameters)
-    assert set(stage.queues) == {"gaudi-spot", "cpu-spot"}
+    assert set(stage.queues) == {"spot", "cpu-spot"}
     assert stage.teams == ("product", "research")
     assert stage.instance_type.name == STAGES["dev"].instance_type
 

@@ -38,7 +38,8 @@ STEPS = {
 }
 
 COMMANDS = {
-    **dict.fromkeys(("apt-cache", "apt-get", "apt-mark", "dpkg", "dpkg-query", "snap", "update-grub"), "exit 0"),
+    **dict.fromkeys(("apt-cache", "apt-get", "apt-mark", "cloud-init", "dpkg", "dpkg-query", "snap"), "exit 0"),
+    "update-grub": "exit 0",
     **dict.fromkeys(("docker", "gpg", "hl-smi", "modinfo", "sysctl", "systemctl", "uname"), "exit 0"),
     **dict.fromkeys(
         ("blkid", "findmnt", "lsblk", "mdadm", "mkfs.xfs", "mount", "mount.lustre", "mountpoint"), "exit 0"
@@ -108,6 +109,7 @@ def machine(tmp_path: Path) -> Machine:
     root, programs = tmp_path / "root", tmp_path / "programs"
     for folder in (
         "etc",
+        "etc/apt/apt.conf.d",
         "etc/apt/sources.list.d",
         "etc/systemd/system",
         "usr/share/keyrings",
@@ -148,29 +150,52 @@ def test_shellcheck_finds_nothing(step: str) -> None:
 # The kernel
 
 
-def test_the_newest_kernel_is_installed_held_and_booted(machine: Machine) -> None:
+LTS_KERNEL = "linux-image-aws-lts-22.04 '  Depends: linux-image-5.15.0-1080-aws' '  Depends: linux-firmware'"
+
+
+def test_the_newest_kernel_of_the_releases_own_series_is_installed_held_and_booted(machine: Machine) -> None:
     machine.answers(
         "apt-cache",
-        "printf '%s\\n' linux-image-aws '  Depends: linux-image-6.8.0-1031-aws' '  Depends: linux-firmware'",
+        f"""case "$*" in
+        "depends linux-image-aws-lts-22.04") printf '%s\\n' {LTS_KERNEL} ;;
+        *) printf '%s\\n' linux-image-aws '  Depends: linux-image-6.8.0-1031-aws' ;;
+        esac""",
     )
     result = machine.run("kernel/build/Install")
     assert result.code == 0, result.errors
-    packages = "linux-image-6.8.0-1031-aws linux-headers-6.8.0-1031-aws linux-modules-extra-6.8.0-1031-aws"
+    packages = "linux-image-5.15.0-1080-aws linux-headers-5.15.0-1080-aws linux-modules-extra-5.15.0-1080-aws"
     assert result.called("apt-get --yes install") == [f"apt-get --yes install {packages}"]
     assert result.called("apt-mark") == [f"apt-mark hold {packages}"]
-    assert "Ubuntu, with Linux 6.8.0-1031-aws'" in machine.text("etc/default/grub.d/90-trainyard-kernel.cfg")
+    assert "Ubuntu, with Linux 5.15.0-1080-aws'" in machine.text("etc/default/grub.d/90-trainyard-kernel.cfg")
     assert result.calls[-1].startswith("update-grub")
-    assert machine.text("etc/trainyard/kernel") == "6.8.0-1031-aws\n"
+    assert machine.text("etc/trainyard/kernel") == "5.15.0-1080-aws\n"
     assert not result.called("curl")
 
 
+def test_apts_locks_at_the_first_boot_are_waited_for(machine: Machine) -> None:
+    machine.answers("apt-cache", f"printf '%s\\n' {LTS_KERNEL}")
+    machine.answers("cloud-init", "exit 2")  # it had a warning
+    result = machine.run("kernel/build/Install")
+    assert result.code == 0, result.errors
+    assert machine.text("etc/apt/apt.conf.d/90-trainyard-lock") == 'DPkg::Lock::Timeout "600";\n'
+    first = result.calls.index("apt-get update")
+    waited = ["cloud-init status --wait", "systemctl stop apt-daily.service apt-daily-upgrade.service"]
+    assert all(call in result.calls[:first] for call in waited)
+
+
 def test_with_fsx_it_is_the_newest_that_the_lustre_client_has_modules_for(machine: Machine) -> None:
-    names = ("aws", "6.8.0-999-aws", "6.8.0-1029-aws", "5.15.0-1080-aws")
-    machine.answers("apt-cache", f"printf 'lustre-client-modules-%s\\n' {' '.join(names)}")
+    names = ("aws", "5.15.0-999-aws", "6.8.0-1029-aws", "5.15.0-1079-aws")
+    machine.answers(
+        "apt-cache",
+        f"""case "$1" in
+        depends) printf '%s\\n' {LTS_KERNEL} ;;
+        *) printf 'lustre-client-modules-%s\\n' {" ".join(names)} ;;
+        esac""",
+    )
     result = machine.run("kernel/build/Install", LustreClient="true")
     assert result.code == 0, result.errors
     (installed,) = result.called("apt-get --yes install")
-    assert installed.endswith(" linux-modules-extra-6.8.0-1029-aws lustre-client-modules-6.8.0-1029-aws")
+    assert installed.endswith(" linux-modules-extra-5.15.0-1079-aws lustre-client-modules-5.15.0-1079-aws")
     source = machine.text("etc/apt/sources.list.d/fsx-lustre.list")
     assert source.endswith(" https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu jammy main\n")
     assert "signed-by=" in source
@@ -209,6 +234,15 @@ def container_host(machine: Machine, version: str) -> Result:
         "dpkg", '[ "$1" != --compare-versions ] || [ "$(printf "%s\\n" "$4" "$2" | sort -V | head -1)" = "$4" ]'
     )
     (machine.root / "var/lib/ecs/data").mkdir(parents=True)
+    (machine.root / "etc/ssl/certs").mkdir(parents=True)
+    (machine.root / "etc/ssl/certs/ca-certificates.crt").write_text("a certificate")
+    archive = machine.programs / "ssm-agent.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in ("amazon-ssm-agent", "ssm-agent-worker", "ssm-session-worker", "ssm-cli"):
+            member = tarfile.TarInfo(name)
+            member.mode = 0o755
+            packed.addfile(member)
+    machine.answers("curl", f'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then cp {archive} "$2"; fi; shift; done')
     return machine.run("container-host/build/EcsAgent")
 
 
@@ -224,6 +258,30 @@ def test_the_ecs_agent_starts_after_user_data_and_in_no_cycle(machine: Machine) 
     unit = machine.text("etc/systemd/system/ecs.service.d/after-user-data.conf")
     assert unit == "[Unit]\nAfter=cloud-final.service\n"
     assert not (machine.root / "var/lib/ecs/data").exists()
+
+
+def test_the_ecs_agent_has_what_lets_people_into_containers(machine: Machine) -> None:
+    assert container_host(machine, "1.98.0-1").code == 0
+    # Where the agent looks for it (agent/app/agent_capability_unix.go of aws/amazon-ecs-agent).
+    folder = machine.root / "var/lib/ecs/deps/execute-command"
+    [version] = (folder / "bin").iterdir()
+    assert {path.name for path in version.iterdir()} == {"amazon-ssm-agent", "ssm-agent-worker", "ssm-session-worker"}
+    assert (folder / "certs/tls-ca-bundle.pem").read_text() == "a certificate"
+    # AND the build looks for it too
+    machine.answers("systemctl", "echo ecs.service")
+    assert machine.run("container-host/test/Check").code == 0
+    (version / "ssm-agent-worker").unlink()
+    assert machine.run("container-host/test/Check").code == 1
+
+
+def test_the_ami_brings_what_sends_the_logs_of_a_boot(machine: Machine) -> None:
+    result = machine.run("container-host/build/CloudWatchAgent")
+    assert result.code == 0, result.errors
+    (fetched,) = result.called("curl")
+    assert fetched.endswith("/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb")
+    assert [call.rpartition("/")[2] for call in result.called("dpkg")] == ["amazon-cloudwatch-agent.deb"]
+    machine.answers("curl", "exit 22")
+    assert machine.run("container-host/build/CloudWatchAgent").code == 22
 
 
 def test_an_ecs_agent_that_cannot_start_tasks_ends_the_build(machine: Machine) -> None:

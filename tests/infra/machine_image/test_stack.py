@@ -242,7 +242,10 @@ def test_the_instance_may_be_managed_and_pull_the_job_image_and_nothing_else(sta
         "EC2InstanceProfileForImageBuilder",
         "AmazonSSMManagedInstanceCore",
     }
-    statements = only(stack, "AWS::IAM::Policy")["PolicyDocument"]["Statement"]
+    (policy,) = (
+        item for name, item in resources(stack, "AWS::IAM::Policy").items() if name.startswith("BuildRoleDefaultPolicy")
+    )
+    statements = policy["PolicyDocument"]["Statement"]
     allowed = {
         action: flatten(statement["Resource"])
         for statement in statements
@@ -330,11 +333,24 @@ def test_names_and_versions_are_such_as_image_builder_takes(synthesised: Synthes
     assert recipe["Version"].startswith("1.21.")
 
 
-def test_build_logs_expire_where_image_builder_writes_them(stack: dict[str, Any]) -> None:
+def test_build_logs_outlive_a_stack_that_failed_and_are_in_no_other_ones_way(stack: dict[str, Any]) -> None:
     (recipe,) = recipes(stack).values()
-    log = only(stack, "AWS::Logs::LogGroup")
-    assert log["LogGroupName"] == f"/aws/imagebuilder/{recipe['Name']}"
-    assert log["RetentionInDays"] == 90
+    ((name, log),) = [
+        (name, item)
+        for name, item in stack["Resources"].items()
+        if item["Type"] == "AWS::Logs::LogGroup" and not name.startswith("Offer")
+    ]
+    assert (log["DeletionPolicy"], log["UpdateReplacePolicy"]) == ("Retain", "Retain")
+    stack_id = {"Fn::Select": [2, {"Fn::Split": ["/", {"Ref": "AWS::StackId"}]}]}
+    assert log["Properties"]["LogGroupName"] == {
+        "Fn::Join": ["/", [f"/aws/imagebuilder/{recipe['Name']}", stack_id]],
+    }
+    assert log["Properties"]["RetentionInDays"] == 90
+    # Image Builder writes there, both CloudFormation's build and the pipeline's.
+    (image,) = found(stack, "Image")
+    assert image["LoggingConfiguration"] == {"LogGroupName": {"Ref": name}}
+    (pipeline,) = found(stack, "ImagePipeline")
+    assert set(map(str, pipeline["LoggingConfiguration"].values())) == {str({"Ref": name})}
 
 
 def found(template: dict[str, Any], kind: str) -> list[dict[str, Any]]:

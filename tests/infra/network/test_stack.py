@@ -223,6 +223,13 @@ def test_without_nat_the_endpoints_that_an_instance_needs_take_its_place(made: M
     assert "JobSecurityGroup" in rule["SourceSecurityGroupId"]["Fn::GetAtt"][0]
 
 
+def test_the_vpc_and_its_subnets_have_the_addresses_that_the_stage_is_given(made: Made) -> None:
+    network = made(vpc_cidr="172.20.0.0/16", availability_zone_ids=("use1-az2",))
+    assert only(network, "AWS::EC2::VPC")["CidrBlock"] == "172.20.0.0/16"
+    addresses = {subnet["CidrBlock"] for subnet in resources(network, "AWS::EC2::Subnet").values()}
+    assert addresses == {"172.20.16.0/20", "172.20.241.0/24"}
+
+
 def test_zones_are_named_by_id_since_letters_differ_between_accounts(made: Made) -> None:
     network = made(availability_zone_ids=("use1-az2", "use1-az4", "use1-az6"), nat_gateways=3)
     assert not any("AvailabilityZone" in subnet for subnet in resources(network, "AWS::EC2::Subnet").values())

@@ -58,7 +58,7 @@ class Observed(DeployedStage):
             str(parameter["Name"]).removeprefix(prefix)
             for parameter in resources(self._templates["compute"], "AWS::SSM::Parameter").values()
         ]
-        return {name: self.published(name) for name in names if name.startswith("queue/")}
+        return {name: self.published(name) for name in names if name.startswith(("queue/", "team-queue/"))}
 
 
 def observed(**settings: Any) -> Observed:
@@ -84,24 +84,28 @@ def test_jobs_of_every_queue_are_reported_and_those_of_pools_that_retire(everyth
         pattern = everything.rule(rule)["EventPattern"]
         assert pattern["source"] == ["aws.batch"]
         assert sorted(pattern["detail"]["jobQueue"]) == sorted(queues.values())
-    told = json.loads(everything.environment("report_job")["QUEUES"])
-    assert {queue["arn"]: queue["name"] for queue in told} == {
+    environment = everything.environment("report_job")
+    told = json.loads(environment["QUEUES"])
+    assert {environment["QUEUE_ARNS"] + queue: name for queue, name, _ in told} == {
         arn: f"{name.split('/')[1]} ({OLD_POOL.id})" if name.count("/") == 2 else name.split("/")[1]
         for name, arn in queues.items()
     }
-    prices = {queue["name"]: queue["usd_per_hour"] for queue in told}
-    row = Stage(name="test", teams=()).row
-    assert prices["gaudi-spot"] == row.spot_usd_per_hour
-    assert prices["gaudi-multinode"] == row.on_demand_usd_per_hour
-    assert set(prices) >= set(QUEUES)
+    assert {name: capacity for _, name, capacity in told}.items() >= {
+        name: queue.capacity for name, queue in QUEUES.items()
+    }.items()
+    prices = json.loads(everything.environment("watch_instances")["PRICES"])
+    stage = Stage(name="test", teams=())
+    row = stage.row
+    assert prices[row.name] == {"spot": row.spot_usd_per_hour, "on-demand": row.on_demand_usd_per_hour}
+    assert set(prices) == {row.name, stage.cpu_row.name, OLD_POOL.row.name}
 
 
 def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed) -> None:
     queues = everything.queues()
-    moves = dict(json.loads(everything.environment("move_to_on_demand")["ON_DEMAND_QUEUES"]))
+    moves = _moves(everything)
     assert moves == {
-        queues["queue/gaudi-spot"]: queues["queue/gaudi-on-demand"],
-        queues[f"queue/gaudi-spot/{OLD_POOL.id}"]: queues[f"queue/gaudi-on-demand/{OLD_POOL.id}"],
+        queues["queue/spot"]: queues["queue/on-demand"],
+        queues[f"queue/spot/{OLD_POOL.id}"]: queues[f"queue/on-demand/{OLD_POOL.id}"],
     }
     assert sorted(everything.rule("SpotJobs")["EventPattern"]["detail"]["jobQueue"]) == sorted(moves)
     assert everything.environment("move_to_on_demand")["RECLAIMS_BEFORE_ON_DEMAND"] == "3"
@@ -136,16 +140,47 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         assert (unbounded.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
 
 
+def test_queues_of_an_isolated_team_are_watched_and_its_jobs_move_among_its_own() -> None:
+    teams = (Team(name="h" * 31, isolated=True), Team(name="product"))
+    there = observed(**{**EVERYTHING, "teams": teams})
+    queues = there.queues()
+    own = {name.removeprefix(f"team-queue/{teams[0].name}/"): arn for name, arn in queues.items() if "team-" in name}
+    assert len(own) == len(queues) / 2 == 7
+    assert (
+        _moves(there).items()
+        >= {
+            own["spot"]: own["on-demand"],
+            own[f"spot/{OLD_POOL.id}"]: own[f"on-demand/{OLD_POOL.id}"],
+            queues["queue/spot"]: queues["queue/on-demand"],
+        }.items()
+    )
+    for rule in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
+        pattern = there.rule(rule)["EventPattern"]
+        assert sorted(pattern["detail"]["jobQueue"]) == sorted(queues.values())
+    labels = [name for _, name, _ in json.loads(there.environment("report_job")["QUEUES"])]
+    assert f"spot@{teams[0].name}" in labels
+    assert f"spot@{teams[0].name} ({OLD_POOL.id})" in labels
+    # It is the longest name that a team can have, and the settings take no more such teams: both limits hold.
+    longest = max(
+        len(json.dumps(rule["EventPattern"]))
+        for rule in there.all("AWS::Events::Rule").values()
+        if rule.get("EventPattern")
+    )
+    assert longest <= 2_048
+    for file in ("report_job", "move_to_on_demand"):
+        assert sum(len(name) + len(value) for name, value in there.environment(file).items()) <= 4_096
+
+
 def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
     handlers = {function["Handler"] for function in plain.all("AWS::Lambda::Function").values()}
-    assert handlers == {"report_job.handler", "tag_instances.handler"}
+    assert handlers == {"report_job.handler", "tag_instances.handler", "watch_instances.handler"}
     assert json.loads(plain.environment("report_job")["ON_DEMAND_QUEUES"]) == []
     assert not [name for name in plain.all("AWS::Events::Rule") if name.startswith("SpotJobs")]
 
 
 def test_functions_run_the_newest_python_without_the_policy_that_writes_to_every_log(everything: Observed) -> None:
     functions = everything.all("AWS::Lambda::Function")
-    assert len(functions) == 5
+    assert len(functions) == 6
     dead_letters = everything.arn("observability", everything.only("observability", "AWS::SQS::Queue"))
     for function in functions.values():
         assert function["Runtime"] == "python3.14"
@@ -224,6 +259,23 @@ def test_instances_get_their_teams_tag_and_no_other(plain: Observed) -> None:
     assert plain.rule("RunningJobs")["EventPattern"]["detail"]["status"] == ["RUNNING"]
 
 
+def test_instances_of_the_stage_are_watched_and_no_others_ended(plain: Observed) -> None:
+    role = plain.role("observability", "WatchInstancesRole")
+    instance = "arn:aws:ec2:us-east-1:123456789012:instance/i-0123456789abcdef0"
+    environment = "arn:aws:batch:us-east-1:123456789012:compute-environment/any"
+    for stage, verdict in (("test", True), ("prod", False)):
+        context = {"aws:ResourceTag/trainyard:stage": stage}
+        joined = {**context, "aws:TagKeys": ["trainyard:joined"]}
+        assert (role.decide_in("ec2:TerminateInstances", instance, context) == "allowed") is verdict
+        assert (role.decide_in("batch:UpdateComputeEnvironment", environment, context) == "allowed") is verdict
+        assert (role.decide_in("ec2:CreateTags", instance, joined) == "allowed") is verdict
+    run = {"aws:ResourceTag/trainyard:stage": "test", "aws:TagKeys": ["trainyard:run"]}
+    assert role.decide_in("ec2:CreateTags", instance, run) != "allowed"
+    assert plain.rule("InstancesSeen")["ScheduleExpression"] == "rate(5 minutes)"
+    assert plain.rule("InstanceStates")["EventPattern"]["source"] == ["aws.ec2"]
+    assert plain.rule("InstancesJoined")["EventPattern"]["detail"] == {"status": ["ACTIVE"]}
+
+
 def test_what_jobs_report_of_their_accelerators_becomes_a_metric_of_the_dashboard(plain: Observed) -> None:
     [metric_filter] = plain.all("AWS::Logs::MetricFilter").values()
     [transformation] = metric_filter["MetricTransformations"]
@@ -297,7 +349,7 @@ def test_a_budget_that_is_used_up_can_stop_its_stage_and_give_nobody_rights(ever
     assert not role.may("iam:AttachRolePolicy", member.arn)
     parameter = "arn:aws:ssm:us-east-1:123456789012:parameter/trainyard/test"
     assert role.may("ssm:PutParameter", f"{parameter}/budget-stop/research")
-    assert not role.may("ssm:PutParameter", f"{parameter}/queue/gaudi-spot")
+    assert not role.may("ssm:PutParameter", f"{parameter}/queue/spot")
     assert everything.published("member-role/research") == member.arn
     assert everything.environment("stop_at_budget")["PARAMETER_PATH"] == "/trainyard/test/"
     for path in ("", "/*"):
@@ -313,8 +365,8 @@ def test_stops_end_with_the_month_and_outlast_a_deployment(everything: Observed)
 
 
 def test_many_teams_fit() -> None:
-    # GIVEN sixteen teams with long names, each with a budget and a role for its people
-    names = [f"a-team-with-a-long-name-{number:03}" for number in range(16)]
+    # GIVEN thirteen teams with long names, each with a budget and a role for its people
+    names = [f"a-team-with-a-long-name-{number:03}" for number in range(13)]
     teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=(MEMBER,)) for name in names)
     many = observed(**{**EVERYTHING, "teams": teams})
     # THEN what AWS limits stays below it: environments of functions,
@@ -350,7 +402,7 @@ def test_without_a_budget_there_is_none(plain: Observed) -> None:
 
 def test_nothing_costs_by_the_hour(everything: Observed) -> None:
     # Alarms, one dashboard and what is called by events; no table, no stream, no provisioned concurrency, no schedule
-    # but the month's.
+    # but the month's, and a look at the instances whose calls a month cost under a cent.
     assert {resource["Type"] for resource in everything.template["Resources"].values()} <= {
         *("AWS::Lambda::Function", "AWS::Lambda::Permission", "AWS::Lambda::EventInvokeConfig"),
         *("AWS::SNS::Topic", "AWS::SNS::TopicPolicy", "AWS::SNS::Subscription"),
@@ -359,4 +411,11 @@ def test_nothing_costs_by_the_hour(everything: Observed) -> None:
         *("AWS::IAM::Role", "AWS::IAM::Policy", "AWS::SSM::Parameter"),
     }
     schedules = [rule for rule in everything.all("AWS::Events::Rule").values() if "ScheduleExpression" in rule]
-    assert len(schedules) == 1
+    assert len(schedules) == 2
+
+
+def _moves(stage: Observed) -> dict[str, str]:
+    """Return the ARNs of Spot queues, with those of the queues that their jobs move to."""
+    environment = stage.environment("move_to_on_demand")
+    arns = environment["QUEUE_ARNS"]
+    return {arns + spot: arns + other for spot, other in json.loads(environment["ON_DEMAND_QUEUES"])}

@@ -1,12 +1,14 @@
 from collections.abc import Callable
+from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from infra.preflight.capacity import offers, quotas
-from infra.stages import ExistingVpc, Pool
+from infra.preflight.capacity import GONE, offers, quotas, reservation
+from infra.stages import CapacityReservation, ExistingVpc, Pool, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
-from tests.infra.preflight.conftest import Ask
+from tests.infra.preflight.conftest import Ask, stage_of
 from tests.support.embedded_aws import EmbeddedAws
 
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
@@ -17,10 +19,11 @@ Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 def test_an_instance_type_that_ec2_does_not_offer_is_a_problem_that_names_what_it_offers(asked: Ask) -> None:
     accelerated, cpu = asked(offers, instance_type="dl1.24xlarge")
     assert accelerated.verdict == "problem"
-    assert accelerated.text == (
-        "EC2 offers dl1.24xlarge in no zone of us-east-1; AWS seems to have withdrawn it in 2026, unconfirmed"
+    assert accelerated.text == f"EC2 offers dl1.24xlarge in no zone of us-east-1; {GONE['dl1.24xlarge']}"
+    assert "aws/amazon-vpc-cni-k8s, 2026-07-14" in accelerated.text
+    assert accelerated.next_step.startswith(
+        "offered there: p4d.24xlarge, p5.48xlarge, p5en.48xlarge, g5.4xlarge, g5.48xlarge, g6e.48xlarge; "
     )
-    assert accelerated.next_step.startswith("offered there: p4d.24xlarge, g5.4xlarge, g5.48xlarge, g6e.48xlarge; ")
     assert "`instance_type` in infra/settings.py" in accelerated.next_step
     assert "m6i" not in accelerated.next_step
     # DL1's only zone is where the stage's subnets would be; CPU instances are offered there too.
@@ -56,7 +59,7 @@ def test_where_settings_name_no_zone_the_regions_first_two_are_looked_at(
 
 
 def test_a_region_without_any_of_the_rows_is_a_problem(asked: Ask) -> None:
-    (found, _) = asked(offers, instance_type="dl1.24xlarge", region="us-west-1")
+    (found, _) = asked(offers, instance_type="dl1.24xlarge", region="eu-south-1")
     assert found.verdict == "problem"
     assert found.next_step.startswith("another `region` in infra/settings.py")
 
@@ -111,11 +114,53 @@ def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Pla
     assert cpu.verdict == "ok"
 
 
+def test_an_isolated_team_needs_as_much_again(asked: Ask, play: Play) -> None:
+    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-34B43A08": 64.0}))
+    teams = (Team(name="health", isolated=True), Team(name="product"))
+    spot, cpu = asked(quotas, teams=teams, max_nodes=2, max_cpu_nodes=4)
+    assert spot.text.endswith("384 are needed for 2 x dl1.24xlarge + 2 x dl1.24xlarge of team health")
+    assert cpu.text.endswith("128 are needed for 4 x m6i.4xlarge + 4 x m6i.4xlarge of team health")
+
+
 def test_a_retiring_pool_of_another_family_has_a_quota_of_its_own(asked: Ask, play: Play) -> None:
     play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-34B43A08": 64.0}, default={"L-7212CCBC": 0.0}))
     spot, other, cpu = asked(quotas, retiring=(Pool(instance_type="p4d.24xlarge"),), max_nodes=2, max_cpu_nodes=4)
     assert (spot.verdict, other.verdict, cpu.verdict) == ("ok", "problem", "ok")
     assert other.next_step.endswith("--quota-code L-7212CCBC --desired-value 192")
+
+
+def test_nodes_that_start_together_need_the_very_zone_that_they_are_in(
+    asked: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = {"instance_type": "p4d.24xlarge", "max_multinode_nodes": 2}
+    # GIVEN zones of which the second offers the type, which is enough for jobs of one node
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    named = {**several, "region": None, "availability_zone_ids": ("use1-az3", "use1-az2")}
+    (one, _, together) = asked(offers, **named)
+    assert (one.verdict, together.verdict) == ("ok", "problem")
+    assert together.text.startswith(
+        "jobs of several nodes run in use1-az3 alone, where EC2 does not offer p4d.24xlarge; it does in use1-az1, "
+    )
+    assert together.next_step.startswith('availability_zone_ids=("use1-az1", …) in infra/settings.py, that zone first')
+    # WHEN either of what it says is done
+    for cure in ({"availability_zone_ids": ("use1-az1", "use1-az3")}, {"region": "us-east-1"}):
+        (*_, together) = asked(offers, **{**named, **cure})
+        assert together.verdict == "ok", together
+
+
+def test_the_first_subnet_of_a_vpc_that_is_there_is_that_of_several_nodes(asked: Ask, connected: EmbeddedAws) -> None:
+    ec2 = connected.client("ec2")
+    vpc_id = ec2.create_vpc(CidrBlock="10.30.0.0/16")["Vpc"]["VpcId"]
+    without, having = (
+        ec2.create_subnet(VpcId=vpc_id, CidrBlock=f"10.30.{index}.0/24", AvailabilityZoneId=zone)["Subnet"]["SubnetId"]
+        for index, zone in enumerate(("use1-az3", "use1-az2"))
+    )
+    verdicts = []
+    for subnets in ((without, having), (having, without)):
+        vpc = ExistingVpc(vpc_id=vpc_id, private_subnet_ids=subnets)
+        (*_, together) = asked(offers, instance_type="p4d.24xlarge", max_multinode_nodes=2, vpc=vpc)
+        verdicts.append(together.verdict)
+    assert verdicts == ["problem", "ok"]
 
 
 def test_a_retiring_type_that_is_gone_is_no_problem(asked: Ask) -> None:
@@ -175,3 +220,64 @@ def _quotas(
         return 400, {"__type": "NoSuchResourceException", "message": "no such quota"}
 
     return answer
+
+
+RESERVATION = "cr-0123456789abcdef0"
+
+
+class PromisedCapacity:
+    """EC2 of an account with one reservation, which is `changes` from one that fits; the embedded AWS knows none."""
+
+    def __init__(self, **changes: Any) -> None:
+        self._found = {
+            "CapacityReservationId": RESERVATION,
+            "ReservationType": "default",
+            "InstanceType": "p5.48xlarge",
+            "AvailabilityZoneId": "use1-az1",
+            "State": "active",
+            "TotalInstanceCount": 4,
+            "AvailableInstanceCount": 3,
+            **changes,
+        }
+
+    def describe_capacity_reservations(self, *, CapacityReservationIds: list[str]) -> dict[str, Any]:  # noqa: N803
+        assert CapacityReservationIds == [RESERVATION]
+        return {"CapacityReservations": [self._found]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "verdict", "said"),
+    [
+        ({}, 0, "ok", "is an On-Demand Capacity Reservation of 4 x p5.48xlarge in use1-az1: active, 3 free"),
+        ({"InstanceType": "p4d.24xlarge"}, 0, "problem", "; the stage runs on p5.48xlarge"),
+        ({"State": "expired"}, 0, "problem", "; it is expired"),
+        # Instances of jobs of several nodes are in the first zone.
+        ({"AvailabilityZoneId": "use1-az2"}, 0, "ok", "in use1-az2"),
+        ({"AvailabilityZoneId": "use1-az2"}, 2, "problem", "; On-Demand instances of the stage start in use1-az1"),
+        (
+            {"ReservationType": "capacity-block", "EndDate": datetime(2026, 12, 1, 11, 30, tzinfo=timezone.utc)},
+            0,
+            "problem",
+            "is a Capacity Block of 4 x p5.48xlarge in use1-az1 until 2026-12-01 11:30",
+        ),
+    ],
+)
+def test_promised_capacity_has_to_be_the_stages_type_in_its_zone(
+    changes: dict[str, Any], nodes: int, verdict: str, said: str
+) -> None:
+    stage = stage_of(
+        instance_type="p5.48xlarge",
+        machine_image=None,
+        max_on_demand_nodes=1,
+        max_multinode_nodes=nodes,
+        availability_zone_ids=("use1-az1", "use1-az2"),
+        capacity_reservation=CapacityReservation(target=RESERVATION),
+    )
+    account = SimpleNamespace(id="123456789012", region="us-east-1", client=lambda _: PromisedCapacity(**changes))
+    (found,) = reservation(account, stage)  # type: ignore[arg-type]  # it asks for a client, and nothing else
+    assert (found.verdict, said in found.text) == (verdict, True), found
+
+
+def test_without_promised_capacity_nothing_is_asked(asked: Ask) -> None:
+    (found,) = asked(reservation)
+    assert found.verdict == "ok"

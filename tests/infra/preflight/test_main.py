@@ -14,7 +14,15 @@ from tests.support.embedded_aws import EmbeddedAws
 Play = Callable[[str, Callable[[dict[str, Any]], tuple[int, Any]]], None]
 
 CHECKS = {
-    *("instance types", "vCPU quotas", "VPC", "CDK bootstrap", "service-linked roles", "machine image"),
+    *(
+        "instance types",
+        "vCPU quotas",
+        "promised capacity",
+        "VPC",
+        "CDK bootstrap",
+        "service-linked roles",
+        "machine image",
+    ),
     *("webhook secret", "permissions boundary", "OIDC provider"),
 }
 

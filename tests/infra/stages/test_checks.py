@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from infra import settings
 from infra.access.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS
-from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
+from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.stages.checks import check, selected_stages
 from infra.stages.limits import LOG_RETENTION_DAYS
 from jobs.contract.errors import ConfigurationError
@@ -20,6 +21,24 @@ WHERE = "infra/settings.py: stage 'test': "
 
 def test_the_stages_of_this_repository_pass() -> None:
     assert [stage.name for stage in selected_stages()] == ["dev", "prod"]
+
+
+def test_the_way_to_nvidias_cards_is_one_line_beside_the_row_that_it_replaces() -> None:
+    # EC2's API has not listed dl1.24xlarge since mid-2026: whoever reads the shipped row has to see the way out.
+    lines = Path(settings.__file__).read_text().splitlines()
+    (place,) = (number for number, line in enumerate(lines) if line.strip().startswith('Stage(name="dev"'))
+    comment = [line.strip().lstrip("# ") for line in lines[place - 3 : place]]
+    assert "EC2's API has not listed since mid-2026" in " ".join(comment)
+    shipped, shown = (eval(line.strip(" ,"), vars(settings)) for line in (lines[place], comment[-1]))
+    check(shown)
+    assert shown.row.accelerator == "cuda"
+    assert shown == replace(shipped, instance_type=shown.instance_type)
+    # The page with the commands that deploy it says the same, and what asks EC2 first.
+    readme = " ".join((Path(settings.__file__).parents[1] / "README.md").read_text().split())
+    deploying = readme[readme.index("## Deploy for your organisation") :]
+    assert f'instance_type="{shown.instance_type}"' in deploying
+    asked = "EC2's API has not listed `dl1.24xlarge` since mid-2026"
+    assert deploying.index("python -m infra.preflight") < deploying.index("cdk deploy") < deploying.index(asked)
 
 
 def test_one_stage_can_be_selected() -> None:
@@ -51,6 +70,11 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("root_volume_gib", 50, "must be from 100 to 16384, not 50"),
         ("cpu_root_volume_gib", 16_385, "must be from 30 to 16384, not 16385"),
         ("share_decay_hours", 169, "must be from 1 to 168, not 169"),
+        ("bootstrap_qualifier", "My-Org", "must be 1 to 10 lower-case letters and digits, not 'My-Org'"),
+        *(
+            ("vpc_cidr", value, f"must be a private /16 that is not Docker's own, such as '10.1.0.0/16', not '{value}'")
+            for value in ("10.0.0.0/8", "10.1.2.0/24", "11.0.0.0/16", "172.17.0.0/16", "10.1.1.0/16", "private")
+        ),
         ("checkpoint_retention_days", 0, "must be from 1 to 3650, not 0"),
         ("noncurrent_retention_days", 0, "must be from 1 to 3650, not 0"),
         ("nat_gateways", 3, "must be from 0 to 2, one a zone, not 3"),
@@ -70,8 +94,9 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("spot_wait_hours", 0.1, "must be from 10 minutes (0.17) to 24, not 0.1"),
         ("fsx_gib", 1_000, "must be 0, 1200 or a multiple of 2400, not 1000"),
         ("fsx_gib", -2_400, "must be 0, 1200 or a multiple of 2400, not -2400"),
-        ("monthly_budget_usd", 0.0, "must be above 0, not 0"),
-        ("monthly_budget_usd", float("nan"), "must be above 0, not nan"),
+        ("monthly_budget_usd", 0.0, "must be at least 0.01, not 0"),
+        ("monthly_budget_usd", 5e-324, "must be at least 0.01, not 4.94066e-324"),
+        ("monthly_budget_usd", float("nan"), "must be at least 0.01, not nan"),
         ("monthly_budget_usd", float("inf"), "must be at most 1000000000 (None: no budget), not inf"),
         ("monthly_budget_usd", 2e9, "must be at most 1000000000 (None: no budget), not 2e+09"),
         ("account", "", "must be the 12 digits of an account's id, not ''"),
@@ -109,6 +134,9 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             "default_security_group_id: must be like 'sg-0123456789abcdef0', not 'default'",
         ),
         ("alerts", Alerts(emails=("someone",)), "emails: 'someone' is no e-mail address"),
+        ("alerts", Alerts(emails=("a\x1b@b.c",)), "emails: 'a\\x1b@b.c' is no e-mail address"),
+        ("alerts", Alerts(emails=("a@b..c",)), "emails: 'a@b..c' is no e-mail address"),
+        ("alerts", Alerts(emails=("x" * 65 + "@b.cd",)), f"emails: '{'x' * 65}@b.cd' is no e-mail address"),
         ("alerts", Alerts(emails=("a@example.org",) * 2), "emails: names an address twice"),
         ("alerts", Alerts(webhook_secret="a b"), "webhook_secret: must be the name of a secret, not 'a b'"),
         (
@@ -116,10 +144,17 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
             Alerts(webhook_secret="https://chat.example.org/hook/1234"),
             "webhook_secret: must be the name of the secret that holds the URL, not the URL",
         ),
+        ("alerts", Alerts(never_joined_minutes=5), "never_joined_minutes: must be from 10 to 240, not 5"),
         ("alerts", Alerts(blocked_queue_minutes=5), "blocked_queue_minutes: must be from 10 to 1440, not 5"),
         ("alerts", Alerts(failed_jobs_an_hour=0), "failed_jobs_an_hour: must be at least 1, not 0"),
         ("deploy_from", GitHub(repository="trainyard"), "repository: must be 'owner/name', not 'trainyard'"),
         ("deploy_from", GitHub(repository="org/*"), "repository: must be 'owner/name', not 'org/*'"),
+        ("deploy_from", GitHub(repository="org/.."), "repository: must be 'owner/name', not 'org/..'"),
+        ("deploy_from", GitHub(repository="-/-"), "repository: must be 'owner/name', not '-/-'"),
+        *(
+            ("deploy_from", GitHub(repository="a/b", branch=name), f"branch: must be a branch's name, not '{name}'")
+            for name in ("a..b", "a.lock", "a//b", ".a", "a.", "a/.b", "-a", "ä")
+        ),
         ("deploy_from", GitHub(repository="org/trainyard", branch="*"), "branch: must be a branch's name, not '*'"),
         (
             "deploy_from",
@@ -164,6 +199,17 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
         ("machine_image", "ami-xyz", "must be 'ami-…' or 'ssm:/…', not 'ami-xyz'"),
         ("machine_image", "ssm:relative", "must be 'ami-…' or 'ssm:/…', not 'ssm:relative'"),
         ("root_device_name", "sda1", "must be a device such as '/dev/sda1', not 'sda1'"),
+        (
+            "region",
+            "\ud800",
+            "must be a region of AWS that infra/stages/regions.py knows, not '\\ud800'",
+        ),
+        (
+            "account",
+            "\u0661\u0662\u0663456789012",
+            "must be the 12 digits of an account's id, not '\u0661\u0662\u0663456789012'",
+        ),
+        ("root_device_name", "/dev/ä", "must be a device such as '/dev/sda1', not '/dev/ä'"),
         ("image_tag", "a b", "must be at most 128 letters, digits, '_', '.' and '-', not 'a b'"),
         (
             "availability_zone_ids",
@@ -195,7 +241,7 @@ def test_a_stage_is_checked_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        check(Stage(**{"name": "test", "teams": TEAMS, field: value}))
+        check(Stage(**{"name": "test", "teams": TEAMS, "region": "us-east-1", field: value}))
     assert str(caught.value) == f"{WHERE}{field}: {message}"
 
 
@@ -207,7 +253,7 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
         ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
         ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
         ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
-        ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be above 0, not -5"),
+        ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be at least 0.01, not -5"),
         (
             (Team(name="a", monthly_budget_usd=float("inf")),),
             "team 'a': monthly_budget_usd: must be at most 1000000000 (None: no budget), not inf",
@@ -331,8 +377,9 @@ def test_every_mistake_is_told_at_once() -> None:
         {"nat_gateways": 0, "machine_image": "ami-0123456789abcdef0"},
         {"nat_gateways": 0, "instance_type": "p4d.24xlarge"},
         {"vpc": ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))},
-        {"fsx_gib": 1_200},
-        {"fsx_gib": 4_800},
+        {"fsx_gib": 1_200, "region": "us-east-1"},
+        {"vpc_cidr": "192.168.0.0/16", "bootstrap_qualifier": "mlteam"},
+        {"fsx_gib": 4_800, "availability_zone_ids": ("euw1-az1",)},
         {"spot_wait_hours": 24.0},
         {"alerts": Alerts(emails=("ml@example.org",), webhook_secret="chat/webhook")},
         {"deploy_from": GitHub(repository="org/trainyard", branch="release/1.0")},
@@ -402,6 +449,45 @@ def test_a_vpc_that_is_there_has_its_own_zones() -> None:
     assert str(caught.value) == f"{WHERE}availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
 
 
+@pytest.mark.parametrize("setting", [{"max_multinode_nodes": 2}, {"fsx_gib": 1_200}], ids=["nodes", "file system"])
+def test_what_lives_in_one_zone_is_not_given_the_first_one_by_letter(setting: dict[str, Any]) -> None:
+    # Trap: a region's first zone need not offer the type, and an instance that is asked for there never comes.
+    stage = Stage(**{"name": "test", "teams": TEAMS, **setting})
+    offers = (
+        "aws ec2 describe-instance-type-offerings --location-type availability-zone-id --filters "
+        "Name=instance-type,Values=dl1.24xlarge"
+    )
+    zones = f"availability_zone_ids, first a zone that offers it ({offers})"
+    here = f"{WHERE}{next(iter(setting))}: lives in one zone, and no zone is known to offer dl1.24xlarge here; set "
+    with pytest.raises(ConfigurationError) as caught:
+        check(stage)
+    assert str(caught.value) == f"{here}region='us-east-1' or 'us-west-2', or {zones}"
+    with pytest.raises(ConfigurationError) as caught:
+        check(replace(stage, region="eu-west-1"))
+    assert str(caught.value) == f"{here}{zones}"
+    # Any of these says which zone: a region whose zone the row knows, a zone, a VPC whose first subnet it is.
+    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))
+    for known in ({"region": "us-west-2"}, {"availability_zone_ids": ("use1-az2",)}, {"vpc": vpc}):
+        check(replace(stage, **known))
+
+
+def test_a_stage_has_room_for_some_isolated_teams() -> None:
+    teams = tuple(Team(name=f"team{number}", isolated=True) for number in range(3))
+    everything: dict[str, Any] = {"region": "us-east-1", "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
+    check(Stage(name="test", teams=teams[:2], **everything))
+    check(Stage(name="test", teams=teams))
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=(*teams, *TEAMS), **everything))
+    assert str(caught.value) == (
+        f"{WHERE}team 'team2': isolated: with 4 queues for each isolated team, and 4 for all others, there is room for "
+        "2 of them: EventBridge's rules name every queue, in 2048 characters; give the team a stage of its own"
+    )
+    # A release is upgraded in place even so, with the old pool beside the new one.
+    check(
+        Stage(name="test", teams=teams[:1], **everything, retiring=(Pool(instance_type="dl1.24xlarge", release=OLDER),))
+    )
+
+
 def test_zones_are_of_one_region() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=TEAMS, availability_zone_ids=("use1-az2", "usw2-az1")))
@@ -424,3 +510,20 @@ def test_zones_are_not_compared_with_a_region_that_is_none() -> None:
         check(Stage(name="test", teams=TEAMS, region="nowhere", availability_zone_ids=("use1-az2",)))
     assert str(caught.value).startswith(f"{WHERE}region: ")
     assert "\n" not in str(caught.value)
+
+
+def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:
+    promised: dict[str, Any] = {
+        "name": "test",
+        "teams": TEAMS,
+        "region": "us-east-1",
+        "capacity_reservation": CapacityReservation(target="cr-0123456789abcdef0"),
+    }
+    check(Stage(**{**promised, "max_multinode_nodes": 2}))
+    with pytest.raises(
+        ConfigurationError, match="capacity_reservation: On-Demand instances draw on it; set max_on_demand"
+    ):
+        check(Stage(**promised))
+    wrong = CapacityReservation(target="cr-1")
+    with pytest.raises(ConfigurationError, match=r"target: must be the id of a capacity reservation, .* not 'cr-1'"):
+        check(Stage(**{**promised, "max_on_demand_nodes": 1, "capacity_reservation": wrong}))

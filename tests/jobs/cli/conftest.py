@@ -49,7 +49,7 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    """A spec whose inputs exist, though its model is no model: a job of it fails in seconds."""
+    """A spec whose inputs pass for good, though a row of its data is bad: a job of it fails in seconds."""
     path = tmp_path / "probe.yaml"
     path.write_text(yaml.safe_dump(SPEC))
     return path

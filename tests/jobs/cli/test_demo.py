@@ -39,7 +39,10 @@ def test_interrupted_it_leaves_no_process_behind(
     tmp_path: Path, clean_environment: dict[str, str], moment: str, ending: signal.Signals
 ) -> None:
     mark = f"{os.getpid()}-{tmp_path.name}"
-    with Terminal([TRAINYARD, "demo"], environment={**clean_environment, MARK: mark}, folder=tmp_path) as terminal:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**clean_environment, MARK: mark, "TMPDIR": str(temporary)}
+    with Terminal([TRAINYARD, "demo"], environment=environment, folder=tmp_path) as terminal:
         terminal.wait_until_shown(moment, timeout_seconds=180)
         descendants = psutil.Process(terminal.process.pid).children(recursive=True)
         terminal.process.send_signal(ending)
@@ -49,3 +52,4 @@ def test_interrupted_it_leaves_no_process_behind(
     assert started_by_demo(mark, answers_at[0] if answers_at else "") == []
     assert not [process for process in descendants if process.is_running()]
     assert not list((tmp_path / ".trainyard").glob("*.json"))
+    assert list(temporary.iterdir()) == []

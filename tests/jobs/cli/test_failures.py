@@ -62,7 +62,7 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
     finished = trainyard("submit", "bad.yaml")
     check(finished, exit_code=2, error="bad.yaml: name: ")
     lines = finished.stderr.splitlines()
-    assert len([line for line in lines if line.startswith("error: bad.yaml: ")]) == 3
+    assert len([line for line in lines if line.startswith("error: bad.yaml: ")]) == 4
     assert "error: bad.yaml: teem: unknown key; did you mean 'team'?" in lines
 
 
@@ -130,8 +130,18 @@ def test_no_embedded_aws_to_speak_of(trainyard: Trainyard, command: list[str]) -
 
 def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text("[]")
+    for name in ("state.json", str(tmp_path), "/proc/self/mem", "/dev/zero"):
+        check(
+            trainyard("local", "status", "--state-file", name),
+            exit_code=3,
+            error=f"{name} is not the state file of an embedded AWS",
+        )
+
+
+def test_tensorboard_without_a_run_says_how_to_get_one(trainyard: Trainyard) -> None:
     check(
-        trainyard("local", "status", "--state-file", "state.json"),
-        exit_code=3,
-        error="state.json is not the state file of an embedded AWS",
+        trainyard("tensorboard"),
+        exit_code=4,
+        error="runs/ has no run with events",
+        next_step="trainyard tensorboard latest",
     )

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.aws.connection import Aws
+from jobs.cli.images.sbom import sbom
 from jobs.contract.image_hierarchy import images
 from jobs.contract.releases import release
 from jobs.contract.stage import DEFAULT_STAGE, image_parameter, image_repository_parameter, parameter_path
@@ -217,3 +219,20 @@ def test_a_stage_that_is_not_deployed_is_told(trainyard: Trainyard, deployed_env
     done = trainyard("images", "list", environment=environment)
     assert done.returncode == 0
     assert "stage not asked: stage 'nowhere' has no repositories for images" in done.stderr
+
+
+def test_the_laptops_own_environment_has_a_document_without_any_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN an environment with one package: syft takes a minute for all of this one's
+    of_a_package = tmp_path / "env/lib/python3.11/site-packages/own_package-1.2.3.dist-info"
+    of_a_package.mkdir(parents=True)
+    (of_a_package / "METADATA").write_text("Metadata-Version: 2.1\nName: own-package\nVersion: 1.2.3\nLicense: MIT\n")
+    (of_a_package / "RECORD").write_text("")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    sbom(["laptop"], release_name=None, folder=tmp_path / "documents")
+    [path] = capsys.readouterr().out.splitlines()
+    packages = {item["name"]: item.get("versionInfo") for item in json.loads(Path(path).read_text())["packages"]}
+    assert packages["own-package"] == "1.2.3"
+    assert "trainyard/laptop" in packages

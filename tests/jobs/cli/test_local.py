@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import embedded, local
-from jobs.contract.errors import ConfigurationError
+from jobs.aws.connection import Aws
+from jobs.cli import embedded as embedded_server
+from jobs.cli import local
+from jobs.cli.submit import send
+from jobs.client import batch
+from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.stage import DeployedStage
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,6 +61,18 @@ def test_up_outlives_its_command_and_down_stops_it(trainyard: Trainyard, up: dic
     assert "no embedded AWS runs" in again.stderr
 
 
+def test_without_a_command_it_says_what_to_do_next(trainyard: Trainyard, up: dict[str, object]) -> None:
+    unconnected = trainyard()
+    assert unconnected.returncode == 0
+    assert 'eval "$(trainyard local env)"' in unconnected.stdout
+    exported = (line.removeprefix("export ").partition("=") for line in trainyard("local", "env").stdout.splitlines())
+    connected = trainyard(environment={name: value for name, _, value in exported})
+    assert "stage 'dev' is not deployed here" in connected.stdout
+    assert "trainyard --stage dev local up" in connected.stdout
+    trainyard("local", "down")
+    assert "  trainyard demo " in trainyard().stdout
+
+
 def test_what_runs_is_shown_and_not_started_twice(
     trainyard: Trainyard, up: dict[str, object], clean_environment: dict[str, str]
 ) -> None:
@@ -78,6 +97,19 @@ def test_what_runs_is_shown_and_not_started_twice(
     assert f"AWS_ENDPOINT_URL={up['endpoint']}" in shown
     assert "AWS_DEFAULT_REGION=us-east-1" in shown
     assert "AWS_PROFILE=mine" not in shown
+
+
+def test_it_says_where_runs_and_data_are_kept(trainyard: Trainyard, tmp_path: Path) -> None:
+    started = trainyard("local", "up", "--no-deploy", "--keep=~/kept")
+    try:
+        assert started.returncode == 0, started.stderr
+        assert f"runs and data are kept in {tmp_path}/home/kept" in started.stderr
+        assert f"{tmp_path}/home/kept" in trainyard("local", "status").stdout
+        elsewhere = trainyard("local", "up", "--no-deploy", "--keep", "elsewhere")
+        assert elsewhere.returncode == 3
+        assert f"--executor process --keep {tmp_path}/home/kept, not as asked" in elsewhere.stderr
+    finally:
+        trainyard("local", "down")
 
 
 def test_env_hands_out_credentials_that_only_their_owner_can_read(
@@ -123,13 +155,13 @@ def test_a_port_that_is_taken(trainyard: Trainyard, tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced(
     up: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "ANSWER_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(embedded_server, "ANSWER_TIMEOUT_SECONDS", 0.5)
     state_file = tmp_path / ".trainyard/emulator.json"
     pid = int(str(up["pid"]))
     os.kill(pid, signal.SIGSTOP)
     try:
         commands: list[Callable[[], None]] = [
-            lambda: local.down(state_file),
+            lambda: local.down("dev", state_file, yes=False),
             lambda: local.up("dev", state_file, port=0, executor=None, deploy=False),
             lambda: local.status(state_file, output="json"),
         ]
@@ -141,7 +173,7 @@ def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced(
         assert state_file.exists()
     finally:
         os.kill(pid, signal.SIGCONT)
-    found = embedded.running(state_file)
+    found = embedded_server.running(state_file)
     assert found is not None
     assert found.pid == pid
 
@@ -157,3 +189,24 @@ def test_a_state_file_that_a_killed_server_left_is_no_obstacle(
     assert trainyard("local", "status").returncode == 3
     assert trainyard("local", "up", "--no-deploy").returncode == 0
     assert trainyard("local", "status").returncode == 0
+
+
+def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
+    *,
+    run_command: RunCommand,
+    embedded: Aws,
+    stage: DeployedStage,
+    deployed_aws: EmbeddedAws,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_command(["true"])
+    plan = planned_to_run(embedded, stage, ["sleep", "60"])
+    job_id = send(embedded, plan)
+    monkeypatch.chdir(tmp_path)  # where no run was fetched to
+    with pytest.raises(UsageError, match="was not stopped, since all that is in it would be lost") as refused:
+        local.down("dev", deployed_aws.state_file, yes=False)
+    assert f"not ended: {plan.run_id}" in str(refused.value)
+    assert "not fetched: " in str(refused.value)
+    batch.terminate_id(embedded, job_id, reason="enough")
+    wait_for(embedded, stage, job_id)

@@ -79,6 +79,7 @@ def test_a_published_training_learns_from_other_data(
         "train_data": _tables(prefix, "train", data),
         "eval_data": _tables(prefix, "eval", data),
         "learning_rate": 0.003,  # of random weights
+        "max_length": 32,  # the small model has no more positions
         "epochs": epochs,
     }
     settings = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]

@@ -18,7 +18,7 @@ from tests.support.jobs.terminal import TRAINYARD
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
 EPOCHS = 15
-"""Of 8 steps each: enough to train on while a node is taken away."""
+"""Epochs of 8 steps each: enough to train on while a node is taken away."""
 CHECKPOINT_EVERY_STEPS = LOG_EVERY_STEPS = 20
 
 
@@ -89,7 +89,7 @@ def test_two_nodes_come_one_after_the_other_and_both_again_when_one_is_taken_awa
         # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
         read_until("[node 0] gang: this is node 0 of 2")
         [job] = batch.find_jobs(embedded, stage, run_id)
-        assert (job.state, job.queue, job.nodes) == ("RUNNING", "gaudi-spot", {"RUNNABLE": 1, "RUNNING": 1})
+        assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot", {"RUNNABLE": 1, "RUNNING": 1})
         batch.terminate_id(embedded, other, reason="the test goes on")
         read_until("checkpoint: step ")
         deployed_aws.reclaim(f"{job.id}:1")

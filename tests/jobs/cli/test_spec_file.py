@@ -1,3 +1,4 @@
+import io
 import os
 import threading
 import time
@@ -50,6 +51,8 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param("[" * 5000, "its values lie too deep inside each other", id="deep nesting"),
         pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
         pytest.param("- a\n- b\n", "this is a list", id="list"),
+        pytest.param('name: "\\U00110000"\n', "line 1, column 10: this cannot be read (chr() arg", id="beyond Unicode"),
+        pytest.param(f"%YAML 1.{'9' * 5000}\n---\n", "line 1, column 9: this cannot be read (Exceeds", id="version"),
         pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
         pytest.param(GOOD.replace("  train_data: data://reviews/train.jsonl\n", ""), "train_data", id="no data"),
     ],
@@ -60,6 +63,33 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes,
         read_spec(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
+
+
+def test_standard_input_is_read_in_place_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    given(GOOD)
+    assert read_spec(Path("-"), ["arguments.epochs=2"]).arguments["epochs"] == 2
+    given(GOOD + "wokers: 2\n")
+    with pytest.raises(UsageError, match=r"^standard input: wokers: unknown key"):
+        read_spec(Path("-"))
+    given("")
+    with pytest.raises(UsageError, match=r"^standard input: a spec is a mapping .* this is empty"):
+        read_spec(Path("-"))
+
+
+def test_a_tilde_begins_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    path = write(tmp_path, GOOD.replace("data://models/minilm", "~/models/minilm"))
+    read = read_spec(path, ["arguments.train_data=[~/a.csv, b~.csv, ~nobody-of-that-name/c.csv]"])
+    assert read.arguments["model"] == f"{tmp_path}/home/models/minilm"
+    here = Path.cwd()
+    assert read.arguments["train_data"] == [
+        f"{tmp_path}/home/a.csv",
+        f"{here}/b~.csv",
+        f"{here}/~nobody-of-that-name/c.csv",
+    ]
 
 
 def _bomb(first: str, further: str) -> str:

@@ -42,9 +42,9 @@ def probe(report: Path, environment: dict[str, str], *arguments: str) -> dict[st
     ("arguments", "also_never"),
     [
         (["--help"], {"pydantic"}),
-        ([], {"pydantic"}),
         (["--version"], {"pydantic"}),
         # typer itself checks the options before the command with pydantic.
+        ([], set()),
         (["submit", "--help"], set()),
         (["local", "up", "--help"], set()),
         (["images", "build", "--help"], set()),

@@ -28,7 +28,7 @@ Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def submit(trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str]) -> Trainyard:
     """`trainyard submit …`, pointed at the embedded AWS."""
-    return lambda *arguments: trainyard("submit", *arguments, environment=deployed_environment)
+    return lambda *arguments, **options: trainyard("submit", *arguments, environment=deployed_environment, **options)
 
 
 @pytest.fixture
@@ -85,13 +85,17 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     assert finished.returncode == 0, finished.stderr
     request: dict[str, Any] = json.loads(finished.stdout)
     assert is_run_id(request["jobName"])
-    assert request["jobQueue"] == stage.queues["gaudi-spot"]
+    assert request["jobQueue"] == stage.queues["spot"]
     assert request["retryStrategy"]["attempts"] == 5
     [container] = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert f"--model=s3://{stage.data_bucket}/{MODEL_KEY}" in container["command"]
     assert "--epochs=2.0" in container["command"]
     assert runs_of(embedded, stage) == before
-    for word in ("gaudi-spot", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
+    piped = submit("-", "--dry-run", "--set", "arguments.epochs=2", "--set", "attempts=5", stdin=spec.read_text())
+    assert piped.returncode == 0, piped.stderr
+    [same] = json.loads(piped.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
+    assert same["command"] == container["command"]
+    for word in ("spot", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
         assert word in finished.stderr
 
 
@@ -131,6 +135,25 @@ def test_what_cannot_run_is_refused_before_anything_is_sent(
     assert runs_of(embedded, stage) == before
 
 
+def test_all_that_is_wrong_with_a_spec_and_its_data_is_told_at_once(submit: Trainyard, spec: Path) -> None:
+    wrong = [f"--set=arguments.{item}" for item in ("global_batch_size=3", "label_column=lable", "max_length=513")]
+    finished = submit(spec, *wrong, "--dry-run")
+    assert finished.returncode == 2
+    batch_size, positions, column = finished.stderr.splitlines()
+    assert batch_size.startswith("error: global_batch_size 3 does not divide over")
+    assert "arguments.model: max_length 513 is more than the 512 tokens" in positions
+    assert "line 1: no column 'lable'; did you mean 'label'?; next: name the columns" in column
+    also_in_spec = submit(spec, *wrong[1:], "--set=arguments.epochs=-1", "--set=attempts=0", "--dry-run")
+    assert also_in_spec.returncode == 2
+    attempts, epochs, positions, column = also_in_spec.stderr.splitlines()
+    assert "attempts: " in attempts
+    assert "arguments.epochs: " in epochs
+    assert "max_length 513 is more than the 512 tokens" in positions
+    assert "no column 'lable'" in column
+    unchecked = submit(spec, *wrong, "--set=arguments.global_batch_size=8", "--dry-run", "--no-check")
+    assert unchecked.returncode == 0, unchecked.stderr
+
+
 def test_a_stage_that_is_not_deployed(
     trainyard: Trainyard, spec: Path, deployed_environment: Mapping[str, str]
 ) -> None:
@@ -162,8 +185,8 @@ def test_a_job_that_fails_by_its_own_fault_ends_with_1_and_the_end_of_its_log(su
     run_id = finished.stdout.splitlines()[0]
     assert f"error: {run_id} failed in attempt 1 of 3" in finished.stderr
     assert f"next: trainyard logs {run_id}" in finished.stderr
-    # What the entrypoint said of a model that is none.
-    assert "config.json" in finished.stderr
+    # What the entrypoint said of a row that submit had not looked at.
+    assert "no column 'label'" in finished.stderr
 
 
 def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainyard, spec: Path) -> None:
@@ -175,7 +198,7 @@ def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainya
     assert result["job"]["attempts"][0]["exit_code"] == 1
     assert result["receipt"]["state"] == "failed"
     lines = finished.stderr.splitlines()
-    assert any("config.json" in line for line in lines[:-1])
+    assert any("no column 'label'" in line for line in lines[:-1])
     assert json.loads(lines[-1])["exit_code"] == 1
 
 
@@ -233,7 +256,7 @@ def test_money_is_not_spent_unasked(
         environment={**clean_environment, **network_environment},
         folder=spec.parent,
     ) as terminal:
-        terminal.wait_until_shown("Submit to gaudi-spot?")
+        terminal.wait_until_shown("Submit to queue spot?")
         assert "13.11 USD/h On-Demand, 3.93 USD/h Spot" in terminal.shown
         terminal.type("n\n")
         assert terminal.wait() == 1
@@ -246,7 +269,7 @@ def test_money_is_not_spent_unasked(
             folder=spec.parent,
         ) as terminal:
             if answer == "typed":
-                terminal.wait_until_shown("Submit to gaudi-spot?")
+                terminal.wait_until_shown("Submit to queue spot?")
                 terminal.type("y\n")
             assert terminal.wait() == 0
         run_id = next(word for word in reversed(terminal.shown.split()) if is_run_id(word))
@@ -274,7 +297,7 @@ def test_one_job_exists_though_the_service_failed_in_mid_submit(
     finished = trainyard("submit", spec, "--detach", environment=environment_of(faulty.url))
     assert finished.returncode == 0, finished.stderr
     named = embedded.batch.list_jobs(
-        jobQueue=stage.queues["gaudi-spot"], filters=[{"name": "JOB_NAME", "values": [finished.stdout.strip()]}]
+        jobQueue=stage.queues["spot"], filters=[{"name": "JOB_NAME", "values": [finished.stdout.strip()]}]
     )["jobSummaryList"]
     assert len(named) == 1
     [job] = batch.describe(embedded, stage, [named[0]["jobId"]])
@@ -306,8 +329,12 @@ def test_a_training_is_followed_to_its_result_and_fetched(
     run_id = lines[0]
     assert is_run_id(run_id)
     assert any("[progress] 4/4" in line for line in lines)
-    table = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines[lines.index(f"state{' ' * 18}succeeded") :])
+    state = next(number for number, line in enumerate(lines) if re.fullmatch("state +succeeded", line))
+    table = dict(re.split(r" {2,}", line, maxsplit=1) for line in lines[state : lines.index("", state)])
     assert 0 <= float(table["accuracy"]) <= 1
+    headings = next(number for number, line in enumerate(lines) if line.startswith("class "))
+    assert lines[headings].split() == ["class", "held", "out", "precision", "recall", "F1"]
+    assert [line.split()[:2] for line in lines[headings + 1 : headings + 3]] == [["bad", "16"], ["good", "16"]]
     assert table["majority class"] == "0.500"
     assert table["held-out examples"] == "32"
     assert table["estimated cost"].endswith("of dl1.24xlarge)")

@@ -12,7 +12,7 @@ from jobs.cli.submit import send
 from jobs.client.batch import describe, terminate
 from jobs.client.job import Job
 from jobs.client.why import Finding, findings, is_waiting
-from jobs.contract.queues import GAUDI_SPOT
+from jobs.contract.queues import SPOT
 from jobs.contract.stage import DeployedStage
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws, environment_of
@@ -46,7 +46,7 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
 @pytest.fixture
 def disabled(embedded: Aws, stage: DeployedStage) -> Iterator[None]:
     """A stage whose Spot instances are switched off."""
-    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(GAUDI_SPOT)])["jobQueues"]
+    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(SPOT)])["jobQueues"]
     names = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
     for name in names:
         embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
@@ -103,6 +103,20 @@ def test_a_job_waits_where_instances_are_switched_off(
     [instances] = [finding for finding in found if finding.about == "Spot instances"]
     assert (instances.verdict, "--state ENABLED" in instances.next_step) == ("cause", True)
     assert instances.text.startswith("their compute environment was disabled by hand")
+
+
+def test_a_job_waits_where_instances_boot_and_never_join(
+    embedded: Aws, stage: DeployedStage, disabled: None, submit: Submit
+) -> None:
+    job = submit("RUNNABLE")
+    detail = embedded.batch.describe_jobs(jobs=[job.id])["jobs"][0]
+    queue = embedded.batch.describe_job_queues(jobQueues=[detail["jobQueue"]])["jobQueues"][0]
+    name = queue["computeEnvironmentOrder"][0]["computeEnvironment"].rsplit("/", 1)[-1]
+    reason = {"since": "2026-11-21T12:00:00+00:00", "reason": "it has started 3 instances that never joined it"}
+    found = findings(embedded, replace(stage, never_joined={name: json.dumps(reason)}), job)
+    [instances] = [finding for finding in found if finding.about == "Spot instances"]
+    assert instances.text == "they were switched off: it has started 3 instances that never joined it"
+    assert "--state ENABLED" in instances.next_step
 
 
 def test_a_job_waits_for_the_next_month_where_the_stages_budget_is_used_up(
@@ -164,7 +178,7 @@ def test_why_says_it_in_a_table_and_as_json(
     assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
     assert shown.stdout.splitlines()[1].startswith("cause")
     answer = json.loads(trainyard("why", job.run_id, "-o", "json", environment=environment).stdout)
-    assert (answer["run_id"], answer["state"], answer["queue"]) == (job.run_id, "RUNNABLE", GAUDI_SPOT)
+    assert (answer["run_id"], answer["state"], answer["queue"]) == (job.run_id, "RUNNABLE", SPOT)
     assert answer["findings"][0]["verdict"] == "cause"
 
 

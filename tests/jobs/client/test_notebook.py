@@ -152,8 +152,7 @@ def test_a_notebook_is_worked_in_survives_a_reclaim_and_is_shut_down(
         connection.laddr.ip
         for process in processes
         for connection in process.net_connections(kind="inet")
-        # But for the launcher, whose ranks of a training would meet there from other nodes as well.
-        if connection.status == psutil.CONN_LISTEN and "jobs.train.launch" not in process.cmdline()
+        if connection.status == psutil.CONN_LISTEN
     }
     assert listening == {"127.0.0.1"}
     for process in processes:

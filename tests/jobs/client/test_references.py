@@ -35,7 +35,7 @@ def start(embedded: Aws, stage: DeployedStage, name: str) -> Iterator[Start]:
         plan = planned_to_run(embedded, stage, command, name=name)
         table = plan.run_location / "train.jsonl"
         submitted.append(send(embedded, plan))
-        embedded.s3.put_object(Bucket=table.bucket, Key=table.key, Body=b"{}\n")
+        embedded.s3.put_object(Bucket=table.bucket, Key=table.key, Body=b'{"text": "good", "label": 1}\n')
         return plan, wait_for(embedded, stage, submitted[-1], state=state)
 
     yield start_one

@@ -8,12 +8,17 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.client import storage
+from jobs.contract.errors import NotFoundError
 from jobs.contract.locations import S3Location
+from jobs.contract.plan import plan
 from jobs.contract.run import RECEIPT
 from jobs.contract.stage import DeployedStage
+from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.train.launcher.request import parse
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.limited_role import limited_to_research
+from tests.support.jobs.planning import ARGUMENTS, RUN_ID, command_of, environment_of, spec
 
 OURS, THEIRS = "team-files-20260101-000000-0001", "team-files-20260101-000000-0002"
 
@@ -34,6 +39,21 @@ def test_runs_are_those_of_the_teams_that_may_be_listed(limited: Aws, stage: Dep
     assert {"research", "product"} <= set(stage.teams)
     assert [run.run_id for run in storage.stored_runs(limited, stage, prefix="team-files-")] == [OURS]
     assert storage.find_run(limited, stage, "team-files").run_id == OURS
+
+
+def test_arguments_too_long_for_a_command_line_reach_the_launcher(
+    limited: Aws, stage: DeployedStage, embedded: Aws
+) -> None:
+    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(200)]
+    planned = plan(spec(arguments={**ARGUMENTS, "train_data": tables}), stage, run_id=RUN_ID)
+    storage.put_spec(limited, planned)
+    launch = parse(command_of(planned)[3:], environment_of(planned))
+    assert isinstance(launch.arguments, FinetuneClassification)
+    assert launch.arguments.train_data == [table.replace("data://", f"s3://{stage.data_bucket}/") for table in tables]
+    # WHEN Batch refuses the job, THEN nothing stays of it, and a launcher would say so
+    storage.delete_spec(embedded, planned)
+    with pytest.raises(NotFoundError, match="which holds the job's arguments, is gone"):
+        parse(command_of(planned)[3:], environment_of(planned))
 
 
 def test_where_no_team_may_be_listed_s3s_refusal_is_told(limited: Aws, stage: DeployedStage) -> None:

@@ -151,8 +151,8 @@ def test_every_entrypoint_exists(kind: JobKind) -> None:
         ({"model": "m", "train_data": "t.csv", "learning_rate": 0}, "greater than 0"),
         ({"model": "m", "train_data": "t.csv", "epochs": float("inf")}, "finite number"),
         ({"model": "m", "train_data": "t.csv", "weight_decay": float("nan")}, "finite number"),
-        ({"model": "m", "train_data": "t.csv", "epochs": True}, "Input should be a number, not True"),
-        ({"model": "m", "train_data": "t.csv", "seed": False}, "Input should be a number, not False"),
+        ({"model": "m", "train_data": "t.csv", "epochs": True}, "must be a number, not True"),
+        ({"model": "m", "train_data": "t.csv", "seed": False}, "must be a number, not False"),
     ],
 )
 def test_a_fine_tuning_that_cannot_be_is_refused(given: dict[str, object], message: str) -> None:

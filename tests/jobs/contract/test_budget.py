@@ -1,5 +1,6 @@
 """What a run may take over all its attempts."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -9,6 +10,7 @@ from jobs.contract.budget import Budget, Spent, reached, spent
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.plan import Continued, plan
+from jobs.contract.prices import Prices, Quote, recorded
 from jobs.contract.records import Attempt
 from tests.support.jobs.planning import LARGE, RUN_ID, STAGE, command_of, spec
 
@@ -37,15 +39,15 @@ def test_each_attempt_counts_at_the_price_of_what_it_ran_on() -> None:
 def test_the_limit_that_is_reached_first_counts() -> None:
     so_far = Spent(instance_hours=2, usd=7)
     both = Budget(max_usd=7 + DL1.spot_usd_per_hour, max_hours=10)
-    left = both.left(so_far, row=DL1, capacity="spot", nnodes=1)
+    left = both.left(so_far, usd_per_hour=DL1.spot_usd_per_hour, nnodes=1)
     assert left is not None
     assert left.key == "max_usd"
     assert left.seconds == pytest.approx(3600)
-    on_four = Budget(max_usd=1000, max_hours=10).left(so_far, row=DL1, capacity="on-demand", nnodes=4)
+    on_four = Budget(max_usd=1000, max_hours=10).left(so_far, usd_per_hour=DL1.on_demand_usd_per_hour, nnodes=4)
     assert on_four is not None
     assert on_four.key == "max_hours"
     assert on_four.seconds == pytest.approx(2 * 3600)
-    assert Budget().left(so_far, row=DL1, capacity="spot", nnodes=1) is None
+    assert Budget().left(so_far, usd_per_hour=1, nnodes=1) is None
     assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
     said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
     took = "7.00 USD at the recorded Spot price, 2.00 instance hours, and 2 minutes are kept for saving"
@@ -74,6 +76,28 @@ def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
     ) as error:
         plan(spec(max_hours=8), STAGE, run_id=RUN_ID, continued=continued)
     assert error.value.next_step == "set max_hours to more than 8.07"
+
+
+def test_spot_counts_at_what_ec2_says_of_it_where_it_says_anything() -> None:
+    # GIVEN a type whose row has no Spot price, so that On-Demand's would stand in for it
+    row = instance_type("p4d.24xlarge")
+    quoted = attempt(1, 60, instance_type=row.name, accelerator="cuda", spot_usd_per_hour=9.5)
+    dear = attempt(1, 60, instance_type=row.name, accelerator="cuda")
+    assert (spent([quoted]).usd, spent([dear]).usd) == (9.5, row.on_demand_usd_per_hour)
+    assert spent([quoted], all_on="on-demand").usd == row.on_demand_usd_per_hour
+    # THEN a budget that On-Demand would have used up within minutes is enough, and the job is told the price
+    stage = replace(STAGE, instance_type=row)
+    budget = spec(max_usd=1.5)
+    with pytest.raises(UsageError, match=r"max_usd: 1.5 leaves 4\.\d minutes of 1 x p4d.24xlarge \(Spot\)"):
+        plan(budget, stage, run_id=RUN_ID)
+    said = Prices(on_demand=recorded(row).on_demand, spot=Quote(usd_per_hour=9.5, date="2026-11-23", source="EC2"))
+    assert "--spot-usd-per-hour=9.5" in command_of(plan(budget, stage, run_id=RUN_ID, prices_of=lambda _: said))
+    assert not any("--spot-usd" in part for part in command_of(plan(spec(), stage, run_id=RUN_ID)))
+    # AND what ended it says so
+    left = budget.budget.left(Spent(usd=1.5), usd_per_hour=9.5, nnodes=1)
+    assert left is not None
+    why = reached(left, Spent(usd=1.5), run_id=RUN_ID, capacity="spot", spot_usd_per_hour=9.5)
+    assert "1.50 USD at EC2's Spot price of 9.5 USD an hour" in why
 
 
 def test_a_clock_that_was_set_back_gives_no_credit() -> None:

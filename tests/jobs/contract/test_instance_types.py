@@ -77,6 +77,8 @@ def test_zones_belong_to_their_region(row: InstanceType) -> None:
     [
         # vCPUs, GiB, GPUs, EFA cards, NVMe disks
         ("p4d.24xlarge", (96, 1152, 8, 4, 8)),
+        ("p5.48xlarge", (192, 2048, 8, 32, 8)),
+        ("p5en.48xlarge", (192, 2048, 8, 16, 8)),
         ("g5.4xlarge", (16, 64, 1, 0, 1)),
         ("g5.48xlarge", (192, 768, 8, 1, 2)),
         ("g6e.48xlarge", (192, 1536, 8, 4, 4)),
@@ -105,7 +107,7 @@ def test_cuda_rows_agree_with_ec2s_own_data(row: InstanceType) -> None:
     known = json.loads(gzip.decompress((resources.files("moto.ec2.resources") / "instance_types.json.gz").read_bytes()))
     ec2 = known[row.name]
     # Trap: PyTorch's wheel of CUDA 13 has no code for V100 and older cards.
-    assert {gpu["Name"] for gpu in ec2["GpuInfo"]["Gpus"]} <= {"A100", "A10G", "L40S"}
+    assert {gpu["Name"] for gpu in ec2["GpuInfo"]["Gpus"]} <= {"A100", "A10G", "H100", "H200", "L40S"}
     assert row.vcpus == ec2["VCpuInfo"]["DefaultVCpus"]
     assert row.memory_mib == ec2["MemoryInfo"]["SizeInMiB"]
     assert row.gpus == sum(gpu["Count"] for gpu in ec2["GpuInfo"]["Gpus"])

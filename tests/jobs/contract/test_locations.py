@@ -116,9 +116,9 @@ def test_where_an_artifact_may_lie(location: str) -> None:
     assert artifact_location(location) == location
 
 
-def test_an_artifact_lies_on_no_hub_and_a_folder_is_not_a_whole_run() -> None:
-    with pytest.raises(ValueError, match="an artifact is what a run made"):
-        artifact_location("hf://org/corpus")
+def test_a_folder_is_not_a_whole_run_and_an_artifact_of_the_hub_has_no_split() -> None:
+    with pytest.raises(ValueError, match="unknown option 'split'"):
+        artifact_location("hf://org/corpus?split=train")
     with pytest.raises(ValueError, match="did you mean run://notes/notebook"):
         folder_location("run://notes")
 

@@ -49,10 +49,13 @@ def test_the_whole_request() -> None:
                                 "finetune-classification",
                                 "--learning-rate=0.0001",
                                 "--warmup-ratio=0.1",
+                                "--lr-scheduler-type=linear",
+                                "--optimizer=adamw",
                                 "--weight-decay=0.0",
                                 "--global-batch-size=32",
                                 "--max-batch-size-per-rank=32",
                                 "--eval-batch-size=64",
+                                "--final-evaluation=true",
                                 "--checkpoint-every-steps=auto",
                                 "--mean-hours-between-reclaims=6.0",
                                 "--keep-checkpoints=2",
@@ -65,9 +68,11 @@ def test_the_whole_request() -> None:
                                 "--text-column=text",
                                 "--label-column=label",
                                 "--max-length=128",
-                                "--length-buckets=4",
+                                "--length-buckets=auto",
                                 "--packing=false",
                                 "--epochs=1.0",
+                                "--on-bad-rows=error",
+                                "--max-bad-rows=100",
                             ],
                             "environment": [
                                 {"name": "TRAINYARD_RUN_URI", "value": f"s3://run-bucket/research/{RUN_ID}/"},
@@ -83,6 +88,7 @@ def test_the_whole_request() -> None:
             "evaluateOnExit": [
                 {"onStatusReason": "Host EC2*", "action": "RETRY"},
                 {"onExitCode": "75", "action": "RETRY"},
+                {"onStatusReason": "Task failed to start*", "action": "RETRY"},
                 {"onReason": "*", "action": "EXIT"},
                 {"onExitCode": "*", "action": "EXIT"},
             ],
@@ -102,7 +108,7 @@ def test_a_plan_tells_where_it_runs_and_what_it_costs() -> None:
     planned = plan(spec(), STAGE, run_id=RUN_ID)
     assert str(planned.run_location) == f"s3://run-bucket/research/{RUN_ID}/"
     assert (planned.queue, planned.queue_reason) == (
-        "gaudi-spot",
+        "spot",
         "one node of dl1.24xlarge: Spot, started again after a reclaim",
     )
     assert (planned.accelerator, planned.accelerator_reason) == ("hpu", "dl1.24xlarge of stage 'dev'")
@@ -213,6 +219,12 @@ def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
     assert planned.request["jobQueue"] == "arn:queue/gaudi"
 
 
+def test_one_rank_is_told_of_in_the_singular() -> None:
+    assert EMBEDDED.embedded_processes == 2
+    planned = plan(spec(), replace(EMBEDDED, embedded_processes=1), run_id=RUN_ID)
+    assert planned.notes == ("runs 1 rank on this machine instead of 8; the global batch size stays",)
+
+
 def test_fewer_ranks_than_the_machine_runs_stay_fewer() -> None:
     planned = plan(spec(resources={"nproc_per_node": 1}), EMBEDDED, run_id=RUN_ID)
     assert "--nproc-per-node=1" in command_of(planned)
@@ -233,13 +245,12 @@ def test_a_team_or_kind_that_the_stage_lacks_is_refused() -> None:
         ("Essential container in task exited", None, INTERRUPTED_EXIT_CODE, "RETRY"),
         ("Essential container in task exited", None, 1, "EXIT"),
         ("Essential container in task exited", "OutOfMemoryError: Container killed", 137, "EXIT"),
-        ("Task failed to start", "CannotPullContainerError: not found", None, "EXIT"),
+        ("Task failed to start", "CannotPullContainerError: i/o timeout", None, "RETRY"),
+        ("Task failed to start", "DockerTimeoutError: Could not transition to created", None, "RETRY"),
         ("Essential container in task exited", None, 0, "EXIT"),
     ],
 )
-def test_only_a_reclaim_and_the_reserved_code_start_a_job_again(
-    status_reason: str, reason: str | None, exit_code: int | None, action: str
-) -> None:
+def test_what_starts_a_job_again(status_reason: str, reason: str | None, exit_code: int | None, action: str) -> None:
     # As Batch reads them: in order, the first that matches; a condition on what is absent does not match.
     given = {"onStatusReason": status_reason, "onReason": reason, "onExitCode": exit_code}
     matching = [
@@ -269,7 +280,7 @@ def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: 
 
 def test_what_a_plan_waits_for_is_in_its_request() -> None:
     earlier = Awaited(run_id="clean-20261121-120005-00ab", job_id="5f3a", queue="cpu-spot", arguments=("train_data",))
-    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="gaudi-spot", arguments=("model",))
+    together = Awaited(run_id="bert-20261121-120005-00ac", job_id=None, queue="spot", arguments=("model",))
     planned = plan(spec(), LARGE, run_id=RUN_ID, awaited=(earlier, together))
     assert planned.request["dependsOn"] == [{"jobId": "5f3a"}, {"jobId": "<job id of bert-20261121-120005-00ac>"}]
     submitted = planned.with_job_ids({"bert-20261121-120005-00ac": "77b0"})
@@ -277,6 +288,10 @@ def test_what_a_plan_waits_for_is_in_its_request() -> None:
     # Only a run on Spot can be moved, and only where there is an On-Demand queue.
     assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
     assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
+    # An isolated team's may be moved to its own On-Demand queue, not to that of the others.
+    own = replace(together, queue="spot@research")
+    assert own.note(LARGE) is None
+    assert own.note(replace(LARGE, queues={**LARGE.queues, "on-demand@research": "arn:own"})) == together.note(LARGE)
     assert "dependsOn" not in plan(spec(), LARGE, run_id=RUN_ID).with_job_ids({}).request
 
 
@@ -287,23 +302,42 @@ def _matches(text: str, pattern: str) -> bool:
 def test_a_model_is_pushed_to_the_hub_only_for_a_team_that_has_a_secret() -> None:
     pushing = spec(arguments={**ARGUMENTS, "push_to_hub": "acme/reviews"})
     other_team = replace(STAGE, huggingface_teams=frozenset({"nlp-core"}))
-    with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
-        plan(pushing, other_team, run_id=RUN_ID)
+    for stage in (other_team, EMBEDDED):
+        with pytest.raises(UsageError, match=r"team 'research' has no secret for a Hugging Face token in stage 'dev'"):
+            plan(pushing, stage, run_id=RUN_ID)
     its_own = replace(STAGE, huggingface_teams=frozenset({"research"}))
-    for stage in (its_own, EMBEDDED):
-        assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, stage, run_id=RUN_ID))
+    assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, its_own, run_id=RUN_ID))
 
 
-def test_what_ecs_would_not_start_is_refused_before_anything_is_paid_for() -> None:
-    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(200)]
+def test_all_that_a_plan_refuses_is_told_at_once() -> None:
+    arguments = {**ARGUMENTS, "push_to_hub": "acme/reviews", "global_batch_size": 4}
+    arguments["train_data"] = "data://nlp-core/t.jsonl"
+    with pytest.raises(UsageError) as caught:
+        plan(spec(arguments=arguments, max_usd=0.0001), STAGE, run_id=RUN_ID)
+    budget, push, ranks, reads = str(caught.value).splitlines()
+    assert budget.startswith("max_usd: 0.0001 leaves 0.0 minutes")
+    assert "; next: set max_usd to more than" in budget
+    assert push.startswith("arguments.push_to_hub: team 'research' has no secret")
+    assert ranks == "global_batch_size 4 does not divide over 8 ranks; next: set it to 8"
+    assert reads.startswith("arguments.train_data: s3://data-bucket/nlp-core/t.jsonl is of team 'nlp-core'")
+
+
+def test_arguments_that_ecs_would_not_start_a_container_with_lie_among_the_runs_files() -> None:
+    tables = [f"data://shared/{'t' * 60}-{number}.jsonl" for number in range(2000)]
     arguments = {**ARGUMENTS, "train_data": tables}
-    with pytest.raises(UsageError, match=r"Amazon ECS takes 8192, of which 1024 are kept") as error:
-        plan(spec(arguments=arguments), STAGE, run_id=RUN_ID)
-    assert "train_data" in str(error.value)
     several = {"resources": {"nnodes": 2, "capacity": "on-demand"}}
-    with pytest.raises(UsageError, match="Amazon ECS takes 8192"):
-        plan(spec(arguments=arguments, **several), LARGE, run_id=RUN_ID)
-    plan(spec(arguments={**ARGUMENTS, "train_data": tables[:40]}), STAGE, run_id=RUN_ID)
+    on_two = plan(spec(arguments=arguments, **several), LARGE, run_id=RUN_ID)
+    for planned in (plan(spec(arguments=arguments), STAGE, run_id=RUN_ID), on_two):
+        assert planned.arguments_file is not None
+        # Room is left for what AWS Batch adds; the job's own options stay where one sees them.
+        request = json.dumps(planned.request)
+        assert len(request) < 8192 - 1024
+        assert f'"--arguments-file={planned.arguments_file.name}", "finetune-classification"]' in request
+        stored = FinetuneClassification.model_validate_json(planned.arguments_file.content)
+        assert stored.train_data == [table.replace("data://", "s3://data-bucket/") for table in tables]
+    short = plan(spec(arguments={**ARGUMENTS, "train_data": tables[:40]}), STAGE, run_id=RUN_ID)
+    assert short.arguments_file is None
+    assert any(flag.startswith("--train-data=") for flag in command_of(short))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,32 @@ def test_several_nodes_that_start_together_need_their_own_queue() -> None:
     assert planned.usd_per_hour == planned.on_demand_usd_per_hour == 2 * 13.10904
 
 
+ISOLATED = replace(
+    LARGE,
+    queues={**LARGE.queues, "spot@research": "arn:queue/own", "cpu-spot@research": "arn:queue/own-cpu"},
+)
+"""A stage whose team `research` has instances of its own, on Spot only."""
+
+
+def test_an_isolated_team_runs_in_its_own_queues() -> None:
+    planned = plan(spec(team="research"), ISOLATED, run_id=RUN_ID)
+    assert (planned.queue, planned.request["jobQueue"]) == ("spot@research", "arn:queue/own")
+    assert planned.queue_reason == (
+        "one node of dl1.24xlarge: Spot, started again after a reclaim; on instances of team 'research' alone"
+    )
+    assert planned.capacity == "spot"
+    others = plan(spec(team="nlp-core"), ISOLATED, run_id=RUN_ID)
+    assert (others.queue, others.request["jobQueue"]) == ("spot", "arn:queue/gaudi")
+    assert "alone" not in others.queue_reason
+
+
+@pytest.mark.parametrize("resources", [{"capacity": "on-demand"}, {"nnodes": 2}], ids=["On-Demand", "nodes"])
+def test_an_isolated_team_never_shares_instances_for_want_of_its_own(resources: dict[str, Any]) -> None:
+    assert plan(spec(resources=resources), LARGE, run_id=RUN_ID)
+    with pytest.raises(UsageError, match=r"stage 'dev' has no (On-Demand )?queue for"):
+        plan(spec(resources=resources), ISOLATED, run_id=RUN_ID)
+
+
 def test_several_nodes_get_the_command_through_node_overrides() -> None:
     one = plan(spec(), LARGE, run_id=RUN_ID)
     planned = plan(
@@ -78,7 +104,7 @@ def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node(
         "--gang-attempts=3",
         *command_of(one)[kind - 2 :],
     ]
-    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("gaudi-spot", "spot", 4 * 3.93)
+    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 4 * 3.93)
     assert planned.queue_reason == ("4 nodes of dl1.24xlarge: Spot, each started for itself, and again after a reclaim")
     [note] = planned.notes
     assert note == (
@@ -123,7 +149,7 @@ def test_a_job_that_must_not_be_interrupted_pays_for_on_demand() -> None:
     planned = plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID)
     assert planned.request["jobQueue"] == "arn:queue/on-demand"
     assert (planned.queue, planned.queue_reason) == (
-        "gaudi-on-demand",
+        "on-demand",
         "one node of dl1.24xlarge: On-Demand, as resources.capacity asks; it is not interrupted",
     )
     assert (planned.capacity, planned.usd_per_hour) == ("on-demand", 13.10904)
@@ -131,7 +157,7 @@ def test_a_job_that_must_not_be_interrupted_pays_for_on_demand() -> None:
 
 def test_spot_is_what_a_job_gets_that_does_not_ask() -> None:
     planned = plan(spec(), LARGE, run_id=RUN_ID)
-    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("gaudi-spot", "spot", 3.93)
+    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 3.93)
 
 
 def test_on_demand_is_refused_where_the_stage_has_none() -> None:
@@ -145,13 +171,13 @@ def test_on_demand_is_refused_where_the_stage_has_none() -> None:
 
 
 def test_spot_is_refused_where_the_stage_has_none() -> None:
-    expensive = replace(LARGE, queues={"gaudi-on-demand": "arn:queue/on-demand"})
+    expensive = replace(LARGE, queues={"on-demand": "arn:queue/on-demand"})
     with pytest.raises(UsageError, match=r"no Spot queue for .*\nNext: set resources.capacity to 'on-demand'$"):
         plan(spec(), expensive, run_id=RUN_ID)
 
 
 def test_the_queue_of_a_retiring_pool_takes_nothing_new() -> None:
-    moved = replace(STAGE, queues={"gaudi-spot/dl1-24xlarge-1-20-0": "arn:queue/old", **STAGE.queues})
+    moved = replace(STAGE, queues={"spot/dl1-24xlarge-1-20-0": "arn:queue/old", **STAGE.queues})
     assert plan(spec(), moved, run_id=RUN_ID).request["jobQueue"] == "arn:queue/gaudi"
 
 

@@ -1,9 +1,10 @@
+import json
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from pydantic import ValidationError
 
-from jobs.contract.records import Attempt, Receipt
+from jobs.contract.record_reader import UnreadableError, parse, read, read_attempt
+from jobs.contract.records import Attempt, CardUse, Receipt
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
 
@@ -38,6 +39,40 @@ def test_attempts_and_receipts_survive_json() -> None:
     assert receipt.attempts[0].exit_code is None
 
 
-def test_a_receipt_of_another_release_is_refused_rather_than_half_read() -> None:
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        Attempt.model_validate({"number": 1, "flux_capacitor": True})
+CARDS = {"utilization_percent": 1.0, "memory_percent": 2.0, "mean_utilization_percent": 3.0, "idle_seconds": 4.0}
+
+
+def test_what_a_later_release_writes_is_left_out_at_every_level_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    written = {
+        "number": 1,
+        "started_at": NOON.isoformat(),
+        "last_seen_at": NOON.isoformat(),
+        "instance_type": "dl1.24xlarge",
+        "accelerator": "hpu",
+        "nnodes": 1,
+        "world_size": 8,
+        "ran_with": {"torch": "2.9"},
+        "cards": {**CARDS, "warp": 9},
+        "flux_capacitor": True,
+    }
+    for _ in range(2):
+        found = read_attempt(json.dumps(written).encode(), place="s3://runs/a/attempts/1.json")
+        assert found is not None
+        assert (found.cards, found.ran_with) == (CardUse(**CARDS), {"torch": "2.9"})
+    [warning] = caplog.messages
+    assert warning.startswith("warning: s3://runs/a/attempts/1.json holds what this release does not know (cards.warp,")
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"\xff", b'{"number": 1, "job', b"[" * 100_000])
+def test_what_is_no_record_is_left_out_with_a_warning_that_names_it_and_steers_no_terminal(
+    content: bytes, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    place = f"s3://runs/\x1b[31m{request.node.name}.json"
+    assert read(Receipt, content, place=place) is None
+    [warning] = caplog.messages
+    assert warning.endswith("cannot be read: it is left out")
+    assert "runs/\\x1b[31m" in warning
+    with pytest.raises(UnreadableError, match="cannot be read"):
+        parse(Receipt, content, place=place)

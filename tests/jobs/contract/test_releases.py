@@ -51,17 +51,11 @@ def test_a_row_is_complete_and_says_why_one_would_choose_it(row: Release) -> Non
     # The fork has a tag for each minor release.
     assert row.deepspeed in {row.name, f"{row.name.rpartition('.')[0]}.0"}
     assert "" not in row.build_arguments.values()
-    assert not row.base_digest or re.fullmatch(r"sha256:[0-9a-f]{64}", row.base_digest)
 
 
 def test_the_laptop_trains_with_the_default_releases_transformers_and_accelerate() -> None:
-    laptop = (ROOT / "requirements.txt").read_text().splitlines()
+    laptop = re.findall(r"^(\S+==\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert {f"transformers=={release().transformers}", f"accelerate=={release().accelerate}"} <= set(laptop)
-
-
-def test_a_base_image_whose_digest_is_known_is_that_very_one() -> None:
-    digest = "sha256:" + "0a" * 32
-    assert replace(release(), base_digest=digest).build_arguments["HABANA_IMAGE"] == f"{release().base_image}@{digest}"
 
 
 def test_a_known_commit_of_deepspeed_is_what_is_installed() -> None:

@@ -21,7 +21,7 @@ ENDED = Job(
     run_id="probe-20260131-120000-0000",
     state="FAILED",
     reason="",
-    queue="gaudi-spot",
+    queue="spot",
     team="research",
     kind="finetune-classification",
     moved="",
@@ -38,7 +38,7 @@ RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
 @pytest.fixture
 def with_on_demand(stage: DeployedStage) -> DeployedStage:
-    return replace(stage, queues={**stage.queues, "gaudi-on-demand": "arn:…/on-demand"})
+    return replace(stage, queues={**stage.queues, "on-demand": "arn:…/on-demand"})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def with_on_demand(stage: DeployedStage) -> DeployedStage:
         ({"reason": EXITED_REASON, "exit_code": 1}, 1, False),
         ({"reason": "Job attempt duration exceeded timeout", "exit_code": INTERRUPTED_EXIT_CODE}, 1, False),
         ({"reason": "not needed any more"}, 1, False),
-        ({"reason": RECLAIMED, "queue": "gaudi-on-demand"}, 1, False),
+        ({"reason": RECLAIMED, "queue": "on-demand"}, 1, False),
         ({"reason": RECLAIMED, "state": "RUNNABLE"}, 1, False),
     ],
 )
@@ -69,6 +69,12 @@ def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
     assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
 
 
+def test_a_run_of_an_isolated_team_goes_on_in_its_own_on_demand_queue(stage: DeployedStage) -> None:
+    job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
+    for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
+        assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted
+
+
 def test_a_job_that_never_started_need_not_say_when_it_ended(with_on_demand: DeployedStage) -> None:
     assert may_go_on(with_on_demand, replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None))
 
@@ -80,12 +86,12 @@ def test_the_newest_job_is_the_run_but_a_late_duplicate_never_is(embedded: Aws, 
     moved = {**without_share, "jobQueue": elsewhere, "tags": {**plan.request["tags"], MOVED_TAG: "after 3 reclaims"}}
     # The second is a lost submission that arrived late.
     ids = [embedded.batch.submit_job(**request)["jobId"] for request in (plan.request, plan.request, moved)]
-    found = replace(stage, queues={**stage.queues, "gaudi-on-demand": elsewhere})
+    found = replace(stage, queues={**stage.queues, "on-demand": elsewhere})
     try:
         assert [job.id for job in batch.find_jobs(embedded, found, plan.run_id)] == [ids[0], ids[2]]
         newest = batch.find_job(embedded, found, plan.run_id)
         assert newest is not None
-        assert (newest.id, newest.queue, newest.moved) == (ids[2], "gaudi-on-demand", "after 3 reclaims")
+        assert (newest.id, newest.queue, newest.moved) == (ids[2], "on-demand", "after 3 reclaims")
         since = datetime.now(timezone.utc) - timedelta(minutes=5)
         listed = [job.id for job in batch.list_jobs(embedded, found, since=since) if job.run_id == plan.run_id]
         assert listed == [ids[2]]

@@ -15,8 +15,8 @@ def _printed() -> str:
 
 
 def test_the_page_holds_what_the_module_prints() -> None:
-    held = (ROOT / "jobs/README.md").read_text().partition("<!-- keys -->")[2].partition("<!-- /keys -->")[0]
-    assert held.strip() == _printed().strip(), "python -m jobs.contract.spec_reference, into jobs/README.md"
+    held = (ROOT / "jobs/docs/spec.md").read_text().partition("<!-- keys -->")[2].partition("<!-- /keys -->")[0]
+    assert held.strip() == _printed().strip(), "python -m jobs.contract.spec_reference, into jobs/docs/spec.md"
 
 
 def test_each_kind_has_its_own_keys_and_of_the_recipe_only_what_it_has_otherwise() -> None:

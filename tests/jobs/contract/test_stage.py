@@ -21,7 +21,7 @@ PARAMETERS = {
     "log-group": "logs-5e6f",
     "instance-type": "dl1.24xlarge",
     "cpu-instance-type": "m6i.4xlarge",
-    "queue/gaudi-spot": "arn:queue/gaudi",
+    "queue/spot": "arn:queue/gaudi",
     "queue/cpu-spot": "arn:queue/cpu",
     "image-repository/gaudi": "account.dkr.ecr/gaudi",
     "job-definition/research/finetune-classification": "arn:definition/research:3",
@@ -33,14 +33,16 @@ PARAMETERS = {
 def test_parameters_have_these_names() -> None:
     # Deployed stages are found by them: a change here is a change for everyone who has one.
     assert parameter_path("dev") == "/trainyard/dev/"
-    assert queue_parameter("gaudi-spot") == "queue/gaudi-spot"
+    assert queue_parameter("spot") == "queue/spot"
     assert job_definition_parameter("research", "finetune-classification") == (
         "job-definition/research/finetune-classification"
     )
     assert job_definition_parameter("research", "finetune-classification", several_nodes=True) == (
         "job-definition-multinode/research/finetune-classification"
     )
-    assert queue_parameter("gaudi-spot", retiring="dl1-24xlarge-1-20-0") == "queue/gaudi-spot/dl1-24xlarge-1-20-0"
+    assert queue_parameter("spot", retiring="dl1-24xlarge-1-20-0") == "queue/spot/dl1-24xlarge-1-20-0"
+    assert queue_parameter("spot", team="health") == "team-queue/health/spot"
+    assert queue_parameter("spot", team="health", retiring="old") == "team-queue/health/spot/old"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
     assert image_parameter("gaudi-ray", "1.21.0") == "image/gaudi-ray/1.21.0"
     assert job_image_parameter("notebook") == "job-image/notebook"
@@ -94,8 +96,32 @@ def test_a_stage_of_an_instance_type_this_release_does_not_know_is_refused() -> 
 
 def test_an_unknown_queue_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        DeployedStage.from_parameters("dev", PARAMETERS).queue("gaudi-spott")
-    assert str(caught.value) == "stage 'dev' has no queue 'gaudi-spott'; did you mean 'gaudi-spot'?"
+        DeployedStage.from_parameters("dev", PARAMETERS).queue("spott")
+    assert str(caught.value) == "stage 'dev' has no queue 'spott'; did you mean 'spot'?"
+
+
+def test_a_queue_is_found_by_the_name_that_it_had_before() -> None:
+    before = {name.replace("queue/spot", "queue/gaudi-spot"): value for name, value in PARAMETERS.items()}
+    retiring = {"queue/gaudi-on-demand/dl1-24xlarge-1-20-0": "arn:queue/old"}
+    stage = DeployedStage.from_parameters("dev", {**before, **retiring})
+    assert stage.queues == {
+        "spot": "arn:queue/gaudi",
+        "cpu-spot": "arn:queue/cpu",
+        "on-demand/dl1-24xlarge-1-20-0": "arn:queue/old",
+    }
+    assert stage.queue("gaudi-spot") == stage.queue("spot") == "arn:queue/gaudi"
+
+
+def test_an_isolated_team_has_queues_of_its_own() -> None:
+    own = {"team-queue/research/spot": "arn:queue/own", "team-queue/research/spot/old": "arn:queue/own-old"}
+    stage = DeployedStage.from_parameters("dev", {**PARAMETERS, **own})
+    assert stage.isolated_teams == {"research"}
+    assert stage.queue("spot@research") == "arn:queue/own"
+    # Its jobs in the pool that retires are found as well, whatever lists jobs.
+    assert stage.queue("spot@research/old") == "arn:queue/own-old"
+    assert stage.queue_of("research", "spot") == "spot@research"
+    assert stage.queue_of("product", "spot") == "spot"
+    assert DeployedStage.from_parameters("dev", PARAMETERS).isolated_teams == frozenset()
 
 
 def test_an_unknown_team_is_refused() -> None:
@@ -126,15 +152,15 @@ def test_what_a_stage_may_offer_besides_is_read_from_its_parameters() -> None:
         "dev",
         {
             **PARAMETERS,
-            "queue/gaudi-spot/dl1-24xlarge-1-20-0": "arn:queue/old",
+            "queue/spot/dl1-24xlarge-1-20-0": "arn:queue/old",
             "job-definition-multinode/research/finetune-classification": "arn:definition/several:2",
             "shared-data-mount": "/shared-data",
             "budget-stop/product": '{"budget_usd": 500, "since": "2026-11-20", "until": "2026-12-01"}',
         },
     )
     # A retiring pool's jobs are still found, and the current queue is the one without a suffix.
-    assert stage.queues["gaudi-spot"] == "arn:queue/gaudi"
-    assert stage.queues["gaudi-spot/dl1-24xlarge-1-20-0"] == "arn:queue/old"
+    assert stage.queues["spot"] == "arn:queue/gaudi"
+    assert stage.queues["spot/dl1-24xlarge-1-20-0"] == "arn:queue/old"
     assert stage.job_definition("research", "finetune-classification", several_nodes=True) == "arn:definition/several:2"
     assert stage.shared_data_mount == "/shared-data"
     assert stage.budget_stop("research") is None

@@ -41,12 +41,26 @@ def test_a_lock_holds_what_a_job_imports(name: str, row: Release) -> None:
 
 
 def test_the_cpu_image_has_the_laptops_packages() -> None:
-    laptop = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
+    laptop = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), flags=re.MULTILINE))
     pins = _pins(lock_file(image("cpu"), release()))
     assert {name: version.removesuffix("+cpu") for name, version in pins.items()} == {
         name: laptop[name] for name in pins
     }
     assert pins["torch"].endswith("+cpu")
+
+
+def test_what_is_installed_on_a_laptop_is_hashed_and_torch_for_each_of_its_sources() -> None:
+    files = [
+        (ROOT / name).read_text() for name in ("requirements.txt", "requirements-scripts.txt", "requirements-node.txt")
+    ]
+    packages = [line for text in files for line in text.splitlines() if not line.lstrip().startswith("#")]
+    assert [line for line in packages if not re.fullmatch(r"\S+==\S+( --hash=sha256:[0-9a-f]{64})+", line)] == []
+    [torch] = [line for line in packages if line.startswith("torch==")]
+    for name in ("cpu", "cuda"):
+        [of_image] = re.findall(
+            r"^torch==\S+ --hash=(\S+)$", lock_file(image(name), release()).read_text(), re.MULTILINE
+        )
+        assert of_image in torch
 
 
 def test_an_older_release_asks_for_its_own_versions() -> None:

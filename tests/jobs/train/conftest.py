@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import boto3
 import pytest
 
 from jobs.aws import s3 as object_store
@@ -15,6 +16,7 @@ from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import OpenArtifact
 from jobs.train.data.encoders import ODD_TEXTS
 from tests.support.embedded_aws import EmbeddedAws
+from tests.support.made_once import made_once
 from tests.support.train import image_environment, s3_server
 from tests.support.train.corpora import Workshop, paragraphs, put_jsonl
 from tests.support.train.hub_server import Hub, running_hub
@@ -51,6 +53,7 @@ def embedded_s3(embedded_aws: EmbeddedAws) -> "S3Client":
         patch.delenv("AWS_PROFILE", raising=False)
         for name, value in {**embedded_aws.credentials.environment, "AWS_ENDPOINT_URL": embedded_aws.endpoint}.items():
             patch.setenv(name, value)
+        patch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
         client = object_store.connect()
     client.create_bucket(Bucket=BUCKET)
     return client
@@ -64,7 +67,7 @@ def workshop(s3: "S3Client", s3_endpoint: str, tmp_path: Path) -> Workshop:
 
 @pytest.fixture(scope="session")
 def real_corpus(s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> OpenArtifact:
-    """Of real paragraphs, odd texts and one long document: three shards, a tenth held out."""
+    """A corpus of real paragraphs, odd texts and one long document: three shards, a tenth held out."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = [*paragraphs(250), *ODD_TEXTS, *paragraphs(300)[250:], " ".join(paragraphs(100))]
     path = put_jsonl(folder / "corpus.jsonl", texts)
@@ -75,7 +78,7 @@ def real_corpus(s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempP
 def real_tokenizer(
     real_corpus: OpenArtifact, s3: "S3Client", s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory
 ) -> OpenArtifact:
-    """Of 1,500 tokens."""
+    """A vocabulary of 1,500 tokens."""
     workshop = Workshop(s3, s3_endpoint, tmp_path_factory.mktemp("tokenizer"))
     return workshop.tokenizer(real_corpus, vocabulary_size=1500, sample_fraction=1)
 
@@ -147,6 +150,36 @@ def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) 
         for process in run.processes():
             process.kill()
         run.wait_until_gone()
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    recipe: Flags, s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Run]:
+    """Trains once on each number of ranks, with all its checkpoints kept, for all tests that only read what it left."""
+
+    @functools.cache
+    def trained(nproc: int) -> Run:
+        def run_at(location: str) -> Run:
+            return Run(s3, S3Location.parse(location), environment_of(s3_endpoint), scratch, job_python)
+
+        def train(folder: Path) -> None:
+            location = f"s3://runs/research/whole-{uuid.uuid4().hex}-20260102-030405-0a1b/"
+            run = run_at(location)
+            run.attempt(*recipe, "--keep-checkpoints=10", nproc=nproc)
+            run.download("", folder / "files")
+            (folder / "location.txt").write_text(location)
+
+        scratch = tmp_path_factory.mktemp("whole") / "scratch"
+        made = made_once(tmp_path_factory, f"training-of-{nproc}", train)
+        run = run_at((made / "location.txt").read_text())
+        files = made / "files"
+        # Each process of the tests has an S3 of its own.
+        for path in (path for path in files.rglob("*") if path.is_file()):
+            run.write(f"{path.relative_to(files)}", path.read_bytes())
+        return run
+
+    return trained
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What is left of a run on an S3 that fails, is slow, is cut off, or denies what it allowed before."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from tests.jobs.train.trainer.test_resuming import MODEL
 from tests.support.train.faulty_s3 import Fault, FaultyS3
-from tests.support.train.launching import NewRun, environment_of
+from tests.support.train.launching import Run, environment_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -35,11 +35,9 @@ def connected(faulty: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> "S3Client":
 
 
 def test_a_training_on_a_faulty_s3_that_denies_an_upload_goes_on_where_it_was_when_it_is_allowed_again(
-    new_run: NewRun, recipe: tuple[str, ...], faulty: FaultyS3
+    run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...], faulty: FaultyS3
 ) -> None:
-    whole = new_run()
-    whole.attempt(*recipe)
-    run = new_run()
+    whole = uninterrupted(1)
     run = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": faulty.url})
 
     faulty.denies = lambda method, path: method == "PUT" and "/checkpoints/step-24/" in path

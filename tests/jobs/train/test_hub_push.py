@@ -82,7 +82,10 @@ def test_a_push_that_fails_leaves_the_run_as_it_is_and_says_how_to_repeat_it(
     ("environment", "error"),
     [
         ({}, f"error: push_to_hub: there is no HF_TOKEN here to push to {REPOSITORY} with. Next: put the team's token"),
-        ({"HF_TOKEN": "hf_stale"}, f"error: push_to_hub: the token may not write to {REPOSITORY}: 401 Client Error"),
+        (
+            {"HF_TOKEN": "hf_stale"},
+            f"error: push_to_hub: the token may not write to {REPOSITORY}: the hub answered 4",
+        ),
         ({"HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "1"}, "error: push_to_hub: HF_HUB_OFFLINE is set, so nothing can be"),
     ],
     ids=["no token", "stale token", "offline"],

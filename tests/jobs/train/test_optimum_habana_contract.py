@@ -12,16 +12,24 @@ import math
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.contract.releases import release
+from jobs.train import gaudi_config
+from jobs.train.channel import RequestFiles
 from tests.support.train import image_environment
-from tests.support.train.launching import PATIENCE_SECONDS, Run
+from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
+from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
+from tests.support.train.optimum_habana_on_cpu import SEEDED
+from tests.support.train.scripts import PACKAGES
 
 REPOSITORY = Path(__file__).parents[3]
+
+LANGUAGE_MODEL = ("--max-steps=12", "--max-length=96", "--batch-size=2", "--learning-rate=0.01", "--new-tokens=4")
 
 pytestmark = pytest.mark.every_release
 
@@ -30,6 +38,15 @@ pytestmark = pytest.mark.every_release
 def gaudi_python() -> Path:
     """Finds what the gaudi image's lock names."""
     return image_environment.python_of("gaudi", image_environment.chosen_release())
+
+
+@pytest.fixture(scope="session")
+def with_peft(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Finds peft, of the packages of scripts: SciPy is among the others, of a newer NumPy than the image has."""
+    folder = tmp_path_factory.mktemp("packages")
+    for path in Path(PACKAGES["PYTHONPATH"]).glob("peft*"):
+        (folder / path.name).symlink_to(path)
+    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
 
 
 @pytest.fixture(scope="session")
@@ -78,6 +95,13 @@ def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> 
     assert description["config"], "nothing reached GaudiConfig"
     assert set(description["config"]) <= set(description["config_known"])
     assert description["config_kept"] == description["config"]
+    assert set(gaudi_config.KEYS) <= set(description["config_known"])
+    # A file takes the place of the default, and another optimizer than AdamW that of the kernel
+    assert description["config_of_a_file"] == {
+        "use_fused_adam": False,
+        "autocast_bf16_ops": ["mm"],
+        "use_torch_autocast": False,
+    }
 
 
 def test_what_asks_for_zero_is_taken_and_filled_in_from_the_other_arguments(description: dict[str, Any]) -> None:
@@ -107,12 +131,15 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     assert f"batch: 16 = {batch}\n" in output
     assert "start: from the pretrained weights\n" in output
+    assert f"{SEEDED} 42\n" in output, "the cards' own random numbers are not the seed's"
     lines = run.metrics()
     *logged, result = lines
     assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
     # No grad_norm: GaudiTrainer logs that of Habana's own FusedClipNorm only.
     assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "learning_rate"))
     assert logged[0]["loss"] > logged[-1]["loss"], "it did not learn"
+    memory = {"memory_gib": 1.5, "max_memory_gib": 3.25, "total_memory_gib": 31.73}
+    assert all({name: line[name] for name in memory} == memory for line in logged)
     assert result["eval_samples"] == 37
     assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.2
     assert run.complete_checkpoints() == [40, 48]
@@ -147,29 +174,69 @@ def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
     assert config["architectures"] == ["BertForMaskedLM"]
 
 
-def _train(run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: Path, *, nproc: int) -> str:
-    """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves."""
+def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on_bit_by_bit(
+    new_run: NewRun, gaudi_python: Path, with_peft: dict[str, str], tmp_path: Path
+) -> None:
+    """jobs/specs/sft-lora, whose library call makes GaudiTrainer one that can be interrupted, and peft."""
+    model = save_tiny_llama(tmp_path / "llama")
+    data = write_lines(tmp_path / "talks.jsonl", instructions(120))
+    script = str(REPOSITORY / "jobs/specs/sft-lora/train.py")
+    command = (script, str(model), str(data), *LANGUAGE_MODEL)
+    whole, run = (replace(each, environment={**each.environment, **with_peft}) for each in (new_run(), new_run()))
+    output = _train(whole, "script", command, gaudi_python, tmp_path / "whole", nproc=1)
+    assert "held-out loss: " in output
+    adapter = (tmp_path / "whole/output/adapter/adapter_model.safetensors").read_bytes()
+
+    # WHEN the attempt is asked to stop
+    first = tmp_path / "first"
+    _train(run, "script", command, gaudi_python, first, nproc=1, stops=True)
+    [saved] = run.complete_checkpoints()
+    assert not (first / "output/adapter").exists()
+    # THEN the next one ends with the same adapter, and a model that answers as that does
+    output = _train(run, "script", command, gaudi_python, tmp_path / "second", nproc=1)
+    assert f"start: resumed from checkpoint step-{saved}\n" in output
+    second = tmp_path / "second/output"
+    assert (second / "adapter/adapter_model.safetensors").read_bytes() == adapter
+    compared = (str(model), str(second / "adapter"), str(second / "model"))
+    told = _run(gaudi_python, run.environment, "-m", "tests.support.train.language_models", *compared)
+    assert told.returncode == 0, told.stderr
+    assert float(told.stdout) < 0.2  # a bf16 has eight bits; in fp32 (test_sft_lora.py) it is below 0.001
+
+
+def _train(
+    run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: Path, *, nproc: int, stops: bool = False
+) -> str:
+    """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves.
+
+    `stops`: they are asked to, from the beginning on.
+    """
     for name in ("home", "scratch"):
         (folder / name).mkdir(parents=True)
+    if stops:
+        RequestFiles(folder / "scratch").ask("stop", "notice")
     environment = {
         **run.environment,
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder),
         "TRAINYARD_RUN_URI": str(run.location),
         "TRAINYARD_SCRATCH": str(folder / "scratch"),
+        "TRAINYARD_OUTPUT": str(folder / "output"),
         "TOKENIZERS_PARALLELISM": "false",
     }
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
-    ended = _run(python, environment, *torchrun, "tests.support.train.optimum_habana_on_cpu", kind, *recipe)
+    command = (*torchrun, "tests.support.train.optimum_habana_on_cpu", kind, *recipe)
+    ended = _run(python, environment, *command, folder=folder if kind == "script" else REPOSITORY)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-def _run(python: Path, environment: Mapping[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
+def _run(
+    python: Path, environment: Mapping[str, str], *arguments: str, folder: Path = REPOSITORY
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [str(python), *arguments],
         env=environment,
-        cwd=REPOSITORY,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -16,7 +16,7 @@ from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.sources import copy_folder
-from jobs.train.kinds.notebook.saved_folder import SavedFolder
+from jobs.train.saved_folder import SavedFolder
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -20,11 +20,10 @@ def finished(launched: Launched) -> None:
         sys.exit(launched.output)
 
 
-def differences(run: Run, whole: Run) -> str:
-    """Of a run that has ended from one that was left alone, bit by bit; empty where there is none."""
+def differences(run: Run, whole: Run, *, model: str = f"{MODEL}model.safetensors") -> str:
+    """Tell what differs in a run that has ended from one that was left alone, bit by bit; empty where there is none."""
     found = []
-    weights = f"{MODEL}model.safetensors"
-    if run.read(weights) != whole.read(weights):
+    if run.read(model) != whole.read(model):
         found.append("weights")
     pairs = itertools.zip_longest(run.curve(), whole.curve())
     if (differing := next(((mine, other) for mine, other in pairs if mine != other), None)) is not None:

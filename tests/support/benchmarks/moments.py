@@ -26,7 +26,7 @@ DENIED = "access denied"
 """By S3, to every request for a while: a way for those who have faults of S3 drawn too."""
 DENIED_SECONDS = 3.0
 BEFORE_PYTHON_LISTENS = -signal.SIGTERM
-"""Of a launcher whose SIGTERM came before its first line ran; as process 1 of a container it would not take it."""
+"""Exit code of a launcher whose SIGTERM came before its first line; process 1 of a container would not take it."""
 LIMIT_SECONDS = {SIGTERM: 30.0, SPOT: 120.0, REBALANCED: 120.0}
 """For an announced ending: what Batch leaves between SIGTERM and SIGKILL, and EC2 between its notice and the end."""
 SEEN_SECONDS = 5.0
@@ -64,7 +64,7 @@ class Moment:
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of those that were drawn, and has hit what it was to hit."""
+        """Return whether it is one of those that were drawn, and has hit what it was to hit."""
         return self.is_drawn and self.hit is not None and self.hit.part == self.part
 
     @property
@@ -103,7 +103,7 @@ def drawn(count: int, seed: int, trainings: int, ways: Sequence[str] = WAYS) -> 
 
 
 class Interruption:
-    """Of one attempt, at one moment."""
+    """Interrupt one attempt, at one moment."""
 
     def __init__(self, moment: Moment, run: Run, launched: Launched, phases: Phases, s3: FaultyS3) -> None:
         self._moment = moment
@@ -160,7 +160,7 @@ class Interruption:
         return State(phase="", what=", ".join(state.what if state else "something else" for state in (before, after)))
 
     def _lasts(self, state: State, seconds: float) -> bool:
-        """Whether it is still at that after so many seconds; in an evaluation at a time when rank 0 evaluates."""
+        """Return whether it is still at that after so many seconds; in an evaluation, while rank 0 evaluates."""
         until = time.monotonic() + seconds
         while self._launched.process.poll() is None:
             now = self._phases.look()

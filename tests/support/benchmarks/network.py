@@ -59,7 +59,7 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 class Network:
-    """Of `nnodes` nodes; to be made within `in_own_namespaces`, once."""
+    """A network of `nnodes` nodes; to be made within `in_own_namespaces`, once."""
 
     def __init__(self, nnodes: int) -> None:
         _run("mount", "-t", "tmpfs", "none", str(TEMPORARY))  # iproute2 keeps namespaces there

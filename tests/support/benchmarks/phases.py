@@ -21,7 +21,7 @@ from tests.support.train.launching import Launched
 START_UP, STEP, SAVE, UPLOAD, EVALUATION = PHASES = ("start-up", "step", "save", "upload", "evaluation")
 
 LAUNCHER, RANKS, FETCH, MODEL = PARTS = ("launcher", "ranks", "checkpoint", "model")
-"""Of a start-up: until the attempt's first line; until its data is there; until a checkpoint is; until the steps."""
+"""The parts of a start-up, each up to: the attempt's first line, its data, a checkpoint, the steps."""
 
 LOOK_SECONDS = 0.001
 STACK_SECONDS = 2.0
@@ -30,7 +30,7 @@ STACK_SECONDS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """Of a training: in steps."""
+    """The length of a training in steps."""
 
     steps: int
     save_every: int
@@ -47,12 +47,12 @@ class State:
 
     @property
     def part(self) -> str:
-        """Of the start-up, or the phase."""
+        """The part of the start-up, or the phase."""
         return self.what.removeprefix(f"{START_UP}: ") if self.phase == START_UP else self.phase
 
 
 class Phases:
-    """Of one attempt whose scratch folder nobody else uses, and on whose S3 nobody else is."""
+    """Watch one attempt whose scratch folder nobody else uses, and on whose S3 nobody else is."""
 
     def __init__(self, launched: Launched, scratch: Path, s3: FaultyS3, rhythm: Rhythm) -> None:
         self.resumed_from = 0
@@ -94,13 +94,13 @@ class Phases:
         return None if is_save_due else State(phase=STEP, what=f"step {step + 1}", step=step)
 
     def evaluates(self, rank_pid: int) -> bool:
-        """Whether rank 0, whose process it is, is in the midst of an evaluation; its stack is in the log then."""
+        """Return whether rank 0, whose process it is, evaluates; its stack is in the log then."""
         before = len(self._launched.lines)
         os.kill(rank_pid, signal.SIGUSR1)
         until = time.monotonic() + STACK_SECONDS
         while time.monotonic() < until:
             stack = self._launched.lines[before:]
-            if any("_run_module_as_main" in line for line in stack):  # the outermost frame
+            if any("_run_code" in line for line in stack):  # of runpy, which runs the entrypoint's module
                 return any(line.rstrip().endswith(" in evaluated") for line in stack)
             time.sleep(LOOK_SECONDS)
         return False

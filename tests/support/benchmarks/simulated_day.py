@@ -30,13 +30,13 @@ class Policy:
 
     name: str
     save_every_seconds: float
-    """Of steps."""
+    """Seconds of steps between two saves."""
     resumes: bool
     heeds_notice: bool
 
 
 def useful_seconds(policy: Policy, costs: Costs, reclaims: Sequence[float], *, end: float = DAY_SECONDS) -> float:
-    """Of steps that the run has done, and not lost, when `end` comes.
+    """Return the seconds of steps that the run has done, and not lost, when `end` comes.
 
     An instance is held from 0 on. At each of the `reclaims`, ascending, EC2 takes it, and another one is there at once.
     Who heeds the notice two minutes before works no more until then: the instance is still paid for.
@@ -58,19 +58,19 @@ def useful_seconds(policy: Policy, costs: Costs, reclaims: Sequence[float], *, e
 
 
 def _worked(policy: Policy, costs: Costs, seconds: float) -> float:
-    """Of steps in so many seconds from the first one on."""
+    """Return the work of steps in so many seconds from the first one on."""
     saves, rest = divmod(max(0.0, seconds), policy.save_every_seconds + costs.stall)
     return saves * policy.save_every_seconds + min(rest, policy.save_every_seconds)
 
 
 def _saved(policy: Policy, costs: Costs, seconds: float) -> float:
-    """Of steps up to the last checkpoint that is complete by then."""
+    """Return the work of steps up to the last checkpoint that is complete by then."""
     saves = max(0.0, seconds - costs.upload) // (policy.save_every_seconds + costs.stall)
     return saves * policy.save_every_seconds
 
 
 def reclaims(chance: random.Random, *, mean_hours: float, end: float = DAY_SECONDS) -> list[float]:
-    """Of a Poisson process, up to `end`."""
+    """Return the moments of a Poisson process, up to `end`."""
     found: list[float] = []
     at = chance.expovariate(1 / (mean_hours * 3600))
     while at < end:

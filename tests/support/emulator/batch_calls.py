@@ -11,7 +11,7 @@ import pytest
 from tests.support.embedded_aws import EmbeddedAws
 
 STOP_TIMEOUT_SECONDS = 1
-"""Of the server that the fixture `batch` starts."""
+"""The address of the server that the fixture `batch` starts."""
 ENDED = ("SUCCEEDED", "FAILED")
 
 FoundT = TypeVar("FoundT")

@@ -8,6 +8,7 @@ these.
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ DEEPSPEED = "0.16.1"
 """A release of its own, in the place of Habana's fork, which no registry has."""
 
 UBUNTU_MIRROR_VARIABLE = "UBUNTU_MIRROR"
-"""Of the environment: the address of an archive of Ubuntu's packages, as apt's sources have it."""
+"""A variable of the environment: the address of an archive of Ubuntu's packages, as apt's sources have it."""
 
 KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
 KEYRING_SHA256 = "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f"
@@ -98,6 +99,7 @@ def habana_image(client: docker.DockerClient, base: Base, folder: Path) -> Itera
     context = folder / "context"
     shutil.copytree(HERE / "habana_image", context, ignore=shutil.ignore_patterns("__pycache__"))
     _deepspeed_repository(folder / "deepspeed", context / "deepspeed.git")
+    wrapper_repository(context / "hccl_ofi_wrapper.git")
     name = f"stand-in/habana:{ROW.package_version}-python{base.python}"
     arguments = {
         "BASE_IMAGE": base.image,
@@ -122,16 +124,31 @@ def habana_image(client: docker.DockerClient, base: Base, folder: Path) -> Itera
 
 
 def sources(folder: Path, base: Base, images: Iterable[str]) -> SourceTree:
-    """Return sources whose locks of these images fit the base."""
+    """Return sources whose locks of these images fit the base, and which take the wrapper of libfabric that it has."""
     tree = SourceTree(folder)
+    script = "images/shared/load-fabric"
+    pinned = re.compile(r"^commit=[0-9a-f]{40}$", re.MULTILINE)
+    with tempfile.TemporaryDirectory() as name:
+        commit = wrapper_repository(Path(name) / "wrapper.git")
+    text, pins = pinned.subn(f"commit={commit}", (ROOT / script).read_text())
+    assert pins == 1
+    tree.write(script, text)
     if not base.fits_the_locks:
         row = replace(ROW, python=base.python, pytorch=base.torch)
         with pytest.MonkeyPatch.context() as patch:
             _see_the_network_alone(patch)
             for one in map(image, images):
                 tree.write(str(lock_file(one, ROW).relative_to(ROOT)), lock(one, row, torch_index=""))
-        tree.commit()
+    tree.commit()
     return tree
+
+
+def wrapper_repository(repository: Path) -> str:
+    """Make a bare git repository with a stand-in of libfabric's wrapper, and return its commit, which is always one."""
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name)
+        shutil.copytree(HERE / "hccl_ofi_wrapper", source, dirs_exist_ok=True)
+        return _bare_repository(source, repository)
 
 
 def _see_the_network_alone(patch: pytest.MonkeyPatch) -> None:
@@ -154,12 +171,19 @@ def _deepspeed_repository(folder: Path, repository: Path) -> None:
         archive.extractall(folder, filter="data")
     source = folder / f"deepspeed-{DEEPSPEED}"
     (source / "build.txt").write_text(f"+hpu.synapse.v{ROW.deepspeed}\n")
+    _bare_repository(source, repository, tag=ROW.deepspeed)
+
+
+def _bare_repository(source: Path, repository: Path, tag: str | None = None) -> str:
+    """Make a bare git repository of one commit of a folder, and return the commit."""
     git = ("git", "-C", str(source), "-c", "user.name=A", "-c", "user.email=a@example.com")
     # One date, so that the same source is the same commit and the engine knows its layers again.
     dated = {**os.environ, "GIT_AUTHOR_DATE": "2025-01-01T00:00:00Z", "GIT_COMMITTER_DATE": "2025-01-01T00:00:00Z"}
-    for command in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", DEEPSPEED], ["tag", ROW.deepspeed]):
-        subprocess.run([*git, *map(str, command)], env=dated, check=True)
+    commands = [["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "A stand-in"]]
+    for command in (*commands, *([["tag", tag]] if tag else [])):
+        subprocess.run([*git, *command], env=dated, check=True)
     subprocess.run(["git", "clone", "--quiet", "--bare", str(source), str(repository)], check=True)
+    return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _keyring(mirror: str, folder: Path) -> Path:

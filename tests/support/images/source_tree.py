@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.releases import release
-from jobs.images.revision import source_revision
+from jobs.contract.revision import SOURCES, source_revision
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ class SourceTree:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for name in ("images", "jobs"):
+        for name in SOURCES:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         shutil.copy(ROOT / ".dockerignore", root)
         self.write("images/of-this-tree", uuid.uuid4().hex)  # in no image: what BuildKit has of others fits

@@ -219,8 +219,6 @@ def _rule(subject: str, *breaks: tuple[str, str, Callable[[Templates], None]]) -
     return [Break(f"TY-{subject}-{asks}", what, apply) for asks, what, apply in breaks]
 
 
-_MULTINODE_TEMPLATE = (LAUNCH_TEMPLATE, _with_interfaces)
-
 BREAKS = [
     *_rule(
         "ComputeEnvironment",

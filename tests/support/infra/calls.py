@@ -14,10 +14,16 @@ _S3_OPERATIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "HeadObject": "s3:GetObject",
     "UploadFileobj": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "ListParts": "s3:ListMultipartUploadParts",
     "DownloadFile": "s3:GetObject",
     "DownloadFileobj": "s3:GetObject",
 }
-"""Those whose permission is called otherwise than they are."""
+"""Those whose permission is called otherwise than they are
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html#mpuAndPermissions for parts).
+"""
 
 
 def permissions_of(files: Iterable[Path]) -> set[str]:

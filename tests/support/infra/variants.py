@@ -16,7 +16,7 @@ ALL = Stage(
             huggingface_token=True,
             member_principals=("arn:aws:iam::123456789012:role/people/researcher",),
         ),
-        Team(name="product", monthly_budget_usd=5_000),
+        Team(name="product", monthly_budget_usd=5_000, isolated=True),
     ),
     account="123456789012",
     region="us-east-1",
@@ -61,13 +61,16 @@ NO_WAY_OUT = Stage(
     nat_gateways=0,
     machine_image="ami-0123456789abcdef0",
     own_kms_key=True,
+    vpc_cidr="172.20.0.0/16",
+    bootstrap_qualifier="closed1",
 )
-"""No NAT: jobs reach AWS and nothing else."""
+"""No NAT: jobs reach AWS and nothing else; addresses and a bootstrap that an organisation has assigned."""
 
 CUDA = tuple(
     Stage(
         name=row.name.replace(".", "-"),
         teams=(Team(name="research"),),
+        region="us-east-1" if row.network_cards else None,
         instance_type=row.name,
         machine_image=None,
         root_device_name="/dev/xvda",

@@ -18,7 +18,7 @@ STAGE = DeployedStage(
     log_group="logs",
     instance_type=instance_type("dl1.24xlarge"),
     cpu_instance_type=instance_type("m6i.4xlarge"),
-    queues={"gaudi-spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
+    queues={"spot": "arn:queue/gaudi", "cpu-spot": "arn:queue/cpu"},
     job_definitions={
         **{("research", kind): f"arn:definition/{kind}:1" for kind in CATALOG},
         ("research", "finetune-classification"): "arn:definition/research:3",
@@ -28,7 +28,7 @@ STAGE = DeployedStage(
 EMBEDDED = replace(STAGE, embedded_processes=2)
 LARGE = replace(
     STAGE,
-    queues={**STAGE.queues, "gaudi-on-demand": "arn:queue/on-demand", "gaudi-multinode": "arn:queue/multinode"},
+    queues={**STAGE.queues, "on-demand": "arn:queue/on-demand", "multinode": "arn:queue/multinode"},
     multinode_job_definitions={
         **{("research", kind): f"arn:definition/{kind}-several:1" for kind in CATALOG},
         ("research", "finetune-classification"): "arn:definition/several:7",

@@ -18,6 +18,16 @@ from jobs.contract.stage import DeployedStage
 
 MODEL_KEY = "tests/model"
 DATA_KEY = "tests/train.jsonl"
+MODEL_FILES = {
+    "config.json": b'{"model_type": "bert", "max_position_embeddings": 512}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"",
+}
+"""What passes for a model before a job is submitted."""
+DATA = (
+    b"".join(b'{"text": "%s", "label": %d}\n' % (b"good " * 200, row % 2) for row in range(600)) + b'{"text": "late"}\n'
+)
+"""A table whose one mistake lies behind what is looked at before a job is submitted, so that a job of it fails soon."""
 SPEC = {
     "name": "probe",
     "job": "finetune-classification",

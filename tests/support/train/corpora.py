@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 @cache
 def paragraphs(count: int) -> Sequence[str]:
-    """Of the descriptions of installed packages: English prose, code, lists, and many other characters."""
+    """A corpus of the descriptions of installed packages: English prose, code, lists, and many other characters."""
     found: dict[str, None] = {}
     for path in sorted(Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info/METADATA")):
         text = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[2]
@@ -63,13 +64,20 @@ class Workshop:
         self.run(train_tokenizer, TrainTokenizer(corpus=corpus.location, **arguments))
         return self.made("tokenizer")
 
-    def packed(self, corpus: OpenArtifact, tokenizer: OpenArtifact, **arguments: Any) -> OpenArtifact:
+    def packed(self, corpus: OpenArtifact, tokenizer: OpenArtifact | SimpleNamespace, **arguments: Any) -> OpenArtifact:
         self.run(tokenize, Tokenize(corpus=corpus.location, tokenizer=tokenizer.location, **arguments))
         return self.made("packed-tokens")
 
     def run(self, job: Callable[[Rank, Any], None], arguments: Any) -> None:
         number = len(self.runs)
-        self.runs.append(S3Location(self.bucket, f"{self.folder.name}/run{number}-20260102-030405-0a1b/"))
+        self.attempt(job, arguments, S3Location(self.bucket, f"{self.folder.name}/run{number}-20260102-030405-0a1b/"))
+
+    def again(self, job: Callable[[Rank, Any], None], arguments: Any) -> None:
+        """Another attempt of the newest run."""
+        self.attempt(job, arguments, self.runs[-1])
+
+    def attempt(self, job: Callable[[Rank, Any], None], arguments: Any, run: S3Location) -> None:
+        self.runs.append(run)
         self.scratch.mkdir()
         rank = Rank(
             rank=0,
@@ -91,7 +99,7 @@ class Workshop:
 
     @property
     def scratch(self) -> Path:
-        """Of the newest run."""
+        """The scratch folder of the newest run."""
         return self.folder / f"scratch-{len(self.runs)}"
 
     def made(self, kind: str) -> OpenArtifact:
@@ -101,7 +109,7 @@ class Workshop:
         )
 
     def result(self) -> Mapping[str, Any]:
-        """Of the newest run, as its receipt will have it."""
+        """The result of the newest run, as its receipt will have it."""
         return RankStatus.read(self.scratch).result
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""A Hugging Face Hub that takes models and data sets: the few endpoints that huggingface_hub pushes to, over real HTTP.
+"""A Hugging Face Hub that takes and gives models and data sets: the few endpoints that huggingface_hub pushes to and
+downloads from, over real HTTP.
 
 Large and binary files go the way that they go on the hub: asked for by the LFS batch API, put by themselves, verified,
 and named in the commit by their hash.
@@ -18,10 +19,17 @@ from typing import Any
 TOKEN = "hf_ofTheTeam"
 
 LARGE_BYTES = 20_000
-"""Of text, from which on it goes by LFS; the hub's own limit is 10 MB."""
+"""Bytes of text from which on it goes by LFS; the hub's own limit is 10 MB."""
 
 _PATH = re.compile(r"(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)/(?P<action>preupload|commit)/main")
 _LFS = re.compile(r"/(?P<data_sets>datasets/)?(?P<name>[^/]+/[^/]+)\.git/info/lfs/objects/(?P<action>batch|verify)")
+
+
+_LISTED = re.compile(r"/api/(?P<type>model|dataset)s/(?P<name>[^/]+/[^/]+)(/revision/main)?")
+_FILE = re.compile(r"/(?P<name>(datasets/)?[^/]+/[^/]+)/resolve/(main|[0-9a-f]{40})/(?P<file>.+)")
+
+COMMIT = "5c0ff" * 8
+"""The commit of every repository that has any."""
 
 
 @dataclass
@@ -32,7 +40,7 @@ class Hub:
     private: dict[str, bool] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     by_lfs: dict[str, set[str]] = field(default_factory=dict)
-    """Of a repository's files, those that went by LFS."""
+    """Those of a repository's files that went by LFS."""
     commits: list[str] = field(default_factory=list)
     _objects: dict[str, bytes] = field(default_factory=dict)
     """Put, and named by no commit perhaps: content by its sha256."""
@@ -115,9 +123,28 @@ def running_hub() -> Iterator[Hub]:
             self._answer(200, {})
 
         def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if listed := _LISTED.fullmatch(path):
+                name = _address(listed["type"], listed["name"])
+                if name in hub.files:
+                    siblings = [{"rfilename": file} for file in sorted(hub.files[name])]
+                    self._answer(200, {"id": listed["name"], "sha": COMMIT, "siblings": siblings})
+                    return
+            if (asked := _FILE.fullmatch(path)) and (content := hub.files.get(asked["name"], {}).get(asked["file"])):
+                self._give(content)
+                return
             self._answer(404, {"error": "Repository not found"})
 
         do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+        def _give(self, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
 
         def _answer(self, status: int, content: dict[str, Any]) -> None:
             data = json.dumps(content).encode()

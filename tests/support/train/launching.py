@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from jobs.contract.locations import S3Location
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import METRICS
+from tests.support.train.listeners import is_loopback, listeners
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -24,7 +27,15 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 120
 """For anything that is waited for; a healthy run takes a tenth."""
 
-MEASURED = ("time", "samples_per_second", "train_samples_per_second", "train_runtime_seconds")
+_SCAN_EVERY_SECONDS = 0.2
+
+MEASURED = (
+    "time",
+    "samples_per_second",
+    "train_samples_per_second",
+    "train_runtime_seconds",
+    *(f"eval_{name}" for name in ("runtime", "samples_per_second", "steps_per_second")),
+)
 """What two runs of the same weights do not have in common."""
 
 
@@ -33,12 +44,18 @@ class Launched:
     """A launcher that runs, and what it has printed."""
 
     process: subprocess.Popen[str]
+    keeps_to_itself: bool
     lines: list[str] = field(default_factory=list)
+    open_to_the_network: set[str] = field(default_factory=set)
+    """Listening sockets that others could connect to, of it and all that it has started, seen while it ran."""
+    scans_with_listeners: int = 0
+    """How often it was looked for them, and there were some, on loopback at least: its store is one."""
     _more: threading.Condition = field(default_factory=threading.Condition)
     _ended: bool = False
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._scan, daemon=True).start()
 
     @property
     def output(self) -> str:
@@ -64,6 +81,11 @@ class Launched:
             pytest.fail(f"still running after {PATIENCE_SECONDS} s:\n{self.output}")
         with self._more:
             assert self._more.wait_for(lambda: self._ended, PATIENCE_SECONDS)
+        # Several nodes have to reach each other; tests of theirs say how.
+        assert not (self.keeps_to_itself and self.open_to_the_network), self.open_to_the_network
+        # Whoever came to an end had a store, which the scans must have seen; else they prove nothing.
+        looked = self.scans_with_listeners or code or not self.keeps_to_itself
+        assert looked, f"no listening socket was seen:\n{self.output}"
         return code
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
@@ -72,8 +94,8 @@ class Launched:
 
     def ranks(self) -> list[psutil.Process]:
         """The running rank processes, rank 0 first."""
-        ranks = [child for child in psutil.Process(self.process.pid).children() if "RANK" in child.environ()]
-        return sorted(ranks, key=lambda child: int(child.environ()["RANK"]))
+        ranks = {_rank(child): child for child in psutil.Process(self.process.pid).children()}
+        return [ranks[number] for number in sorted(number for number in ranks if number is not None)]
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -85,6 +107,23 @@ class Launched:
         with self._more:
             self._ended = True
             self._more.notify_all()
+
+    def _scan(self) -> None:
+        while not self._ended:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found = listeners(self.process.pid)
+                self.scans_with_listeners += bool(found)
+                self.open_to_the_network.update(str(one) for one in found if not is_loopback(one.address))
+            time.sleep(_SCAN_EVERY_SECONDS)
+
+
+def _rank(process: psutil.Process) -> int | None:
+    """Its number; None: it is no rank. One that was forked has the launcher's environment, and a name of its own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        named = re.search(r"\[rank (\d+)\]", " ".join(process.cmdline()))
+        number = named[1] if named else process.environ().get("RANK")
+        return None if number is None else int(number)
+    return None
 
 
 @dataclass(frozen=True)
@@ -132,7 +171,9 @@ class Run:
             text=True,
             cwd=Path(__file__).parents[3],
         )
-        return Launched(process)
+        several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
+        starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
+        return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)
 
     def attempt(self, *flags: str, expect: int = 0, **options: Any) -> Launched:
         """Start, wait for the end, and hold the exit code against the expected one."""

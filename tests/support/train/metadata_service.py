@@ -8,6 +8,7 @@ from typing_extensions import Self
 
 NOTICE = "/latest/meta-data/spot/instance-action"
 LIFE_CYCLE = "/latest/meta-data/instance-life-cycle"
+ZONE = "/latest/meta-data/placement/availability-zone"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 

@@ -15,12 +15,14 @@ import importlib.metadata
 import inspect
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from jobs.contract.releases import releases
 from jobs.kinds.finetune_classification import FinetuneClassification
@@ -31,6 +33,12 @@ from jobs.train.rank import run
 
 PACKAGES = ("optimum-habana", "transformers", "accelerate")
 
+SEEDED = "stand-in: the cards' random numbers begin at"
+"""What a rank prints where the generators of an HPU would be seeded, with the seed."""
+
+MEMORY = {"memory_allocated (GB)": 1.5, "max_memory_allocated (GB)": 3.25, "total_memory_available (GB)": 31.73}
+"""What an HPU's memory is said to be: the names are those of optimum-habana (optimum/habana/utils.py)."""
+
 BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 """Given beside the configuration of DeepSpeed, which leaves it to them."""
 
@@ -38,23 +46,34 @@ BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
 class HpuOnCpu(Accelerator):
     """The accelerator of the HPU branch, with all that it passes, without the HPU."""
 
-    def training_arguments(self) -> dict[str, Any]:
+    def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
         # Lazy mode, and graphs in it, are refused without an HPU.
         refused = dict.fromkeys(("use_habana", "use_lazy_mode", "use_hpu_graphs_for_inference"), False)
-        return {**super().training_arguments(), **refused, "use_cpu": True}
+        return {**super().training_arguments(alone=alone), **refused, "use_cpu": True}
 
-    def trainer_arguments(self) -> dict[str, Any]:
-        arguments = super().trainer_arguments()
+    def trainer_arguments(self, **given: Any) -> dict[str, Any]:
+        arguments = super().trainer_arguments(**given)
         # GaudiTrainer uses it on an HPU only, but through release 1.19 imports it anyway.
         arguments["gaudi_config"].use_fused_clip_norm = False
         return arguments
 
     def set_seed(self, seed: int) -> None:
-        Accelerator(name="cpu", devices=0, reason="Habana's asks for the cards").set_seed(seed)
+        """Seed by optimum-habana's own function; the cards' generators are stood in for."""
 
-    def prepare(self) -> None:
-        super().prepare()
-        Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare()
+        def manual_seed_all(given: int) -> None:
+            print(f"{SEEDED} {given}", flush=True)
+
+        package = "habana_frameworks.torch.hpu"
+        names = ["habana_frameworks", "habana_frameworks.torch", package, f"{package}.random"]
+        modules = {name: types.ModuleType(name) for name in names}
+        modules[package].random = modules[f"{package}.random"]  # type: ignore[attr-defined]
+        modules[f"{package}.random"].manual_seed_all = manual_seed_all  # type: ignore[attr-defined]
+        with mock.patch.dict(sys.modules, modules):
+            super().set_seed(seed)
+
+    def prepare(self, *, alone: bool = False) -> None:
+        super().prepare(alone=alone)
+        Accelerator(name="cpu", devices=0, reason="a checkpoint is loaded to one").prepare(alone=alone)
 
 
 def stand_in_for_habana() -> None:
@@ -72,7 +91,7 @@ def stand_in_for_habana() -> None:
     subprocess.run = answer  # type: ignore[assignment]  # overloaded
     import optimum.habana.transformers.trainer as gaudi
 
-    gaudi.get_hpu_memory_stats = lambda _device=None: {}
+    gaudi.get_hpu_memory_stats = lambda _device=None: dict(MEMORY)
 
 
 def stand_in_for_deepspeed(folder: Path) -> None:
@@ -155,6 +174,8 @@ def describe() -> dict[str, Any]:
     real_config, habana.GaudiConfig = habana.GaudiConfig, RecordingConfig
     trainer_arguments = hpu.trainer_arguments()
     config = vars(trainer_arguments["gaudi_config"])
+    of_default = dict(passed_to_config)
+    own = hpu.trainer_arguments(gaudi_config={"use_fused_adam": True, "autocast_bf16_ops": ["mm"]}, fused_adam=False)
     return {
         "versions": {
             name: importlib.metadata.version(name) for name in ("optimum-habana", "transformers", "accelerate")
@@ -175,10 +196,35 @@ def describe() -> dict[str, Any]:
         "attention_default": known.get("attn_implementation"),
         "trainer_arguments": sorted(trainer_arguments),
         "trainer_arguments_known": sorted(inspect.signature(habana.GaudiTrainer.__init__).parameters),
-        "config": passed_to_config,
+        "config": of_default,
         "config_known": sorted(vars(real_config())),
-        "config_kept": {name: config.get(name) for name in passed_to_config},
+        "config_kept": {name: config.get(name) for name in of_default},
+        "config_of_a_file": {
+            name: vars(own["gaudi_config"])[name]
+            for name in ("use_fused_adam", "autocast_bf16_ops", "use_torch_autocast")
+        },
     }
+
+
+def _force(made: type[Any], **values: Any) -> None:
+    """Have all that is made of a class made with these values, whatever is asked for."""
+    real = made.__init__
+
+    def initialise(self: Any, *args: Any, **given: Any) -> None:
+        real(self, *args, **{**given, **values})
+
+    made.__init__ = initialise
+
+
+def run_script(command: list[str]) -> None:
+    """Run a script of one's own, which takes optimum-habana's classes itself, with what a CPU forces them to."""
+    from optimum import habana
+
+    _force(habana.GaudiTrainingArguments, use_habana=False, use_lazy_mode=False, use_cpu=True)
+    _force(habana.GaudiConfig, use_fused_clip_norm=False)
+    sys.argv = command
+    sys.path[0] = str(Path(command[0]).parent)
+    runpy.run_path(command[0], run_name="__main__")
 
 
 if __name__ == "__main__":
@@ -192,7 +238,9 @@ if __name__ == "__main__":
         synchronise_ranks()
         hpu = HpuOnCpu(name="hpu", devices=0, reason="a test")
         kind = sys.argv.pop(1)
-        if kind == "pretrain-mlm":
+        if kind == "script":
+            run_script(sys.argv[1:])
+        elif kind == "pretrain-mlm":
             pretrain_mlm.of_rank = lambda _: hpu  # type: ignore[attr-defined,assignment]
             run(pretrain_mlm.pretrain, PretrainMlm)
         else:

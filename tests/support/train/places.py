@@ -48,7 +48,7 @@ class Place:
 
 def refused(run: Run, model: Path, table: Path) -> str:
     """The one line with which a job that cannot use its inputs ends."""
-    launched = run.attempt(f"--model={model}", f"--train-data={table}", expect=1)
+    launched = run.attempt(f"--model={model}", f"--train-data={table}", "--max-length=32", expect=1)
     assert "Traceback" not in launched.output
     errors = [line for line in launched.lines if "rror" in line]
     assert errors == launched.lines[-1:], launched.output

@@ -15,7 +15,7 @@ Flags = tuple[str, ...]
 
 
 def finetuning(s3: "S3Client", model: Path, folder: Path) -> Flags:
-    """Of 48 steps with a checkpoint every 8.
+    """A recipe of 48 steps with a checkpoint every 8.
 
     The held-out examples divide by neither the batch nor the ranks, the epochs (of 12 steps) end in the middle of a
     batch, and most checkpoints lie in the middle of an epoch.
@@ -61,7 +61,7 @@ def packed_sentences(model: Path, folder: Path) -> Path:
 
 
 def pretraining(s3: "S3Client", packed: Path) -> Flags:
-    """Of 48 steps, with a checkpoint and an evaluation every 16."""
+    """A recipe of 48 steps, with a checkpoint and an evaluation every 16."""
     run = S3Location("runs", "research/tokenize-20260102-030405-0a1b/")
     publish(packed, s3, run)
     return (

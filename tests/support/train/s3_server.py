@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 DATA, RUNS = "data", "runs"
 
 _SERVER = """
+import gc
 import signal
 import sys
+gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
 from moto.server import ThreadedMotoServer
 server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
+gc.freeze()
+gc.enable()
 print(server.get_host_and_port()[1], flush=True)
 signal.sigwait({signal.SIGTERM})
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock")  # noqa: S108 - looked at, not written to
+SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/scratch")  # noqa: S108 - looked at, not written to
 """With the sticky bit: everybody may write there, and nobody may touch what is another's."""
 
 BUILD_TOOLS = (

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+from pathlib import Path
 
 from jobs.contract.errors import TrainyardError
 from jobs.train import accelerator as accelerators
@@ -16,19 +18,28 @@ from jobs.train import accelerator as accelerators
 RANKS = 2
 STEPS = 30
 LENGTH = 16
+HANG_SECONDS = 300
+"""After so long a rank says where it stands and ends: thirty times what it takes."""
+TIMEOUT_SECONDS = 500
+"""The limit of torchrun: less than the time after which the container is removed with all that it said."""
 
 
 def start(asked: str) -> None:
     chosen = accelerators.choose(asked, nproc_per_node=RANKS)
     ranks = ["--nnodes=1", f"--nproc-per-node={RANKS}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", __file__],
-        env={**os.environ, **chosen.environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *ranks, "--local-addr=localhost", __file__],
+            env={**os.environ, **chosen.environment, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_SECONDS,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        sys.exit(f"{said}\ntorchrun still ran after {TIMEOUT_SECONDS} s")
     told = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     if done.returncode or not told:
         sys.exit("\n".join([done.stdout, *(told[:1] or [f"torchrun ended with exit code {done.returncode}"])]))
@@ -73,7 +84,6 @@ def train() -> None:
     everywhere = [torch.zeros_like(weights) for _ in range(world_size)]
     torch.distributed.all_gather(everywhere, weights)
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
     if (backend, world_size) != (chosen.backend, RANKS):
         raise RuntimeError(f"{world_size} ranks over {backend}, not {RANKS} over {chosen.backend}")
     if not all(torch.equal(weights, others) for others in everywhere):
@@ -85,16 +95,28 @@ def train() -> None:
         print(f"rank 0: {told}", flush=True)
 
 
+def hung(thread: int) -> None:
+    """End this rank with one line that says where its main thread stands."""
+    stack = traceback.extract_stack(sys._current_frames()[thread])  # noqa: SLF001 - the documented way to another's stack
+    places = " < ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in stack[:-7:-1])
+    print(f"rank {os.environ['RANK']}: it still ran after {HANG_SECONDS} s, in {places}", flush=True)
+    os._exit(1)
+
+
 if __name__ == "__main__":
     if "RANK" in os.environ:
         code = 0
+        watch = threading.Timer(HANG_SECONDS, hung, [threading.get_ident()])
+        watch.daemon = True
+        watch.start()
         try:
             train()
         except Exception as error:  # noqa: BLE001 - the process ends here
             print(f"rank {os.environ['RANK']}: {type(error).__name__}: {error}", flush=True)
             traceback.print_exc()
             code = 1
-        # Not sys.exit: gloo's threads can keep an interpreter that is shutting down waiting for ever.
+        # As our ranks end, by os._exit and without the clean-up of their process group: either can wait for ever, for a
+        # peer that is gone or for gloo's own threads.
         os._exit(code)
     else:
         try:

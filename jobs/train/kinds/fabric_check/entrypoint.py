@@ -13,7 +13,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from jobs.contract.log_lines import Progress
+from jobs.contract.words import counted
 from jobs.kinds.fabric_check import FabricCheck
+from jobs.train import libfabric
 from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.channel import RankStatus
 from jobs.train.kinds.fabric_check import probe, topology
@@ -48,6 +50,7 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
     accelerator = of_rank(os.environ)
     barrier = Barrier(rank, timeout_seconds=arguments.peer_timeout_seconds)
     barrier.all_here()
+    providers = _providers(rank, accelerator, barrier)
     device = accelerator.device(rank.local_rank)
     everyone = range(rank.world_size)
     with barrier.step(f"connecting all ranks over {accelerator.backend}", everyone):
@@ -56,7 +59,7 @@ def check_fabric(rank: Rank, arguments: FabricCheck) -> None:
         )
         groups = list(topology.groups(rank))
         dtypes = _dtypes(accelerator)
-    report = _begin_report(rank, accelerator, dtypes)
+    report = _begin_report(rank, accelerator, dtypes, providers)
     bench = _Bench(rank, arguments, accelerator, barrier, device=device, dtypes=dtypes, phases=len(groups))
     for group in groups:
         collect(rank, barrier, report, group.phase, bench.measure(group))
@@ -209,7 +212,25 @@ def _all_gather(whole: "torch.Tensor", part: "torch.Tensor", group: Group) -> No
     gather(whole, part, group=group.handle)
 
 
-def _begin_report(rank: Rank, accelerator: Accelerator, dtypes: "Sequence[torch.dtype]") -> FabricReport:
+def _providers(rank: Rank, accelerator: Accelerator, barrier: Barrier) -> list[str]:
+    """Return the provider of libfabric that each node's cards take to the others'; none where nothing needs libfabric.
+
+    Raises ConfigurationError where a node lacks the libraries, before the backend would fail or take a slower way.
+    """
+    library = libfabric.load(accelerator.name) if rank.nnodes > 1 else None
+    if library is None:
+        return []
+    found = libfabric.providers(library)
+    rank.store.set(f"fabric/provider/{rank.node}", libfabric.taken(found))
+    if rank.is_first:
+        log.info("fabric: libfabric on node 0 has %s", ", ".join(found))
+    with barrier.step("the providers of all nodes", range(rank.world_size)):
+        return [rank.store.get(f"fabric/provider/{node}").decode() for node in range(rank.nnodes)]
+
+
+def _begin_report(
+    rank: Rank, accelerator: Accelerator, dtypes: "Sequence[torch.dtype]", providers: list[str]
+) -> FabricReport:
     """Return a report in which nothing is found yet; rank 0 logs what will be checked."""
     report = FabricReport(
         accelerator=accelerator.name,
@@ -217,15 +238,19 @@ def _begin_report(rank: Rank, accelerator: Accelerator, dtypes: "Sequence[torch.
         world_size=rank.world_size,
         nnodes=rank.nnodes,
         dtypes=[_name(dtype) for dtype in dtypes],
+        providers=providers,
     )
     if rank.is_first:
         log.info(
-            "fabric: %s ranks on %s node(s) over %s, values checked in %s",
-            report.world_size,
-            report.nnodes,
+            "fabric: %s on %s over %s, values checked in %s",
+            counted(report.world_size, "rank"),
+            counted(report.nnodes, "node"),
             report.backend,
             " and ".join(report.dtypes),
         )
+    for provider in dict.fromkeys(providers) if rank.is_first else ():
+        nodes = [str(node) for node, taken in enumerate(providers) if taken == provider]
+        log.info("fabric: %s is taken to other nodes on nodes %s", provider, ", ".join(nodes))
     if rank.is_first and report.world_size == 1:
         log.info("fabric: one rank is connected to nothing; only its own collectives are checked")
     return report

@@ -74,6 +74,8 @@ class FabricReport(BaseModel):
     nnodes: int
     dtypes: list[str]
     """The types in which values were checked; times are float32's."""
+    providers: list[str] = []
+    """The provider of libfabric that each node takes to the others; none where the backend does without libfabric."""
     measurements: list[Measurement] = []
     links: list[Link] = []
     wrong: list[str] = []

@@ -85,6 +85,9 @@ def _settings(workers: int, scratch: Path) -> dict[str, str | None]:
         "RAY_DEDUP_LOGS": "0",
         "RAY_COLOR_PREFIX": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray would name each worker's card in a HABANA_VISIBLE_MODULES of its own. Habana's software looks up the local
+        # rank in that list, which must be the same one in all processes: the second worker would find no card.
+        "RAY_EXPERIMENTAL_NOSET_HABANA_VISIBLE_MODULES": "1",
         # Only this job's processes may talk to it; otherwise Ray would leave a token of its own in the home folder.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

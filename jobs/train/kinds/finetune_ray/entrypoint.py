@@ -60,8 +60,9 @@ def start_ray_and_train(rank: Rank, arguments: FinetuneRay) -> None:
 def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers: int) -> str | None:
     """Train, and return why the workers have stopped before the end, if they did."""
     from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
+    from jobs.train.kinds.finetune_ray.process_group import LoopbackConfig
     from jobs.train.kinds.finetune_ray.worker import CHECKPOINTS_FOLDER, train_loop
 
     class LeanTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
@@ -74,7 +75,7 @@ def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers
     trainer = LeanTrainer(
         train_loop,
         train_loop_config={"arguments": arguments.model_dump(mode="json")},
-        torch_config=TorchConfig(backend=accelerator.backend),
+        torch_config=LoopbackConfig(backend=accelerator.backend),
         scaling_config=ScalingConfig(
             num_workers=workers,
             use_gpu=accelerator.name == "cuda",

@@ -10,7 +10,8 @@ when nobody has worked in it for the idle timeout.
 import logging
 import os
 import signal
-from datetime import datetime, timedelta, timezone
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from jobs.kinds.notebook import Notebook
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
 from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
-from jobs.train.kinds.notebook.saved_folder import SavedFolder
 from jobs.train.rank import Rank, run
+from jobs.train.saved_folder import SavedFolder
+from jobs.train.stored_checkpoints import SupersededError, check_newest
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -55,7 +57,11 @@ def serve(rank: Rank, arguments: Notebook) -> None:
     s3 = object_store.connect()
     folder = rank.scratch / "notebook"
     folder.mkdir()
-    saved = SavedFolder(s3, folder, rank.run / NOTEBOOK.rstrip("/"))
+
+    def check_may_write() -> None:
+        check_newest(s3, rank.run, rank.attempt)
+
+    saved = SavedFolder(s3, folder, rank.run / NOTEBOOK.rstrip("/"), check_may_write=check_may_write)
     code = 0
     try:
         _fill(s3, saved, folder, arguments)
@@ -63,11 +69,13 @@ def serve(rank: Rank, arguments: Notebook) -> None:
             folder, settings=rank.scratch / "jupyter", tensorboard_logdir=arguments.tensorboard_logdir
         ) as lab:
             try:
+                check_may_write()
                 _announce(s3, rank, lab)
                 code = _until_the_end(lab, saved, idle_timeout=timedelta(hours=arguments.idle_timeout_hours))
             finally:
                 # What is left must be done, and before JupyterLab has ended: the grace time may run.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                check_may_write()  # the files, and the address that people connect to, are a newer attempt's
                 saved.save()
                 object_store.delete_all(s3, rank.run, [NOTEBOOK_SERVER])
     except Interrupted:
@@ -98,20 +106,24 @@ def _announce(s3: "S3Client", rank: Rank, lab: JupyterLab) -> None:
 
 def _until_the_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedelta) -> int:
     """Save what changes until the end. Returns JupyterLab's exit code; 0 where nobody works in it any more."""
-    worked_at = datetime.now(timezone.utc)
+    # When somebody worked is told by that there is news of it, not by its time: a clock may be set meanwhile.
+    seen, worked = None, time.monotonic()
     while True:
         code = lab.wait(min(ROUND_SECONDS, idle_timeout.total_seconds() / 4))
         if code is not None:
             log.info("notebook: JupyterLab was shut down")
             return code
-        now = datetime.now(timezone.utc)
+        now = time.monotonic()
         try:
             if saved.save():
-                worked_at = now
-            worked_at = max(worked_at, lab.last_activity() or worked_at)
+                worked = now
+            if (activity := lab.last_activity()) != seen:
+                seen, worked = activity, now
+        except SupersededError:
+            raise
         except TrainyardError as error:  # the next round may have more luck
             log.warning("warning: notebook: %s", str(error).splitlines()[0])
-        if now - worked_at >= idle_timeout:
+        if now - worked >= idle_timeout.total_seconds():
             log.info("notebook: nobody has worked in it for %s: it ends", idle_timeout)
             return 0
 

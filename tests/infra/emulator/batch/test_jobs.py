@@ -82,6 +82,7 @@ def test_the_environment_of_a_job(batch: Batch) -> None:
     assert variables["AWS_EC2_METADATA_DISABLED"] == "true"
     assert variables["AWS_ACCESS_KEY_ID"]
     assert variables["AWS_SECRET_ACCESS_KEY"]
+    assert variables["OMP_NUM_THREADS"] == "1"  # as in this process: several jobs share the machine's cores
     # The server's own variables are not a job's, whatever they are called.
     assert not [name for name in variables if name.startswith("TRAINYARD_")]
 

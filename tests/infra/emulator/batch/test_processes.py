@@ -111,7 +111,7 @@ def test_a_job_that_kills_its_init_process_leaves_nothing(batch: Batch, command:
 
 def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> None:
     definition, queue = batch.definition("sleep", "600"), batch.queue(batch.environment(max_vcpus=1000))
-    parent = batch.submit(definition, queue, arrayProperties={"size": 60})
+    parent = batch.submit(definition, queue, arrayProperties={"size": 200})
 
     def started() -> dict[str, int] | None:
         states: dict[str, int] = batch.job(parent)["arrayProperties"]["statusSummary"]
@@ -121,7 +121,7 @@ def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> Non
     threads = psutil.Process(batch.aws.process.pid).num_threads()
     batch.client.terminate_job(jobId=parent, reason="enough")
     assert batch.ended(parent)["status"] == "FAILED"
-    assert states["RUNNABLE"] == 60 - 32
+    assert states["RUNNABLE"] == 200 - 32
     assert threads < 130
 
 

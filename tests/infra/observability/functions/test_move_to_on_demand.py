@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.observability.functions import move_to_on_demand, reclaims
+from infra.observability.functions import move_to_on_demand, reclaims, report_job
 from infra.observability.functions.move_to_on_demand import (
+    SWEEP_TAG,
     Mover,
     MoveUnderwayError,
     Resubmit,
@@ -19,6 +20,7 @@ from infra.observability.functions.move_to_on_demand import (
     handler,
     with_children,
 )
+from jobs.contract import sweep as contract
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES, is_reclaim
@@ -36,10 +38,12 @@ OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{
 @pytest.fixture
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
     """The rules as the stack hands them over; two reclaims are one too many."""
+    arns = world.spot.rpartition("/")[0] + "/"
     for name, value in {
         "RUN_BUCKET": world.bucket,
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
-        "ON_DEMAND_QUEUES": json.dumps({world.spot: world.on_demand}),
+        "QUEUE_ARNS": arns,
+        "ON_DEMAND_QUEUES": json.dumps([[arn.removeprefix(arns) for arn in (world.spot, world.on_demand)]]),
         "ON_DEMAND_NODES": "4",
         "RECLAIM_REASON": RECLAIM_REASON,
         "EXITED_REASON": EXITED_REASON,
@@ -162,6 +166,24 @@ def test_what_is_done_with_several_nodes_follows_from_all_of_them(
     assert type(decision) is (wanted or type(None))
     if isinstance(decision, Resubmit) and "Spot capacity" in job["statusReason"]:
         assert decision.request["tags"]["trainyard:moved"] == "for want of Spot capacity"
+
+
+@pytest.mark.parametrize("parent", [{}, {"status": "FAILED"}], ids=str)
+def test_a_sweep_is_not_moved_whose_workers_run_on_without_one_that_is_taken_away(
+    parent: dict[str, Any], world: World, rules: Rules
+) -> None:
+    job = world.job(world.submit("true")) | GANG | parent
+    children: list[dict[str, Any]] = [
+        {"status": "FAILED", "statusReason": EXITED_REASON, "attempts": [EXITED, EXITED]},
+        {"status": "RUNNING", "statusReason": "", "attempts": []},
+    ]
+    assert decide(with_children(job, children, rules), rules) is not None
+    job["tags"] = {**job["tags"], SWEEP_TAG: "9"}
+    assert decide(with_children(job, children, rules), rules) is None
+
+
+def test_the_tag_of_a_sweep_is_the_contracts() -> None:
+    assert SWEEP_TAG == contract.SWEEP_TAG == report_job.SWEEP_TAG
 
 
 def test_events_that_come_again_late_and_out_of_order_change_nothing(world: World, rules: Rules) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.report_job import Report, Rules, handler, metrics, report
+from infra.observability.functions.report_job import SWEEP_TAG, Rules, handler, report
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON, RETRY_RULES
@@ -19,17 +19,15 @@ RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
 @pytest.fixture
 def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
+    arns = world.spot.rpartition("/")[0] + "/"
+    spot, on_demand = (arn.removeprefix(arns) for arn in (world.spot, world.on_demand))
     for name, value in {
         "STAGE": "test",
         "TOPIC_ARN": inbox.topic,
         "METRIC_NAMESPACE": "trainyard/test",
-        "QUEUES": json.dumps(
-            [
-                {"arn": world.spot, "name": "gaudi-spot", "capacity": "spot", "usd_per_hour": 3.93},
-                {"arn": world.on_demand, "name": "gaudi-on-demand", "capacity": "on-demand", "usd_per_hour": 13.11},
-            ]
-        ),
-        "ON_DEMAND_QUEUES": json.dumps([[world.spot, world.on_demand]]),
+        "QUEUE_ARNS": arns,
+        "QUEUES": json.dumps([[spot, "spot", "spot"], [on_demand, "on-demand", "on-demand"]]),
+        "ON_DEMAND_QUEUES": json.dumps([[spot, on_demand]]),
         "ON_DEMAND_NODES": "4",
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "RECLAIM_REASON": RECLAIM_REASON,
@@ -116,26 +114,15 @@ def test_the_numbers_are_those_of_the_queue_at_that_moment(
     world.reached(blocked, "PENDING")
     handler(world.event(running[0]), None)
     line = numbers()
-    assert (line["Queue"], line["QueueDepth"], line["RunningNodes"]) == ("gaudi-spot", 1, 2)
-    assert line["SpendUsdPerHour"] == pytest.approx(2 * 3.93)
+    assert (line["Queue"], line["QueueDepth"]) == ("spot", 1)
     by_dimensions = {
         tuple(map(tuple, directive["Dimensions"])): [metric["Name"] for metric in directive["Metrics"]]
         for directive in line["_aws"]["CloudWatchMetrics"]
     }
-    assert by_dimensions[(("Queue",),)] == ["QueueDepth", "RunningNodes", "SpendUsdPerHour", "Reclaims", "FailedJobs"]
+    assert by_dimensions[(("Queue",),)] == ["QueueDepth", "Reclaims", "FailedJobs"]
     assert by_dimensions[((),)] == ["FailedJobs"]
     assert {directive["Namespace"] for directive in line["_aws"]["CloudWatchMetrics"]} == {"trainyard/test"}
     assert all(name in line for names in by_dimensions.values() for name in names)
-
-
-def test_a_job_of_several_nodes_counts_as_many(world: World, rules: Rules) -> None:
-    summaries: list[dict[str, Any]] = [
-        {"status": "RUNNING", "nodeProperties": {"numNodes": 4}},
-        {"status": "STARTING"},
-        {"status": "RUNNABLE", "nodeProperties": {"numNodes": 2}},
-    ]
-    line = metrics({"name": "gaudi-multinode", "usd_per_hour": 10.0}, summaries, Report(), "trainyard/test")
-    assert (line["QueueDepth"], line["RunningNodes"], line["SpendUsdPerHour"]) == (1, 5, 50.0)
 
 
 def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
@@ -152,12 +139,12 @@ def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
         handler(world.event(child, status="RUNNABLE"), None)
     [message] = inbox.read()
     assert "(stage test) lost its instance to a Spot reclaim, for the first time" in message
-    # THEN each of them is a node that runs
+    # THEN none of them waits
     for child in children:
         world.reached(child, "RUNNING")
     handler(world.event(parent_id), None)
     line = numbers()
-    assert (line["RunningNodes"], line["QueueDepth"], line["Reclaims"]) == (3, 0, 0)
+    assert (line["QueueDepth"], line["Reclaims"]) == (0, 0)
     # AND their end is one
     world.batch.terminate_job(jobId=children[1], reason="a fault")
     for child in (children[0], children[2]):
@@ -167,6 +154,27 @@ def test_nodes_that_start_one_by_one_are_told_of_as_one_and_counted_each(
         handler(world.event(job_id), None)
     [message] = inbox.read()
     assert "of team research (stage test) failed in attempt 2: " in message
+
+
+def test_workers_of_a_sweep_are_reclaimed_each_for_itself_and_its_failed_points_are_told_once(
+    world: World, rules: Rules
+) -> None:
+    tags = {"trainyard:team": "research", SWEEP_TAG: "9"}
+    job = {"jobName": "rates", "jobQueue": world.spot, "tags": tags}
+    waits = {"status": "RUNNABLE", "statusReason": "", "attempts": [EXITED]}
+    for index in (0, 3):
+        said = report({**job, **waits, "arrayProperties": {"index": index}}, rules)
+        assert said.reclaimed
+        assert "rates of team research (stage test) lost one of its instances to a Spot reclaim" in said.text
+    failed = {"status": "FAILED", "statusReason": EXITED_REASON, "attempts": [DIED]}
+    assert report({**job, **failed, "arrayProperties": {"index": 3}}, rules).text == ""
+    said = report({**job, **failed, "arrayProperties": {"size": 4}}, rules)
+    assert said.failed
+    assert "is a sweep, not all of whose points have succeeded" in said.text
+    assert "Look: trainyard sweep rates --stage test" in said.text
+    # One that Spot has taken away too often goes on nowhere: that is a failure.
+    lost = {"status": "FAILED", "statusReason": EXITED_REASON, "attempts": [EXITED, EXITED]}
+    assert report({**job, **lost, "arrayProperties": {"size": 4}}, rules).failed
 
 
 def test_a_queue_that_is_not_the_stages_is_nobodys_business(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from infra.observability.functions import stop_at_budget
-from infra.observability.functions.stop_at_budget import STOP_TAG, Rules, handler, next_month
-from jobs.contract.stage import budget_parameter, budget_stop_parameter, job_definition_parameter, member_role_parameter
+from infra.observability.functions.stop_at_budget import STOP_TAG, TEAM_BUDGETS, Rules, handler, next_month
+from jobs.contract.stage import budget_stop_parameter, job_definition_parameter, member_role_parameter
 from tests.infra.observability.functions.conftest import World
 from tests.support.infra.messages import Inbox
 
@@ -55,7 +55,7 @@ def configure(world: World, inbox: Inbox, stage: str, role: str, monkeypatch: py
         path = f"/trainyard/{stage}/"
         for name, deployed in {
             "stage-budget": json.dumps({"limit_usd": stage_usd, "topic": STAGE_TOPIC}),
-            budget_parameter("research"): json.dumps({"limit_usd": team_usd, "topic": TEAM_TOPIC}),
+            f"{TEAM_BUDGETS}research": json.dumps({"limit_usd": team_usd, "topic": TEAM_TOPIC}),
             member_role_parameter("research"): f"arn:aws:iam::123456789012:role/{role}",
             # More than Systems Manager shows at once.
             **{job_definition_parameter("research", f"kind-{number}"): "arn" for number in range(12)},
@@ -218,7 +218,7 @@ def test_a_stop_does_not_outlive_its_budget(
     inbox.read()
     # WHEN a deployment takes both budgets away
     world.aws.client("ssm").delete_parameters(
-        Names=[f"/trainyard/{stage}/{name}" for name in ("stage-budget", budget_parameter("research"))]
+        Names=[f"/trainyard/{stage}/{name}" for name in ("stage-budget", TEAM_BUDGETS + "research")]
     )
     handler(DEPLOYED, None)
     # THEN nothing is stopped any more
@@ -274,4 +274,3 @@ def test_what_a_budget_says_that_is_none_any_more_stops_nothing(world: World, st
 def test_stops_and_roles_are_called_as_the_rest_of_the_stage_calls_them() -> None:
     assert stop_at_budget.stop_parameter("research") == budget_stop_parameter("research")
     assert member_role_parameter("research") == stop_at_budget.MEMBER_ROLES + "research"
-    assert budget_parameter("research") == stop_at_budget.TEAM_BUDGETS + "research"

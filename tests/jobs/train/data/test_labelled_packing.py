@@ -20,6 +20,7 @@ from jobs.train.kinds import finetune_classification
 from jobs.train.rank import Rank
 from tests.support.train.launching import NewRun
 from tests.support.train.reviews import reviews, write_jsonl
+from tests.support.train.widths import widths_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -117,7 +118,7 @@ def test_a_resumed_attempt_has_the_weights_of_the_whole_run_and_two_ranks_that_a
     )
     whole = new_run()
     launched = whole.attempt(*flags)
-    assert "2 classes; 16 packed into " in launched.output
+    assert "data: 16 packed into " in launched.output
     weights = whole.read(MODEL)
     curve = [line["loss"] for line in whole.metrics()[:-1]]
     assert len(curve) == 48
@@ -182,7 +183,7 @@ def _prepared(tokenizer: Any, folder: Path) -> Prepared:
         labels=[row["label"] for row in rows[188:]],
     )
     parts = {"train": pairs, "eval": pairs}
-    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=30, length_buckets=4, folder=folder)
+    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=30, widths=widths_of(4, 30), folder=folder)
 
 
 def _save_random(kind: str, folder: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import UsageError
 from jobs.kinds.finetune_classification import FinetuneClassification, GlueTask
 from jobs.train.data import labelled_text
@@ -94,6 +95,10 @@ def test_labels_become_classes_in_a_fixed_order(
         ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
         (["1", "0.5"], "train.jsonl, line 2: 'label' is '0.5', which is no class\nNext: write each class as a name or"),
         (["-.25", "0.5"], "train.jsonl, line 1: 'label' is '-.25', which is no class"),
+        *(
+            (["1", text], f"train.jsonl, line 2: 'label' is '{text}', which is no class")
+            for text in ("0,5", "5.", "nan", "-inf")
+        ),
         (["bad", " 1.5E-3 "], "train.jsonl, line 2: 'label' is ' 1.5E-3 ', which is no class"),
         ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
         ([1, float("inf")], "train.jsonl, line 2: 'label' is inf, which is no class"),
@@ -115,7 +120,7 @@ def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
     [
         ("god", "eval.jsonl, line 2: label 'god' is none of the training data's; did you mean 'good'?"),
         (7, "eval.jsonl, line 2: label 7 is none of the training data's; there is 'bad', 'good'"),
-        (None, "eval.jsonl, line 2: label None is none of the training data's"),
+        (None, "eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"),
     ],
 )
 def test_a_held_out_label_that_was_never_trained_is_refused_with_its_line(load: Load, label: Any, message: str) -> None:
@@ -191,7 +196,9 @@ def test_a_mistake_in_one_of_several_tables_names_it_and_its_line(tmp_path: Path
     with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: 'label' is None, which is no class"):
         labelled_text.load(arguments, s3=no_s3)
     arguments = FinetuneClassification(model="unused", train_data=tables[:1], eval_data=tables)
-    with pytest.raises(UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's"):
+    with pytest.raises(
+        UsageError, match=r"part1\.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"
+    ):
         labelled_text.load(arguments, s3=no_s3)
 
 
@@ -298,3 +305,70 @@ def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) ->
     arguments = FinetuneClassification(model="unused", glue_task="sst2")
     with pytest.raises(UsageError, match=r"split=train, row 2: label -1 is none of the training data's"):
         labelled_text.load(arguments, s3=no_s3)
+
+
+def test_a_rare_class_is_on_both_sides_of_a_split_and_the_shares_are_kept(load: Load) -> None:
+    rows = labelled(*["often"] * 60, *["seldom"] * 38, *["rare"] * 2, "once")
+    names, train, held_out = load(rows, eval_fraction=0.1)
+    counts = {name: (train.labels.count(number), held_out.labels.count(number)) for number, name in enumerate(names)}
+    assert counts == {"often": (54, 6), "once": (1, 0), "rare": (1, 1), "seldom": (35, 3)}
+    assert sorted(train.texts + held_out.texts) == sorted(row["text"] for row in rows), "lost or doubled"
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 40, 99])
+def test_a_split_has_as_many_rows_as_are_asked_for_as_far_as_classes_can_be_parted(count: int) -> None:
+    labels = [number // 2 for number in range(20)] + [10] * 80
+    drawn = labelled_text.stratified(labels, count, seed=3)
+    assert len(set(drawn.tolist())) == len(drawn) == min(count, 89)
+    left = {labels[row] for row in set(range(100)) - set(drawn.tolist())}
+    assert left == set(range(11)), "each class is trained on"
+
+
+def test_examples_of_which_no_class_has_two_cannot_be_parted(load: Load) -> None:
+    with pytest.raises(UsageError, match=r"train\.jsonl has 3 examples: too few to hold some out; give eval_data"):
+        load(labelled("a", "b", "c"))
+
+
+BAD: Rows = [
+    {"text": None, "label": "bad"},
+    {"text": "x", "label": None},
+    {"text": "y"},
+    {"text": "\ud83d", "label": "bad"},
+]
+
+
+def test_all_bad_rows_of_a_table_are_named_at_once_up_to_ten(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        load([*labelled("bad", "good"), *BAD * 3], labelled("bad", None))
+    first, *lines = str(caught.value).splitlines()
+    assert first == "13 bad rows:"
+    of_train = [line for line in lines if line.startswith(f"{tmp_path}/train.jsonl, line ")]
+    assert len(of_train) == 10
+    assert f"{tmp_path}/train.jsonl, line 5: no column 'label'; there is 'text'" in of_train
+    assert f"{tmp_path}/train.jsonl, line 3: 'text' is not text but None" in of_train
+    assert f"{tmp_path}/train.jsonl, line 4: 'label' is None, which is no class" in of_train
+    assert "and 2 more" in lines
+    assert (
+        lines[-2] == f"{tmp_path}/eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"
+    )
+    assert lines[-1].endswith("; or leave them out with on_bad_rows: skip")
+
+
+def test_bad_rows_are_left_out_and_counted_where_that_is_asked_for(load: Load, tmp_path: Path) -> None:
+    bad = BadRows(skip=True, at_most=5)
+    train = [*BAD, *labelled("bad", "good")]
+    write_jsonl(tmp_path / "train.jsonl", train)
+    write_jsonl(tmp_path / "eval.jsonl", [*labelled("good", "ugly")])
+    arguments = FinetuneClassification(
+        model="unused", train_data=f"{tmp_path}/train.jsonl", eval_data=f"{tmp_path}/eval.jsonl"
+    )
+    names, examples, held_out = labelled_text.load(arguments, s3=no_s3, bad=bad)
+    assert names == ["bad", "good"]
+    assert examples == Examples(texts=["text 0", "text 1"], pairs=None, labels=[0, 1])
+    assert held_out == Examples(texts=["text 0"], pairs=None, labels=[1])
+    assert bad.counts == {f"{tmp_path}/train.jsonl": 4, f"{tmp_path}/eval.jsonl": 1}
+
+    more = {"on_bad_rows": "skip", "max_bad_rows": 4}
+    with pytest.raises(UsageError, match=r"(?s)more than 4 bad rows, .* lets be left out; among them:\n.*'ugly'"):
+        load(train, labelled("good", "ugly"), **more)
+    assert load(train, labelled("good"), **more)[1] == examples

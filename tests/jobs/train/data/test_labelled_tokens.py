@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from jobs.contract.errors import UsageError
+from jobs.train.data import labelled_tokens
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, prepare
 from tests.support.train.reviews import reviews
+from tests.support.train.widths import widths_of
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -27,12 +29,18 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
             {"train": train, "eval": held_out},
             tokenizer=tokenizer,
             max_length=max_length,
-            length_buckets=buckets,
+            widths=widths_of(buckets, max_length),
             folder=tmp_path / f"{buckets}-{max_length}",
         )
         assert (prepared.train_examples, prepared.eval_examples) == (2, 1)
         assert prepared.widths == widths, "of both parts, in steps of 8, at most max_length"
-        assert prepared.longest == min(44, max_length)
+        assert prepared.longest == 44, "before it is cut"
+        assert [lengths.model_dump() for lengths in prepared.summary.lengths] == [
+            {"unit": "tokens", "at": [9, 44, 44, 44]}
+        ]
+        cut = prepared.summary.cut
+        assert cut is not None
+        assert (cut.texts, cut.tokens) == ((1, 32) if max_length == 12 else (0, 0))
         assert prepared.train.buckets.tolist() == [0, max(0, len(widths) - 2)]
         for part, examples in ((prepared.train, train), (prepared.evaluation, held_out)):
             for bucket in set(part.buckets.tolist()) | {len(widths) - 1}:
@@ -83,6 +91,24 @@ def test_the_share_of_padding_is_that_of_the_batches(tiny_bert: Path, tmp_path: 
         assert padding == pytest.approx(1 - (5 * 3 + 11 * 16) / tokens)
 
 
+def test_of_many_texts_that_are_cut_a_sample_says_how_much(
+    tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    part = Examples(texts=["the " * 50, "the " * 70] * 50 + ["the " * 30], pairs=None, labels=[0] * 101)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    whole = _prepared(part, tokenizer, tmp_path).summary.cut
+    assert whole is not None
+    assert (whole.texts, whole.tokens, whole.of_tokens) == (200, 2 * 50 * (20 + 40), 2 * (50 * (52 + 72) + 32))
+    assert not whole.estimated
+    monkeypatch.setattr(labelled_tokens, "MAX_UNCUT", 20)
+    sampled = _prepared(part, tokenizer, tmp_path).summary.cut
+    assert sampled is not None
+    assert sampled.estimated
+    assert sampled.tokens == pytest.approx(whole.tokens, rel=0.4)
+
+
 def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
     part = Examples(texts=["a"], pairs=None, labels=[0])
     with pytest.raises(UsageError, match="no padding token"):
@@ -92,4 +118,4 @@ def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
 
 def _prepared(part: Examples, tokenizer: object, folder: Path) -> Prepared:
     parts = {"train": part, "eval": part}
-    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=32, length_buckets=4, folder=folder)
+    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=32, widths=widths_of(4, 32), folder=folder)

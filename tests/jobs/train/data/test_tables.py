@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.train.data.labelled_text import read_table
 from tests.support.train.launching import Run
 from tests.support.train.places import Place, refused
 from tests.support.train.reviews import reviews, write_jsonl
@@ -203,4 +205,35 @@ def test_a_job_ends_with_one_line_on_a_damaged_table(run: Run, tiny_bert: Path, 
     table = write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1))
     table.write_text(table.read_text() + '{"text": "the film is\n')
     line = refused(run, tiny_bert, table)
-    assert line == f"error: {table}, line 41: not JSON: Invalid control character at at position 22\n"
+    assert line == f"error: {table}, line 41: not JSON: Invalid control character at position 22\n"
+
+
+def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> None:
+    rows = b'text,label\na,1\nb\n\xffc,1\n"d,1\ne"f,1\ng,2\n'
+    location = place.put("bad.csv", rows)
+    bad = BadRows(skip=True, at_most=9)
+    table = read_table(location, ("text", "label"), s3=place._client, bad=bad)
+    assert table.columns == {"text": ["a", "g"], "label": ["1", "2"]}
+    assert list(table.lines) == [2, 7]
+    assert bad.counts[location] == 4, "the field that is quoted by half takes two lines"
+    assert bad.named(location)[0] == f"{location}, line 3: 1 fields, but the header has 2"
+    with pytest.raises(UsageError, match=r"(?s)^4 bad rows:\n.*line 4: not UTF-8.*the row begins in line 5"):
+        place.read(location)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"text;label\na, b;1\n", r"line 1: its columns are parted by ';', not by ',' as its name says"),
+        ("t.csv", b"text\tlabel\na\t1\n", "parted by '\\t', not by ',' as its name says\nNext: write it with ','"),
+        ("t.tsv", b'"text","label"\n"a, b",1\n', r"parted by ',', not by '\t' as its name says"),
+        (
+            "t.csv",
+            "text,label\na,1\n".encode("utf-16"),
+            "line 1: not UTF-8 (byte 0xff at position 1)\nNext: iconv -f UTF-16",
+        ),
+    ],
+)
+def test_another_delimiter_or_encoding_is_recognized(local: Place, name: str, content: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        local.read(local.put(name, content))

@@ -1,17 +1,25 @@
 """A fabric-check over real gloo ranks: what it says of healthy ones, and of one that is wrong, hung or slow."""
 
+import contextlib
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jobs.train.kinds.fabric_check import probe
+from jobs.contract.locations import S3Location
+from jobs.train import libfabric
+from jobs.train.accelerator import Accelerator
+from jobs.train.kinds.fabric_check import entrypoint, probe
 from jobs.train.kinds.fabric_check.report import FabricReport, Link, Measurement, below_minimum, laggards
 from jobs.train.kinds.fabric_check.topology import rounds
+from jobs.train.rank import Rank
 from tests.support.train.launching import Run
+from tests.support.train.listeners import open_to_the_network
 
 QUICK = ("--smallest-message-bytes=64", "--largest-message-bytes=65536", "--growth=1024")
 
@@ -36,7 +44,7 @@ def test_two_nodes_are_measured_each_by_itself_and_between_them(run: Run) -> Non
     started[1].wait()
 
     lines = started[0].lines
-    assert "fabric: 4 ranks on 2 node(s) over gloo, values checked in float32 and bfloat16\n" in lines
+    assert "fabric: 4 ranks on 2 nodes over gloo, values checked in float32 and bfloat16\n" in lines
     assert [line for line in lines if line.startswith("fabric: ")][1:] == [
         "fabric: within nodes\n",
         "fabric: across nodes\n",
@@ -57,6 +65,40 @@ def test_two_nodes_are_measured_each_by_itself_and_between_them(run: Run) -> Non
     assert lines[-1].startswith("error: all-reduce of 64 KiB, card 0 of every node: ")
     assert "less than the 1000 asked for; all-reduce of 64 KiB, card 1 of every node: " in lines[-1]
     assert "Traceback" not in started[0].output
+
+
+def test_the_provider_of_each_node_is_asked_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed as dist
+
+    store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported from C++
+    answers = iter([["efa", "tcp"], ["tcp", "shm"]])
+    monkeypatch.setattr(libfabric, "load", lambda name: None if name == "cpu" else object())
+    monkeypatch.setattr(libfabric, "providers", lambda _: next(answers))
+    barrier: Any = SimpleNamespace(step=lambda *_: contextlib.nullcontext())
+
+    def providers(node: int, nnodes: int = 2, name: Any = "hpu") -> list[str]:
+        rank = Rank(
+            rank=node,
+            local_rank=0,
+            world_size=nnodes,
+            local_world_size=1,
+            node=node,
+            nnodes=nnodes,
+            run=S3Location.parse("s3://bucket/run/"),
+            scratch=tmp_path,
+        )
+        rank.__dict__["store"] = store
+        return entrypoint._providers(rank, Accelerator(name=name, devices=1, reason="asked for"), barrier)
+
+    assert providers(0, nnodes=1) == []
+    assert providers(0, name="cpu") == []
+    with ThreadPoolExecutor() as nodes:
+        # One after the other into the library's answers, and then each waits for the other's.
+        first = nodes.submit(providers, 0)
+        store.get("fabric/provider/0")
+        assert providers(1) == first.result() == ["efa", "tcp"]
 
 
 FAULTY_RANKS = """
@@ -106,6 +148,7 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(run: Run) -> None:
         *QUICK, "--seconds-per-measurement=1", "--peer-timeout-seconds=4", kind="fabric-check", nproc=2
     )
     launched.wait_for_line("[progress] 1/2")
+    assert open_to_the_network(launched.process.pid) == []
     healthy, hung = launched.ranks()
     hung.suspend()
     healthy.wait(60)

@@ -4,8 +4,9 @@ One start of Ray costs as much as eight ranks: a dozen processes, each of which 
 """
 
 import json
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +16,12 @@ import pytest
 from jobs.contract.errors import UsageError
 from jobs.kinds.finetune_ray import FinetuneRay
 from jobs.train.accelerator import Accelerator, Name
+from jobs.train.kinds.finetune_ray import cluster
 from jobs.train.kinds.finetune_ray import entrypoint as finetune_ray
 from jobs.train.kinds.finetune_ray.cluster import error_file, worker_resources
 from tests.support.train import launching
-from tests.support.train.launching import NewRun, Run
+from tests.support.train.launching import Run
+from tests.support.train.listeners import open_to_the_network
 
 MODEL = "model/model.safetensors"
 
@@ -34,19 +37,21 @@ def short_folder() -> Iterator[str]:
 
 @pytest.mark.timeout(1200)
 def test_it_goes_on_with_a_run_and_ends_with_the_weights_of_the_launchers_own_ranks(
-    new_run: NewRun, recipe: tuple[str, ...], short_folder: str, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    uninterrupted: Callable[[int], Run],
+    recipe: tuple[str, ...],
+    short_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launching, "PATIENCE_SECONDS", 500)
-    whole = new_run()
-    whole.attempt(*recipe, "--keep-checkpoints=10", nproc=2)
-    run = new_run()
+    whole = uninterrupted(2)
     _leave_as_if_interrupted(whole, run)
 
     launched = run.start(*recipe, "--num-workers=2", kind="finetune-ray", attempt=2, TMPDIR=short_folder)
     launched.wait_for_line("start: resumed from")
     processes = psutil.Process(launched.process.pid).children(recursive=True)
     assert [process.name() for process in processes if process.name() == "raylet"]
-    assert _open_to_the_network(processes) == []
+    assert open_to_the_network(launched.process.pid) == []
     code = launched.wait()
 
     assert code == 0, launched.output
@@ -81,17 +86,6 @@ def _leave_as_if_interrupted(whole: Run, run: Run) -> None:
     run.write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _open_to_the_network(processes: list[psutil.Process]) -> list[str]:
-    """Which of Ray's processes could be talked to from elsewhere; PyTorch's own store is one of a worker's doors."""
-    return [
-        f"{process.name()} {connection.laddr}"
-        for process in processes
-        if process.is_running() and "RayTrainWorker" not in process.name()
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and not connection.laddr.ip.endswith("127.0.0.1")
-    ]
-
-
 def test_each_worker_has_a_card_of_its_own_over_the_cards_own_fabric() -> None:
     names: tuple[Name, ...] = ("hpu", "cuda", "cpu")
     of = {name: Accelerator(name=name, devices=8, reason="asked for") for name in names}
@@ -100,6 +94,15 @@ def test_each_worker_has_a_card_of_its_own_over_the_cards_own_fabric() -> None:
         "cuda": ("nccl", {"CPU": 1.0, "GPU": 1.0}),
         "cpu": ("gloo", {"CPU": 1.0}),
     }
+
+
+def test_ray_leaves_the_list_of_hpus_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private.accelerators.hpu import HPUAcceleratorManager
+
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0,1")
+    with cluster._environment(cluster._settings(2, tmp_path)):
+        HPUAcceleratorManager.set_current_process_visible_accelerator_ids(["1"])
+        assert os.environ["HABANA_VISIBLE_MODULES"] == "0,1"
 
 
 def test_the_global_batch_divides_over_rays_workers() -> None:

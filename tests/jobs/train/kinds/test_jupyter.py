@@ -74,7 +74,7 @@ def test_kernels_are_not_taken_for_ranks(browser: Browser) -> None:
 
 
 def works(lab: JupyterLab) -> bool:
-    """Whether somebody, or something, works in it right now."""
+    """True where somebody, or something, works in it right now."""
     asked_at = datetime.now(timezone.utc)
     worked_at = lab.last_activity()
     return worked_at is not None and worked_at >= asked_at

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.train.data import sources
@@ -158,6 +159,23 @@ def test_only_missing_shards_are_made_again(workshop: Workshop, tmp_path: Path) 
     rewritten = {name for name in after if after[name] != before[name] and name.endswith(".txt")}
     assert rewritten <= {"train-00002.txt", "held-out-00002.txt"}
     assert workshop.metrics()[0]["step"] == 3
+
+
+def test_a_damaged_line_of_metrics_ends_no_job_that_is_resumed(
+    workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments: dict[str, Any] = {"data": [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))], "shard_bytes": 20_000}
+    corpus = workshop.corpus(**arguments)
+    place = workshop.runs[-1] / "metrics.jsonl"
+    rows = workshop.metrics()
+    last = f"train-{len(rows) - 2:05d}.txt"
+    workshop.delete(corpus, last)
+    damaged = [b"[]", b'{"step": 1, "docu', b"\xff", b'{"step": null}']
+    object_store.write(workshop.s3, place, b"\n".join([json.dumps(rows[0]).encode(), *damaged]))
+    workshop.again(prepare_corpus.prepare, PrepareCorpus(**arguments))
+    assert workshop.made("corpus").location == corpus.location
+    assert workshop.metrics()[0] == rows[0]
+    assert caplog.messages == [f"warning: {place}: 4 line(s) cannot be read and are left out, the first is line 2"]
 
 
 def test_a_data_set_that_changed_is_another_corpus_than_the_one_begun(workshop: Workshop, tmp_path: Path) -> None:

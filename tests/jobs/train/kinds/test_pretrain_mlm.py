@@ -1,6 +1,8 @@
 """A pre-training from the launcher's start to the files it leaves, over real ranks, and what it refuses."""
 
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking
 from jobs.train.data.packed_tokens import PackedTokens
-from jobs.train.kinds.pretrain_mlm import fetch_inputs, new_model
+from jobs.train.kinds.pretrain_mlm import bert, fetch_inputs, new_model
 from tests.support.train.hub_server import TOKEN, Hub
 from tests.support.train.launching import Run
 from tests.support.train.packing import publish
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 KIND = "pretrain-mlm"
 
 MODEL = "model/model.safetensors"
+
+Put = Callable[[Path, str], str]
 
 CPU = Accelerator(name="cpu", devices=0, reason="a test")
 
@@ -155,13 +159,69 @@ def test_a_configuration_on_s3_says_the_shape(s3: "S3Client", pretraining: tuple
     s3.put_object(Bucket="runs", Key="shapes/a/config.json", Body=b'{"model_type": "bert", "num_hidden_layers": 3}')
     data = pretraining[0].removeprefix("--data=")
     arguments = PretrainMlm(data=data, config="s3://runs/shapes/a/", global_batch_size=8)
-    model = new_model(fetch_inputs(arguments, s3, tmp_path).config | {"hidden_size": 24}, CPU)
+    config = fetch_inputs(arguments, s3, tmp_path).config
+    assert config is not None
+    model = new_model(config | {"hidden_size": 24}, CPU)
     assert (model.config.num_hidden_layers, model.config.vocab_size) == (3, 30522)
+
+
+def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
+    s3: "S3Client", pretraining: tuple[str, ...], tiny_bert: Path, put: Put, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+    def model(name: str, made: Any, tokens: list[str] | None = None) -> str:
+        tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+        tokenizer.add_tokens(tokens or [])
+        made.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return put(tmp_path / name, f"models/{tmp_path.name}-{name}")
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    shape["vocab_size"] = len(AutoTokenizer.from_pretrained(tiny_bert))
+    whole = BertForMaskedLM(BertConfig(**shape))
+
+    def started(location: str) -> Any:
+        data = pretraining[0].removeprefix("--data=")
+        arguments = PretrainMlm(data=data, model=location, global_batch_size=8)
+        scratch = tmp_path / location.rpartition("-")[2] / "scratch"
+        scratch.mkdir()
+        return bert(fetch_inputs(arguments, s3, scratch), CPU)
+
+    # WHEN the model has a head of its own, THEN that is its own too
+    same = started(model("whole", whole))
+    assert type(same).__name__ == "BertForMaskedLM"
+    state = same.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items())
+    # WHEN it has another, THEN the encoder is its own
+    classifier = BertForSequenceClassification(BertConfig(**shape))
+    state = started(model("classifier", classifier)).state_dict()
+    assert torch.equal(
+        state["bert.encoder.layer.0.output.dense.weight"], classifier.bert.encoder.layer[0].output.dense.weight
+    )
+
+    for made, tokens, message in (
+        (
+            whole,
+            ["another"],
+            "was not tokenized as s3://.* was trained: 'another' is nothing there and 25 here\nNext: tok",
+        ),
+        (
+            BertForMaskedLM(BertConfig(**shape, max_position_embeddings=8)),
+            None,
+            "sequences of 16 tokens, .* for 8\nNext",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            started(model("wrong", made, tokens))
+        shutil.rmtree(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"model": "m", "config": "c"}, "'model' has a shape; leave out config, hidden_size"),
+        ({"model": "m", "layers": 6}, "'model' has a shape"),
         ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
         ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
         ({"mask_fraction": 1}, "less than 1"),

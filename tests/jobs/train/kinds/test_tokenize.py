@@ -1,13 +1,15 @@
 """Packed tokens from a corpus: the ids of Hugging Face's tokenizer, none lost, whichever library makes them."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jobs.contract.errors import UsageError
+from jobs.contract.errors import NotFoundError, UsageError
 from jobs.kinds.tokenize import Tokenize
 from jobs.train.data import corpus_packing, encoders
 from jobs.train.data.artifacts import OpenArtifact
@@ -242,6 +244,21 @@ def test_the_check_of_a_file_sees_its_ends(tmp_path: Path, tokenizer: OpenArtifa
     assert ends.agree(ids)
     for wrong in (ids[1:], ids[:-1], np.concatenate([ids[:1], ids])):
         assert not ends.agree(wrong)
+
+
+def test_a_models_tokenizer_is_taken_from_its_folder(
+    workshop: Workshop, corpus: OpenArtifact, tiny_bert: Path, put: Callable[[Path, str], str], tmp_path: Path
+) -> None:
+    local = workshop.packed(corpus, SimpleNamespace(location=str(tiny_bert)), sequence_length=32)
+    on_s3 = workshop.packed(corpus, SimpleNamespace(location=put(tiny_bert, "models/to-go-on")), sequence_length=32)
+    assert local.manifest.fingerprint == on_s3.manifest.fingerprint, "wherever its files lie"
+    held = local.path("tokenizer/tokenizer.json").read_bytes()
+    assert held == (tiny_bert / "tokenizer.json").read_bytes()
+    assert "tokenizer/model.safetensors" not in local.manifest.files
+    with pytest.raises(
+        NotFoundError, match=r"holds neither tokenizer\.json nor manifest\.json nor artifact\.json\nNext: "
+    ):
+        workshop.packed(corpus, SimpleNamespace(location=str(tmp_path)))
 
 
 def test_a_tokenizer_is_no_corpus(workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact) -> None:

@@ -52,6 +52,27 @@ def test_it_is_loaded_as_berts_tokenizer_and_measured_on_held_out_text(
     assert workshop.metrics()[-1]["training_seconds"] > 0
 
 
+@pytest.mark.parametrize(
+    ("given", "text_bytes", "expected"),
+    [
+        ("auto", 1_000_000, 1.0),
+        ("auto", 32_000_000, 0.5),
+        ("auto", 160_000_000, 0.1),
+        ("auto", 10**12, 0.1),
+        (0.02, 1_000_000, 0.02),
+    ],
+)
+def test_of_a_small_corpus_a_larger_share_is_taken(given: Any, text_bytes: int, expected: float) -> None:
+    arguments = TrainTokenizer(corpus="run://clean", sample_fraction=given)
+    assert train_tokenizer.sample_fraction(arguments, text_bytes) == pytest.approx(expected)
+
+
+def test_of_a_tiny_corpus_all_is_taken(workshop: Workshop, corpus: OpenArtifact) -> None:
+    workshop.tokenizer(corpus, vocabulary_size=1500)
+    held_out = workshop.result()["held_out_bytes"]
+    assert workshop.result()["sample_bytes"] == corpus.manifest.count("text_bytes") - held_out
+
+
 def test_cased_keeps_case_and_accents(workshop: Workshop, corpus: OpenArtifact) -> None:
     tokenizer = loaded(workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=1, lowercase=False))
     assert tokenizer.tokenize("The") == ["The"]

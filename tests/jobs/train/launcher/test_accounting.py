@@ -13,11 +13,13 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
 from jobs.contract.records import Attempt, Receipt
+from jobs.contract.words import savings
 from jobs.train.accelerator import Accelerator
 from jobs.train.launcher import accounting
 from jobs.train.launcher.accounting import AttemptRecord, RecordedAttempts, receipt
 from jobs.train.launcher.outcome import End
 from jobs.train.launcher.request import Launch, parse
+from jobs.train.launcher.utilization import Utilization
 from tests.support.train.launching import environment_of
 
 if TYPE_CHECKING:
@@ -41,9 +43,13 @@ def attempt(number: int, hours: float, type_name: str, capacity: Capacity) -> At
 
 def test_each_attempt_has_the_price_of_the_instance_type_that_it_ran_on() -> None:
     gaudi, gpus = instance_type("dl1.24xlarge"), instance_type("p4d.24xlarge")
+    # Half an hour to its first step, then 90 steps, a third of which the second attempt makes again.
+    training = {"training_started_at": STARTED + timedelta(hours=0.5), "last_step": 90}
+    trained = attempt(1, 2, gaudi.name, "spot").model_copy(update=training)
+    later = {"training_started_at": STARTED, "resumed_from_step": 60}
     found = receipt(
         S3Location("runs", "research/reviews-20261121-120000-00ab/"),
-        [attempt(1, 2, gaudi.name, "spot"), attempt(2, 3, gpus.name, "on-demand")],
+        [trained, attempt(2, 3, gpus.name, "on-demand").model_copy(update=later)],
         job="finetune-classification",
         instance=gpus,
         state="running",
@@ -54,14 +60,34 @@ def test_each_attempt_has_the_price_of_the_instance_type_that_it_ran_on() -> Non
     assert found.on_demand_usd == pytest.approx(2 * gaudi.on_demand_usd_per_hour + 3 * gpus.on_demand_usd_per_hour)
     assert found.spot_usd == pytest.approx(2 * gaudi.spot_usd_per_hour + 3 * gpus.spot_usd_per_hour)
     assert found.estimated_usd == pytest.approx(2 * gaudi.spot_usd_per_hour + 3 * gpus.on_demand_usd_per_hour)
-    assert found.estimate_note.startswith(
-        f"An estimate: instance hours times the dl1.24xlarge prices recorded on {gaudi.price_date} and the "
-        f"p4d.24xlarge prices recorded on {gpus.price_date}."
+    saved = 2 * (gaudi.on_demand_usd_per_hour - gaudi.spot_usd_per_hour)
+    assert found.saved_usd == pytest.approx(saved)
+    assert found.saved_percent == pytest.approx(100 * saved / found.on_demand_usd, abs=0.05)
+    assert found.starting_usd == pytest.approx(0.5 * gaudi.spot_usd_per_hour)
+    assert found.lost_usd == pytest.approx(0.5 * gaudi.spot_usd_per_hour)
+    assert found.waiting_usd == 0
+    assert found.estimate_note == (
+        f"an estimate, without start-up, storage and transfer, with the prices of dl1.24xlarge as of {gaudi.price_date}"
     )
 
 
-def launch_of(run: S3Location, attempt: int = 1) -> Launch:
-    flags = ["finetune-classification", "--model=s3://data/model", "--train-data=s3://data/reviews.csv"]
+def test_a_stand_in_for_which_nobody_pays_has_saved_nothing() -> None:
+    gaudi = instance_type("dl1.24xlarge")
+    found = receipt(
+        S3Location("runs", "research/reviews-20261121-120000-00ab/"),
+        [attempt(1, 2, gaudi.name, "spot")],
+        job="finetune-classification",
+        instance=gaudi,
+        state="succeeded",
+        result={},
+        on_instance=False,
+    )
+    assert found.estimated_usd == pytest.approx(2 * gaudi.spot_usd_per_hour)
+    assert (found.saved_usd, found.saved_percent, savings(found)) == (None, None, "")
+
+
+def launch_of(run: S3Location, attempt: int = 1, *options: str) -> Launch:
+    flags = [*options, "finetune-classification", "--model=s3://data/model", "--train-data=s3://data/reviews.csv"]
     environment = {"TRAINYARD_RUN_URI": str(run), "AWS_BATCH_JOB_ATTEMPT": str(attempt)}
     return parse(["--instance-type=dl1.24xlarge", "--nproc-per-node=1", *flags], environment)
 
@@ -76,9 +102,15 @@ def a_run(s3: "S3Client", s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.
     return S3Location("runs", f"research/{tmp_path.name}/")
 
 
-def recorded(run: S3Location, scratch: Path, attempt: int = 1) -> AttemptRecord:
+def recorded(run: S3Location, scratch: Path, attempt: int = 1, *options: str) -> AttemptRecord:
     accelerator = Accelerator(name="cpu", devices=0, reason="there is no card here")
-    return AttemptRecord(launch_of(run, attempt), accelerator, scratch, waited_instance_seconds=0)
+    return AttemptRecord(
+        launch_of(run, attempt, *options),
+        accelerator,
+        scratch,
+        waited_instance_seconds=0,
+        utilization=Utilization("hpu", node=0),
+    )
 
 
 def test_a_clock_that_steps_back_takes_no_hour_from_the_receipt(
@@ -94,7 +126,7 @@ def test_a_clock_that_steps_back_takes_no_hour_from_the_receipt(
             return cls(2026, 11, 21, tzinfo=tz) - timedelta(hours=240 * next(hours))
 
     monkeypatch.setattr(accounting, "datetime", SetBack)
-    record = recorded(a_run, tmp_path)
+    record = recorded(a_run, tmp_path, 1, "--capacity=spot", "--spot-usd-per-hour=4.5")
     record.start()
     assert 0 <= record.spent().instance_hours < 0.1
     record.finish(End(code=0, reason=None, cause="done"))
@@ -103,6 +135,8 @@ def test_a_clock_that_steps_back_takes_no_hour_from_the_receipt(
     assert 0 <= receipt.instance_hours < 0.1
     [written] = receipt.attempts
     assert written.finished_at is not None
+    assert written.spot_usd_per_hour == 4.5
+    assert "Spot at the 4.5 USD an hour that EC2 named at submission" in receipt.estimate_note
     assert written.started_at <= written.last_seen_at
     assert written.started_at <= written.finished_at
 
@@ -146,6 +180,32 @@ def test_a_record_that_cannot_be_read_is_left_out_with_one_warning_that_names_it
     assert [line for line in caplog.messages if "warning" in line] == [
         f"warning: {a_run}attempts/{name} cannot be read: it is left out, and so is what that attempt took"
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "comes_again", "ends_with"), [(75, False, 1), (75, True, 75), (1, True, 75), (1, False, 1), (0, False, 0)]
+)
+def test_an_attempt_that_another_has_superseded_is_not_started_again_and_leaves_the_receipt_alone(
+    a_run: S3Location, s3: "S3Client", tmp_path: Path, *, code: int, comes_again: bool, ends_with: int
+) -> None:
+    older, newer = (recorded(a_run, tmp_path, attempt=number) for number in (1, 2))
+    older.start()
+    newer.start()
+    newer.finish(End(code=0, reason=None, cause="done"))
+
+    end = older.superseded(End(code=code, reason="SIGTERM; saved step 7", cause="ended"), comes_again=comes_again)
+    older.finish(end)
+
+    assert end.code == ends_with
+    receipt = Receipt.model_validate_json(object_store.read(s3, a_run / "receipt.json") or b"")
+    assert (receipt.state, [item.number for item in receipt.attempts]) == ("succeeded", [1, 2])
+    record = Attempt.model_validate_json(object_store.read(s3, a_run / "attempts" / "1.json") or b"")
+    assert record.exit_code == ends_with
+    if (code, ends_with) == (75, 1):
+        assert record.reason == "SIGTERM; saved step 7; attempt 2 goes on with the run"
+    # The newer one, beside which no newer has begun, may be started again
+    asked = End(code=75, reason="SIGTERM", cause="ended")
+    assert newer.superseded(asked, comes_again=False) == asked
 
 
 def test_a_record_of_a_later_release_counts_without_what_is_unknown_here(

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.train.batch_job import job_id
-from jobs.train.launcher.gang import GangMember, Latecomers, own_address
+from jobs.train.launcher.gang import GangMember, Latecomers
 from jobs.train.launcher.gang_folder import Ended, GangFolder, Meeting, Member
-from jobs.train.launcher.instance import InstanceMetadata
+from jobs.train.launcher.instance import InstanceMetadata, own_address
 from jobs.train.launcher.outcome import End, retried
 from jobs.train.launcher.request import Gang, Node, parse
 from tests.support.train.gangs import JOB
@@ -170,6 +171,20 @@ def test_of_two_meetings_that_are_proposed_at_once_one_counts(new_nodes: NewNode
     assert folders[1].look(members[1]).meeting == found[0]
 
 
+def test_files_of_the_folder_that_cannot_be_read_are_named_and_keep_nobody_from_meeting(
+    new_nodes: NewNodes, s3: "S3Client", caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = new_nodes(2)
+    place = nodes.run / "gang" / JOB
+    names = ("member-7.json", "meeting-1.json", "ended.json")
+    for name, content in zip(names, (b'{"index": 7, "no', b"[]", b"{}"), strict=True):
+        object_store.write(s3, place / name, content)
+    found = nodes.meet(0, 1)
+    assert {attempt.meeting.number for attempt in found} == {2}
+    warnings = {f"warning: {place / name} cannot be read: it is left out" for name in names}
+    assert sorted(message for message in caplog.messages if "cannot be read" in message) == sorted(warnings)
+
+
 def test_those_that_lack_are_named_and_fewer_begin_where_they_may(new_nodes: NewNodes) -> None:
     # Nobody comes
     alone = new_nodes(4).start(1, wait_seconds=0.5)
@@ -221,7 +236,7 @@ def test_a_late_one_does_not_end_those_that_could_not_begin_again(new_nodes: New
 
 def test_one_that_may_train_alone_does(new_nodes: NewNodes) -> None:
     [alone] = new_nodes(1, 2).meet(1, wait_seconds=0)
-    assert alone.node == Node(index=0, nnodes=1, main_address="localhost", port=0)
+    assert alone.node == Node(index=0, nnodes=1, main_address="127.0.0.1", port=0)
 
 
 def test_one_that_has_used_up_its_attempts_is_not_waited_for(new_nodes: NewNodes) -> None:

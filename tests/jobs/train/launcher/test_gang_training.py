@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.train.gangs import JOB, child
 from tests.support.train.launching import Run
+from tests.support.train.listeners import open_to_the_network
 
 
 @pytest.mark.timeout(600)
@@ -31,6 +32,7 @@ def test_one_begins_alone_then_two_train_and_meet_again_where_one_is_reclaimed(
     nodes = [late, child(run, 1, *recipe, attempt=2)]
     late.wait_for_line(f"start: resumed from checkpoint step-{first[2]}")
     late.wait_for_line("[progress] 24/")
+    assert [open_to_the_network(node.process.pid) for node in nodes] == [[], []]
     # WHEN the one that is not the main node is to end, THEN both save, and end to be resumed
     nodes[1].process.send_signal(signal.SIGTERM)
     assert [node.wait() for node in nodes] == [75, 75]

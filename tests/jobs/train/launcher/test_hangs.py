@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tests.support.train.launching import PATIENCE_SECONDS, Run
+from tests.support.train.listeners import open_to_the_network
 
 
 def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
@@ -13,6 +14,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
     flags = (*recipe, "--epochs=1000", "--checkpoint-every-steps=100000")
     launched = run.start(*flags, nproc=2, options=["--hang-timeout-seconds=15"])
     launched.wait_for_line("[progress] 4/")
+    assert open_to_the_network(launched.process.pid) == []
 
     # A rank that is asked where it is says so, which the launcher does before it ends one that hangs, and goes on.
     hanging = launched.ranks()[1]
@@ -65,6 +67,8 @@ def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, 
     }
     nodes = [run.start(*recipe, "--epochs=400", **environment, **own) for own in (main, child)]
     nodes[0].wait_for_line("[progress] 4/")
+    # Several nodes listen on the address that the others know, which is loopback here.
+    assert [open_to_the_network(node.process.pid) for node in nodes] == [[], []]
 
     assert nodes[1].kill() == -signal.SIGKILL
 
@@ -94,7 +98,7 @@ def test_a_start_that_is_never_complete_ends_and_names_the_node_that_is_missing(
 
 
 def test_a_loss_that_is_no_number_ends_a_run_that_asks_for_it(run: Run, recipe: tuple[str, ...]) -> None:
-    launched = run.attempt(*recipe, "--learning-rate=1e38", "--stop-on-nan=true", expect=1)
+    launched = run.attempt(*recipe, "--learning-rate=9e15", "--stop-on-nan=true", expect=1)
 
     assert re.fullmatch(
         r"error: the loss at step \d+ is (nan|inf), and stop_on_nan is set\. Next: submit again with a lower "

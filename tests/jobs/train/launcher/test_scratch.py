@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.flags import parse_flags
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
+from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.launcher.instance import scratch_folder
 from jobs.train.launcher.request import parse
 from tests.support.train.launching import Run
@@ -24,14 +26,17 @@ def test_jobs_on_an_instance_write_to_its_own_disks(run: Run, recipe: tuple[str,
     disks = tmp_path / "disks"
     disks.mkdir()
     program = ("-c", LAUNCHER, str(disks))
-    # WHEN a job trains
-    launched = run.start(*recipe, "--epochs=600", program=program, TRAINYARD_ACCELERATOR="cpu")
+    # WHEN a job trains, whose arguments are those of a file among the run's
+    arguments = parse_flags(FinetuneClassification, [*recipe, "--epochs=600"], program="")
+    run.write("arguments/0f.json", arguments.model_dump_json(exclude_none=True).encode())
+    named = ["--arguments-file=arguments/0f.json"]
+    launched = run.start(program=program, options=named, TRAINYARD_ACCELERATOR="cpu")
     launched.wait_for_line("step ")
     # THEN the launcher's own folder, that of its rank, and whatever the rank's libraries make are on the disks
     (rank,) = launched.ranks()
-    folders = {Path(rank.environ()[name]) for name in ("TMPDIR", "TRAINYARD_SCRATCH")}
-    assert {folder.parent for folder in folders} == {disks}
-    assert any(folders.pop().iterdir())
+    (folder,) = disks.iterdir()
+    assert any(Path(file.path).is_relative_to(folder) for file in rank.open_files())
+    assert not list(run.scratch.iterdir())
     # AND nothing stays there once it has ended
     assert launched.kill(signal.SIGTERM) == INTERRUPTED_EXIT_CODE, launched.output
     run.wait_until_gone()

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from jobs.train.channel import Heartbeat, RequestFiles, read_heartbeats
-from jobs.train.launcher.instance import InstanceMetadata
+from jobs.train.launcher.instance import InstanceMetadata, zone
 from jobs.train.launcher.shutdown import Shutdown
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, Launched, NewRun, Run
-from tests.support.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, MetadataService
+from tests.support.train.metadata_service import LIFE_CYCLE, NOTICE, REBALANCE, ZONE, MetadataService
 
 MODEL = "model/model.safetensors"
 
@@ -48,21 +48,22 @@ def saved_step(launched: Launched, why: str) -> int:
     return int(match[2])
 
 
-def hold(run: Run, doing: str) -> tuple[psutil.Process, Heartbeat]:
+def hold(run: Run, doing: str, *, at_least_step: int = 0) -> tuple[psutil.Process, Heartbeat]:
     """The one rank, stopped in the midst of that."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
     def sign() -> Heartbeat | None:
-        return next(
-            (found for scratch in run.scratch.glob("trainyard-*") for found in read_heartbeats(scratch).values()), None
+        heartbeats = (
+            found for scratch in run.scratch.glob("trainyard-*") for found in read_heartbeats(scratch).values()
         )
+        return next((found for found in heartbeats if found.doing == doing and found.step >= at_least_step), None)
 
     while time.monotonic() < deadline:
-        if (seen := sign()) is not None and seen.doing == doing:
+        if (seen := sign()) is not None:
             rank = psutil.Process(seen.pid)
             rank.suspend()
             time.sleep(0.05)  # a write that was under way
-            if (held := sign()) is not None and held.doing == doing:
+            if (held := sign()) is not None:
                 return rank, held
             rank.resume()
         time.sleep(0.001)
@@ -123,10 +124,8 @@ def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_i
     first = run.start(*long_recipe, nproc=1, attempt=1, **metadata.environment)
     saving = first.wait_for_line("rebalance recommendation: saving step ")
     first.wait_for_line(f"checkpoint: {saving.split(': saving ')[1].strip()},")
-    first.wait_for_line("[progress] 120/120")
     # Held until the launcher has taken the signal, the rank is still at its evaluation then.
-    [rank] = first.ranks()
-    rank.suspend()
+    rank, _ = hold(run, "evaluating", at_least_step=120)
     first.process.send_signal(signal.SIGTERM)
     first.wait_for_line("SIGTERM: the training saves and stops")
     rank.resume()
@@ -222,6 +221,11 @@ def test_what_the_metadata_service_does_not_say_is_no_news(metadata: MetadataSer
         metadata.news[LIFE_CYCLE] = life_cycle
         assert service.capacity() is None
     assert str(service.spot_notice()) == "Spot notice: stop at 03:04:05Z"
+
+    assert zone(metadata.environment, on_instance=False) is None
+    metadata.news[ZONE] = "us-west-2b"
+    assert zone(metadata.environment, on_instance=False) == "us-west-2b"
+    assert zone({}, on_instance=False) is None
 
 
 def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:

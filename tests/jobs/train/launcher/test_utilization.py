@@ -3,15 +3,18 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 from jobs.contract.log_lines import is_utilization
 from jobs.train.launcher import utilization
-from jobs.train.launcher.utilization import UtilizationLog, read
+from jobs.train.launcher.utilization import CardTool, Cpus, NodeUse, Utilization, read
 
 SOON_SECONDS = 0.01
 PATIENCE_SECONDS = 30
@@ -39,6 +42,11 @@ def lines_of(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.name == "trainyard"]
 
 
+def asked_of(log: Utilization) -> "subprocess.Popen[str] | None":
+    assert isinstance(log._sensor, CardTool)
+    return log._sensor.asked
+
+
 def wait_until(look: Callable[[], object]) -> None:
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while not look():
@@ -58,7 +66,7 @@ def test_the_tool_of_the_accelerator_is_asked_again_and_again(
 ) -> None:
     caplog.set_level(logging.INFO, "trainyard")
     asked = tool(name, f"echo '{output}'")
-    with UtilizationLog(accelerator, node=1, interval_seconds=SOON_SECONDS):
+    with Utilization(accelerator, node=1, interval_seconds=SOON_SECONDS):
         wait_until(lambda: len(lines_of(caplog)) >= 2)
     first = lines_of(caplog)[0]
     assert json.loads(first) == {
@@ -77,7 +85,7 @@ def test_a_tool_that_fails_is_asked_once_and_says_nothing(
 ) -> None:
     caplog.set_level(logging.INFO, "trainyard")
     asked = tool("hl-smi", script)
-    with UtilizationLog("hpu", node=0, interval_seconds=SOON_SECONDS) as log:
+    with Utilization("hpu", node=0, interval_seconds=SOON_SECONDS) as log:
         wait_until(lambda: not log._thread.is_alive())
     assert len(asked.read_text().splitlines()) == 1
     assert lines_of(caplog) == []
@@ -86,29 +94,73 @@ def test_a_tool_that_fails_is_asked_once_and_says_nothing(
 def test_a_tool_that_hangs_does_not_hold_up_the_end_of_the_job(tool: Tool) -> None:
     asked = tool("hl-smi", "exec sleep 600")
     started = time.monotonic()
-    with UtilizationLog("hpu", node=0, interval_seconds=SOON_SECONDS) as log:
-        wait_until(lambda: asked.read_text() and log._asked)
+    with Utilization("hpu", node=0, interval_seconds=SOON_SECONDS) as log:
+        wait_until(lambda: asked.read_text() and asked_of(log))
     assert time.monotonic() - started < utilization.TOOL_TIMEOUT_SECONDS
-    assert log._asked is not None
-    assert log._asked.wait(PATIENCE_SECONDS) == -9
+    asked_process = asked_of(log)
+    assert asked_process is not None
+    assert asked_process.wait(PATIENCE_SECONDS) == -9
 
 
 def test_a_tool_that_hangs_is_given_up(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilization, "TOOL_TIMEOUT_SECONDS", 0.1)
     tool("nvidia-smi", "exec sleep 600")
-    with UtilizationLog("cuda", node=0, interval_seconds=SOON_SECONDS) as log:
+    with Utilization("cuda", node=0, interval_seconds=SOON_SECONDS) as log:
         wait_until(lambda: not log._thread.is_alive())
-    assert log._asked is not None
-    assert log._asked.returncode == -9
+    asked_process = asked_of(log)
+    assert asked_process is not None
+    assert asked_process.returncode == -9
 
 
 def test_where_there_is_no_tool_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for accelerator in ("hpu", "cuda", "cpu"):
-        with UtilizationLog(accelerator, node=0, interval_seconds=SOON_SECONDS) as log:
+    for accelerator in ("hpu", "cuda"):
+        with Utilization(accelerator, node=0, interval_seconds=SOON_SECONDS) as log:
             assert not log._thread.is_alive()
 
 
 def test_what_is_no_list_of_accelerators_is_refused() -> None:
     with pytest.raises(ValueError, match="no accelerators are listed"):
-        read("\n", node=0)
+        read("\n")
+
+
+def test_what_cards_do_is_kept_for_the_record_over_all_nodes_and_idle_time_from_the_first_step_on(tool: Tool) -> None:
+    tool("nvidia-smi", "echo '0, 512, 1024'; echo '0, 0, 1024'")
+    log = Utilization("cuda", node=0, interval_seconds=SOON_SECONDS)
+    log.other_nodes = lambda: [NodeUse(utilization_percent=90.0, memory_percent=75.0, idle_seconds=0.0)]
+    with log:
+        wait_until(lambda: len(log.lines()) >= 3)
+        assert log.idle_seconds() == 0.0  # the other node's work
+        log.other_nodes = tuple
+        wait_until(lambda: log.idle_seconds() > 0)
+    record = log.record(working_since=None)
+    assert record is not None
+    assert log.lines()[0]["accelerator_utilization_percent"] == 45.0
+    assert log.lines()[0]["accelerator_memory_percent"] == 50.0
+    assert record.idle_seconds == pytest.approx(sum(line["idle_seconds"] for line in log.lines()), abs=0.1)
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    since_then = log.record(working_since=later)
+    assert since_then is not None
+    assert since_then.idle_seconds == 0
+
+
+def test_of_a_job_on_cpus_the_processes_that_it_started_count_and_nobody_elses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cpus = Cpus()
+    time.sleep(1)
+    idle = cpus.look()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        time.sleep(0.5)
+        working = cpus.look()
+        busy.kill()
+    assert idle is not None
+    assert working is not None
+    assert (idle.is_busy, working.is_busy) == (False, True)
+    assert 0 <= idle.utilization_percent < working.utilization_percent <= 100
+    assert 0 < working.memory_percent <= 100
+
+    caplog.set_level(logging.INFO, "trainyard")
+    with Utilization("cpu", node=0, interval_seconds=SOON_SECONDS) as log:
+        wait_until(lambda: log.record(working_since=None))
+    assert lines_of(caplog) == []  # the metric is of cards

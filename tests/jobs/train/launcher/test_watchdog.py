@@ -1,6 +1,7 @@
 """When ranks count as hung, and which cause is found where several ranks or nodes end."""
 
 import dataclasses
+import os
 import signal
 import socket
 import subprocess
@@ -17,9 +18,10 @@ import pytest
 from jobs.train.channel import Heartbeat, HeartbeatFile, process_states, read_heartbeats
 from jobs.train.launcher import watchdog
 from jobs.train.launcher.nodes import Nodes
-from jobs.train.launcher.outcome import End, Failure, outcome, retried
+from jobs.train.launcher.outcome import End, Failure, line_of_lost_peers, outcome, retried
 from jobs.train.launcher.request import Node
-from jobs.train.launcher.watchdog import START_SECONDS, HangWatch, Watchdog
+from jobs.train.launcher.utilization import NodeUse
+from jobs.train.launcher.watchdog import START_SECONDS, HangWatch, Idleness, Silence, Watchdog
 from tests.support.train.launching import PATIENCE_SECONDS
 
 NOBODY = 2**30
@@ -33,17 +35,17 @@ TRAINING = dataclasses.replace(STARTING, number=9, place=9, step=42, doing="trai
 class Job:
     """Heartbeats of two ranks in a real folder, looked at by a clock of our own."""
 
-    def __init__(self, scratch: Path, hang_timeout_seconds: float = 120) -> None:
+    def __init__(self, scratch: Path, hang_timeout_seconds: float = 120, silence: Silence | None = None) -> None:
         self.scratch = scratch
         self.now = 0.0
-        self.watch = HangWatch(world_size=2, hang_timeout_seconds=hang_timeout_seconds)
+        self.watch = HangWatch(world_size=2, hang_timeout_seconds=hang_timeout_seconds, silence=silence)
         self.files = [HeartbeatFile(scratch, rank) for rank in range(2)]
 
     def give(self, rank: int, sign: Heartbeat, **changed: Any) -> None:
         self.files[rank].write(dataclasses.replace(sign, rank=rank, **changed))
 
     def reason(self, *, after_seconds: float, states: dict[int, str] | None = None) -> str | None:
-        """Of a hang, when so much time has passed and nobody has given another sign."""
+        """Expect a hang, when so much time has passed and nobody has given another sign."""
         self.watch.look(self.now, read_heartbeats(self.scratch), states or {})
         self.now += after_seconds
         hang = self.watch.look(self.now, read_heartbeats(self.scratch), states or {})
@@ -112,6 +114,25 @@ def test_zero_turns_the_watch_off_and_a_longer_limit_holds_for_the_start_too(tmp
     assert patient.reason(after_seconds=1) is not None
 
 
+def test_a_rank_that_says_how_long_it_is_busy_has_that_time_and_no_more(job: Job, tmp_path: Path) -> None:
+    job.give(0, TRAINING, doing="busy", patience_seconds=5000)
+    job.give(1, TRAINING)
+    assert job.reason(after_seconds=4999) is None
+    assert (job.reason(after_seconds=1) or "").endswith("no step for 5000 s")
+    job.give(0, TRAINING, number=10)
+    assert job.reason(after_seconds=120) is not None, "its next step ends it"
+
+
+def test_a_script_without_a_pace_that_is_busy_may_be_silent_until_then(tmp_path: Path) -> None:
+    job = Job(tmp_path, silence=Silence(100, lambda: 0.0))
+    job.give(0, WORKING, number=1, doing="busy", patience_seconds=5000)
+    assert job.reason(after_seconds=4999) is None
+    assert job.reason(after_seconds=1) == "the script has printed nothing and written no file for 5000 s"
+    job.give(0, WORKING, number=2)
+    assert job.reason(after_seconds=99) is None
+    assert job.reason(after_seconds=1) == "the script has printed nothing and written no file for 100 s"
+
+
 def test_a_process_that_is_held_is_told_from_one_that_waits(tmp_path: Path) -> None:
     process = subprocess.Popen(["sleep", "60"])
     signs = {0: dataclasses.replace(TRAINING, pid=process.pid)}
@@ -133,7 +154,8 @@ def last_lines(own: int, ranks: Iterable[int]) -> tuple[str, ...]:
 class TwoNodes:
     """Their launchers' watchdogs, on one machine; what ranks would do is for the test to say."""
 
-    def __init__(self, folder: Path, *, hang_timeout_seconds: float = 0) -> None:
+    def __init__(self, folder: Path, *, hang_timeout_seconds: float = 0, idle_limit_seconds: float = 0) -> None:
+        self.uses: list[NodeUse | None] = [None, None]
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -143,8 +165,8 @@ class TwoNodes:
         self.are_ended = [threading.Event(), threading.Event()]
         for index, scratch in enumerate(self.scratch):
             scratch.mkdir(parents=True)
-            node = Node(index=index, nnodes=2, main_address="localhost", port=port)
-            self.nodes.append(Nodes(node, partial(read_heartbeats, scratch)))
+            node = Node(index=index, nnodes=2, main_address="127.0.0.1", port=port)
+            self.nodes.append(Nodes(node, partial(read_heartbeats, scratch), use=partial(self.use, index)))
             self.watchdogs.append(
                 Watchdog(
                     scratch,
@@ -154,8 +176,17 @@ class TwoNodes:
                     hang_timeout_seconds=hang_timeout_seconds,
                     last_lines=partial(last_lines, index),
                     end_ranks=self.are_ended[index].set,
+                    idleness=Idleness(idle_limit_seconds, partial(self.idle_seconds, index)),
                 )
             )
+
+    def use(self, index: int) -> NodeUse | None:
+        return self.uses[index]
+
+    def idle_seconds(self, index: int) -> float:
+        """As jobs.train.launcher.utilization has it."""
+        known = [self.uses[index], *self.nodes[index].uses.values()]
+        return min(use.idle_seconds if use else 0.0 for use in known)
 
     @contextmanager
     def running(self, *indices: int) -> Iterator[None]:
@@ -187,6 +218,8 @@ KILLED = End(code=1, reason="rank 1 of node 1 was killed (SIGKILL)", cause="kill
         (Failure(-9, 2, "", False), None, 1, "rank 2 of node 1 was killed (SIGKILL), as it seems for want of memory. "),
         (Failure(-9, 2, "", False), False, 75, "rank 2 of node 1 was killed (SIGKILL), not for want of memory; "),
         (Failure(-11, 2, "", False), False, 1, "rank 2 of node 1 was ended by SIGSEGV"),
+        (Failure(-6, 2, "", False), False, 1, "rank 2 of node 1 was ended by SIGABRT"),
+        (Failure(-6, 2, "ncclRemoteError: A call", False), False, 75, "rank 2 of node 1 lost its peers: ncclRemoteErr"),
         (Failure(1, 0, "KeyError: 'x'", False), False, 1, "rank 2 of node 1: KeyError: 'x'"),
     ],
 )
@@ -201,6 +234,58 @@ def test_a_rank_that_dies_is_named_with_its_node_and_its_last_lines(
         lacked_memory=lacked_memory,
     )
     assert (end.code, (end.reason or "")[: len(expected)], end.lines) == (code, expected, ("lines of 2",))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # PyTorch's watchdog and what it throws: ProcessGroupNCCL.cpp, NCCLUtils.cpp; NCCL's text of a code: init.cc.
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600081 ms",
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.20.5",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        # HCL, which HCCL is built on, at commit 54fed3a of github.com/HabanaAI/HCL: hcl/src/hlcp/coordinator.cpp,
+        "[CORD] peer disconnected 10.0.1.7:39102",
+        # hcl/src/hccl/network_utils.cpp,
+        "socket recv: Remote peer unexpectedly closed connection while I was waiting for a blocking message",
+        # hcl/src/ibverbs/hcl_ibv_eq.cpp, where a NIC has sent in vain,
+        "[qpc] [TMR] max-retry-cnt exceeded",
+        "[qpc] [req RX] max-retry-cnt exceeded",
+        "[qpc] [res RX] max-retry-cnt exceeded",
+        # and hcl/src/platform/gen2_arch_common/hcl_device.cpp.
+        "Failed to synchronize remote ranks",
+    ],
+)
+def test_a_rank_that_says_of_nccl_or_hccl_that_its_peers_are_gone_is_started_again(said: str) -> None:
+    lines = ["step 41", f"[2026-11-25 10:15:00] ERROR {said}", "frame #3: <unknown function>", "Aborted"]
+    line = line_of_lost_peers(lines)
+    assert line == lines[1]
+    aborted = Failure(-6, 1, line, False)
+    end = outcome({3: aborted}, node=0, last_lines=lambda _: (), lacked_memory=False)
+    reason = f"rank 3 of node 0 lost its peers: {line}; a next attempt resumes from the newest checkpoint"
+    assert end == End(code=75, reason=reason, cause="peers")
+    # Of one that says it and ends by an error, the node that it lost decides
+    assert outcome({3: aborted._replace(code=1)}, node=0, last_lines=lambda _: (), lacked_memory=False).cause == "peers"
+
+
+def test_an_abort_for_another_reason_is_no_lost_peer() -> None:
+    assert line_of_lost_peers(["double free or corruption (out)", "Aborted"]) is None
+
+
+def test_a_rank_that_fails_is_the_cause_though_its_peers_abort_first() -> None:
+    aborted = Failure(-6, 1, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", False)
+    failures = {0: aborted, 1: Failure(1, 2, "KeyError: 'x'", False), 2: aborted}
+    end = outcome(failures, node=0, last_lines=lambda _: (), lacked_memory=False)
+    assert end == End(code=1, reason="rank 1 of node 0: KeyError: 'x'", cause="own")
+
+
+def test_what_one_node_cannot_have_now_is_no_word_of_all_of_them() -> None:
+    failed = Failure(75, 1, "checkpoint step-8 did not arrive as it is, twice", True)
+    end = outcome({2: failed}, node=1, last_lines=lambda _: (), lacked_memory=False)
+    assert (end.code, end.cause) == (75, "ended")
+    assert (end.reason or "").startswith(f"rank 2 of node 1: {failed.message}; a next attempt")
+    saved = Failure(75, 1, "SIGTERM; saved step 8", False)
+    end = outcome({2: saved}, node=1, last_lines=lambda _: (), lacked_memory=False)
+    assert end == End(code=75, reason=saved.message, cause="done")
 
 
 def test_a_mistake_that_any_rank_would_meet_is_told_without_one() -> None:
@@ -284,6 +369,19 @@ def test_each_side_ends_where_the_other_is_silent(tmp_path: Path) -> None:
         assert (found.reason or "").startswith(f"node {1 - index} lost: no sign of life for 2 s; ")
 
 
+@pytest.mark.parametrize("reason", ["rank 0 of node 0 was ended by SIGABRT", "rank 0 of node 0 lost its peers: what"])
+def test_a_node_that_is_silent_is_the_cause_of_an_abort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(watchdog, "_SILENT_SECONDS", 2.0)
+    aborted = End(code=1, reason=reason, cause="own" if "SIGABRT" in reason else "peers")
+    two = TwoNodes(tmp_path)
+    with two.running():
+        two.nodes[1].__exit__()
+        found = two.watchdogs[0].concluded(aborted)
+    assert (found.code, found.cause, (found.reason or "")[:12]) == (75, "lost", "node 1 lost:")
+
+
 def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_SILENT_SECONDS", 2.0)
     two = TwoNodes(tmp_path, hang_timeout_seconds=10)
@@ -295,3 +393,47 @@ def test_a_node_that_is_silent_is_the_cause_of_a_hang(tmp_path: Path, monkeypatc
         two.wait_until_ended(0)
         found = two.watchdogs[0].concluded(SIGTERM)
     assert (found.cause, (found.reason or "")[:12]) == ("lost", "node 1 lost:")
+
+
+def idle_for(seconds: float) -> NodeUse:
+    return NodeUse(utilization_percent=0.0, memory_percent=40.0, idle_seconds=seconds)
+
+
+def test_nodes_whose_cards_all_do_nothing_end_for_good_and_none_does_while_one_works(tmp_path: Path) -> None:
+    two = TwoNodes(tmp_path, idle_limit_seconds=1800)
+    two.uses = [idle_for(4000), idle_for(1)]
+    with two.running(0, 1):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while two.nodes[0].uses != {1: idle_for(1)}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not two.are_ended[0].wait(1.5)
+        two.uses[1] = idle_for(2000)
+        for index in (0, 1):
+            two.wait_until_ended(index)
+        child = two.watchdogs[1].concluded(SIGTERM)
+        end = two.watchdogs[0].concluded(SIGTERM)
+    assert (end.code, end.cause) == (1, "idle")
+    assert (end.reason or "").startswith("no card did anything for 33.3 minutes, which stop_if_idle_minutes allows no")
+    assert child.code == 75
+    assert "the main node ended the attempt: no card did anything" in (child.reason or "")
+
+
+@pytest.mark.parametrize("tool", ["echo 'Thread 7 (idle): wait (queue.py:171)'", "exit 1"], ids=["py-spy", "no ptrace"])
+def test_a_rank_says_where_it_is_by_py_spy_and_one_that_could_not_say_it_does_not_die_of_being_asked(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainyard")
+    program = tmp_path / "py-spy"
+    program.write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/asked\n{tool}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    two = TwoNodes(tmp_path / "nodes")
+    with subprocess.Popen(["sleep", "60"]) as deaf:
+        HeartbeatFile(two.scratch[0], 0).write(dataclasses.replace(TRAINING, pid=deaf.pid))
+        two.watchdogs[0]._ask_where([TRAINING.rank])
+        assert deaf.poll() is None
+        deaf.kill()
+    assert (tmp_path / "asked").read_text() == f"dump --subprocesses --pid {deaf.pid}\n"
+    line = f"rank {TRAINING.rank} of node {TRAINING.node} is here: Thread 7 (idle): wait (queue.py:171)"
+    assert (line in caplog.messages) == tool.startswith("echo")

@@ -1,5 +1,6 @@
 """Models from S3 and local paths; each way in which one can be bad is told."""
 
+import ast
 import json
 import re
 import shutil
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import jobs
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.train.kinds import finetune_classification
 from jobs.train.models import pretrained
@@ -23,6 +25,23 @@ def put_model(place: Place, tiny_bert: Path, *left_out: str, more: tuple[str, ..
     for name in more:
         place.put(f"model/{name}", b"\0" * 10)
     return place.at("model")
+
+
+LOADERS = {"from_pretrained", "from_config", "load_dataset", "load_dataset_builder"}
+
+
+def test_whatever_is_loaded_runs_no_code_of_a_model_or_a_data_set() -> None:
+    """Unset, transformers asks on standard input whether to run it, and `datasets` 2.x runs it."""
+    calls = [
+        (path.name, node)
+        for path in Path(jobs.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOADERS
+    ]
+    assert len(calls) >= 8
+    for name, call in calls:
+        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert said.get("trust_remote_code") == "False", f"{name}, line {call.lineno}"
 
 
 def test_a_model_is_read_from_where_it_lies(local: Place, tiny_bert: Path) -> None:
@@ -47,7 +66,7 @@ def test_weights_as_pickles_are_taken_where_there_are_no_others(remote: Place, t
 
 @pytest.mark.parametrize(
     ("version", "is_safe"),
-    [("1.11.0", False), ("2.5.1a0+git6fc067b", False), ("2.6.0a0+git7e5e9ab", True), ("2.13.0+cpu", True)],
+    [("1.11.0", False), ("2.6.0a0+git7e5e9ab", False), ("2.9.1", False), ("2.10.0", True), ("2.13.0+cpu", True)],
 )
 def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
     version: str, *, is_safe: bool, local: Place, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,8 +82,9 @@ def test_weights_as_pickles_are_refused_where_pytorch_may_run_what_is_in_them(
         local.model(both)
     assert one_line(refused.value) == (
         f"{both} has its weights in pytorch_model.bin only, a pickle, and PyTorch {version} may run code that is "
-        "hidden in one (CVE-2025-32434). Next: save the model once more with save_pretrained(…, "
-        "safe_serialization=True), which makes model.safetensors, or take a release with PyTorch 2.6 or later"
+        "hidden in one (CVE-2025-32434, CVE-2026-24747). Next: save the model once more with save_pretrained(…, "
+        "safe_serialization=True), which makes model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, "
+        "read pickles too"
     )
 
 
@@ -122,9 +142,58 @@ def test_a_configuration_that_is_none_is_refused(place: Place, tiny_bert: Path, 
         place.model(location)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "lightglue", "trust_remote_code": True, "keypoint_detector_config": {"_name_or_path": "evil/x"}},
+        {"model_type": "encoder-decoder", "encoder": {"model_type": "lightglue", "trust_remote_code": "yes"}},
+        {"model_type": "llama", "_attn_implementation_internal": "evil/kernel"},
+        {"model_type": "bert", "parts": [{"attn_implementation": {"text": "evil/kernel@main"}}]},
+    ],
+)
+def test_a_configuration_that_has_code_run_is_refused_before_transformers_reads_it(
+    place: Place, tiny_bert: Path, content: dict[str, object]
+) -> None:
+    location = put_model(place, tiny_bert, "config.json")
+    place.put("model/config.json", json.dumps(content).encode())
+    with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers fetch code"):
+        place.model(location)
+
+
+def test_a_configuration_that_asks_for_no_code_is_taken(place: Place, tiny_bert: Path) -> None:
+    content = {**json.loads((tiny_bert / "config.json").read_bytes()), "trust_remote_code": False}
+    location = put_model(place, tiny_bert, "config.json")
+    place.put("model/config.json", json.dumps({**content, "_attn_implementation": "sdpa"}).encode())
+    place.model(location)
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("Bert", 16), ("Roberta", 18)])
+def test_no_sequence_may_have_more_tokens_than_the_model_has_positions(kind: str, rows: int) -> None:
+    import torch
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=8, max_position_embeddings=rows, pad_token_id=1, type_vocab_size=1, **sizes
+    )
+    model = getattr(transformers, f"{kind}Model")(config)
+    most = pretrained.positions(model)
+    assert most == 16, "RoBERTa's own two come on top"
+    tokens = torch.full((1, most + 1), 5)
+    model(tokens[:, :most])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(tokens)
+
+
+def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert: Path) -> None:
+    said = r"max_length 4000 is more than the \d+ tokens that s3://models/m has positions for"
+    with pytest.raises(UsageError, match=said):
+        finetune_classification._model(tiny_bert, "s3://models/m", ["bad", "good"], max_length=4000, packing=False)
+
+
 def load_model(folder: Path) -> None:
     finetune_classification._tokenizer(folder, "s3://models/m")
-    finetune_classification._model(folder, "s3://models/m", ["bad", "good"])
+    finetune_classification._model(folder, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
 
 
 def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
@@ -145,7 +214,7 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
         finetune_classification._tokenizer(model, "s3://models/m")
     with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
-        finetune_classification._model(model, "s3://models/m", ["bad", "good"])
+        finetune_classification._model(model, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
     assert not (tmp_path / "was-run").exists()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jobs.contract.locations import S3Location
 from jobs.train.rank import Rank
+from jobs.train.store import LOOPBACK, serve_store
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import environment_of
 
@@ -14,10 +15,8 @@ from tests.support.train.launching import environment_of
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[int], Rank]]:
     """The first of so many ranks of one run, in this process."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C++
-
-    store = TCPStore("127.0.0.1", 0, is_master=True)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = serve_store(LOOPBACK)
+    monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     run = S3Location("runs", f"research/{tmp_path.name}/")
 

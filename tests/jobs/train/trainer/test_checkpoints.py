@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,15 @@ from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG, MANIFEST
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.rank import Rank
-from jobs.train.trainer.checkpoint import CheckpointUploads, Retention, listing, prune
-from jobs.train.trainer.checkpoint_interval import interval
-from jobs.train.trainer.metrics import RunMetrics, Throughput
+from jobs.train.kinds.artifact_job import JobMetrics
+from jobs.train.rank import NodeFailedError, Rank
+from jobs.train.stored_checkpoints import Retention, SupersededError, Throughput, listing, prune
+from jobs.train.trainer import checkpoint_interval
+from jobs.train.trainer.checkpoint import CheckpointUploads
+from jobs.train.trainer.checkpoint_interval import ChosenSaves, interval
+from jobs.train.trainer.metrics import MetricsFiles, RunMetrics
+from jobs.train.trainer.resume import newest_complete
+from jobs.train.trainer.training import _upload_model
 from tests.jobs.train.trainer.test_resuming import MODEL
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import NewRun, Run
@@ -93,6 +99,169 @@ def test_what_is_not_to_stay_goes(
     assert {item["Key"].removeprefix(f"{remote.key}/") for item in left} == {*kept, "step-50/model.safetensors"}
 
 
+def save(rank: Rank, step: int) -> CheckpointUploads:
+    """Begin to save a checkpoint, the first of an attempt of its own."""
+    metrics = RunMetrics(rank, None, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0)
+    uploads = CheckpointUploads(
+        rank, object_store.connect(), PretrainMlm(data="run://tokens"), metrics, Retention(newest=1)
+    )
+    folder = rank.scratch / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    uploads.on_save(SimpleNamespace(output_dir=str(rank.scratch)), SimpleNamespace(global_step=step), None)
+    return uploads
+
+
+def test_an_attempt_saves_nothing_once_a_newer_one_of_its_run_has_begun(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
+) -> None:
+    older = replace(first_rank(1), attempt=1)
+    older.scratch.mkdir()
+    object_store.write(s3, older.run / "attempts/1.json", b"{}")
+    save(older, 8).finish()
+    assert MANIFEST in listing(s3, older.run / "checkpoints")[8]
+
+    def begin(method: str, path: str) -> bool:
+        """A newer attempt begins while the older one's weights are on their way."""
+        if method == "PUT" and "model.safetensors" in path:
+            object_store.write(s3, older.run / "attempts/2.json", b"{}")
+        return False
+
+    faulty.denies = begin
+    said = "attempt 2 of this run has begun, so this one, attempt 1, ends and saves nothing more"
+    with pytest.raises(SupersededError, match=said):
+        save(older, 16).finish()
+    assert MANIFEST not in listing(s3, older.run / "checkpoints")[16]
+
+    # It leaves what the newer one may have saved meanwhile as it is, and that one itself goes on
+    with pytest.raises(SupersededError, match=said):
+        save(older, 24).finish()
+    assert 24 not in listing(s3, older.run / "checkpoints")
+    save(replace(older, attempt=2), 32).finish()
+    assert MANIFEST in listing(s3, older.run / "checkpoints")[32]
+
+
+def test_a_model_is_not_made_whole_by_an_attempt_that_a_newer_one_follows(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
+) -> None:
+    older = replace(first_rank(1), attempt=1)
+    folder = older.scratch / "final"
+    folder.mkdir(parents=True)
+
+    def leave() -> list[str]:
+        for name in ("model.safetensors", "config.json", "training_args.bin"):
+            (folder / name).write_bytes(b"{}")
+        with pytest.raises(SupersededError, match="this one, attempt 1, ends"):
+            _upload_model(folder, older, object_store.connect())
+        return list(object_store.sizes(s3, older.run / "model"))
+
+    def begin(method: str, path: str) -> bool:
+        if method == "PUT" and "model.safetensors" in path:
+            object_store.write(s3, older.run / "attempts/2.json", b"{}")
+        return False
+
+    faulty.denies = begin
+    assert leave() == ["model.safetensors"]
+    object_store.delete_all(s3, older.run / "model", ["model.safetensors"])
+    assert leave() == []
+
+
+def test_metrics_are_the_newer_attempts_to_write(first_rank: Callable[[int], Rank], s3: "S3Client") -> None:
+    older = replace(first_rank(1), attempt=1)
+    older.scratch.mkdir()
+    files = MetricsFiles(older, s3, 0)
+    job = JobMetrics(older, s3)
+    object_store.write(s3, older.run / "attempts/2.json", b"{}")
+    files.write(1, {"loss": 0.5})
+    for write in (files.close, lambda: job.step(1, {"documents": 3})):
+        with pytest.raises(SupersededError, match="attempt 2 of this run has begun"):
+            write()
+    assert object_store.read(s3, older.run / "metrics.jsonl") is None
+
+
+@pytest.mark.parametrize("mends", [True, False])
+def test_a_checkpoint_that_arrives_damaged_on_another_node_is_fetched_again_and_ends_no_run(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, *, mends: bool
+) -> None:
+    main = first_rank(2)
+    (main.scratch).mkdir()
+    save(replace(main, world_size=1, local_world_size=1), 8).finish()
+    weights = main.run / "checkpoints/step-8/model.safetensors"
+    object_store.write(s3, weights, b"weighty")  # as many bytes
+    answers = []
+
+    def mend(method: str, path: str) -> bool:
+        if method == "GET" and "model.safetensors" in path:
+            answers.append(path)
+            if mends and len(answers) == 2:
+                object_store.write(s3, weights, b"weights")
+        return False
+
+    faulty.denies = mend
+    other = replace(main, rank=1, local_world_size=1, node=1, nnodes=2, scratch=main.scratch / "other")
+    other.store.set("resume/step", "8")  # what the main node has found intact
+    if mends:
+        resume = newest_complete(other, object_store.connect(), PretrainMlm(data="run://tokens"))
+        assert resume is not None
+        assert (resume.folder / "model.safetensors").read_bytes() == b"weights"
+    else:
+        with pytest.raises(
+            NodeFailedError, match=r"checkpoint step-8 did not arrive as it is, twice: the checksum of "
+        ):
+            newest_complete(other, object_store.connect(), PretrainMlm(data="run://tokens"))
+    assert len(answers) == 2
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_a_step_takes_the_time_from_end_to_end_without_saves_and_evaluations(
+    first_rank: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainyard")
+    clock = Clock()
+    monkeypatch.setattr(checkpoint_interval, "time", clock)
+    saves = ChosenSaves(first_rank(1), mean_hours_between_reclaims=6, warmup_steps=0, complete_seconds=lambda: 0.0)
+    state = SimpleNamespace(global_step=0, max_steps=10_000)
+    control = SimpleNamespace(should_save=False)
+    saves.on_train_begin(None, state, None)
+    # The card works on while its host, which only tells it what to do in lazy mode, is done with a step in no time
+    while "checkpoints: every" not in caplog.text:
+        saves.on_step_begin(None, state, None)
+        clock.now += 0.01
+        state.global_step += 1
+        if state.global_step == 3:
+            saves.on_prediction_step(None, state, None)
+            clock.now += 1000
+        saves.on_step_end(None, state, control)
+        clock.now += 0.5 if control.should_save else 1.99
+        assert state.global_step <= 20
+    # A save stops the training for half a second: every 147 s, by Young's formula, and a step takes two
+    assert "checkpoints: every 73 steps (146 s)" in caplog.text
+
+
+def test_a_loop_that_saves_before_any_step_was_timed_is_timed_afterwards(first_rank: Callable[[int], Rank]) -> None:
+    saves = ChosenSaves(first_rank(1), mean_hours_between_reclaims=6, warmup_steps=0, complete_seconds=lambda: 0.0)
+    state = SimpleNamespace(global_step=0, max_steps=1)
+    saves.on_train_begin(None, state, None)
+    saved = []
+    for step in range(1, 8):
+        control = SimpleNamespace(should_save=False)
+        saves.on_step_begin(None, state, None)
+        state.global_step = step
+        saves.on_step_end(None, state, control)
+        saved += [step] if control.should_save else []
+        state.max_steps = 10_000  # it had been told too few
+    assert saved == [1, 1 + checkpoint_interval.TIMED_STEPS]
+
+
 def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_ends_the_training(
     first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -101,21 +270,8 @@ def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_en
     faulty.denies = lambda method, _path: method == "DELETE"
     rank.scratch.mkdir()
 
-    def save(step: int) -> CheckpointUploads:
-        """Each is the first of an attempt of its own."""
-        metrics = RunMetrics(
-            rank, None, resumed_from_step=0, throughput=Throughput(), samples_per_step=1, warmup_steps=0
-        )
-        arguments = PretrainMlm(data="run://tokens")
-        uploads = CheckpointUploads(rank, object_store.connect(), arguments, metrics, Retention(newest=1))
-        folder = rank.scratch / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"weights")
-        uploads.on_save(SimpleNamespace(output_dir=str(rank.scratch)), SimpleNamespace(global_step=step), None)
-        return uploads
-
     for step in (8, 16):
-        save(step).finish()
+        save(rank, step).finish()
     assert MANIFEST in listing(s3, remote)[8]
     [warning] = [message for message in caplog.messages if "trying" not in message]
     assert warning == (
@@ -124,10 +280,10 @@ def test_old_ones_that_may_not_be_deleted_cost_a_warning_and_a_mixture_of_two_en
     )
 
     with pytest.raises(TrainyardError, match="checkpoint step-16 could not be uploaded: cannot remove objects below"):
-        save(16).finish()
+        save(rank, 16).finish()
 
     faulty.denies = lambda _method, _path: False
-    save(24).finish()
+    save(rank, 24).finish()
     assert sorted(listing(s3, remote)) == [24]
 
 

@@ -12,8 +12,7 @@ from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.rank import Rank, one_line
-from jobs.train.trainer.checkpoint import File, Manifest, fingerprint
-from jobs.train.trainer.metrics import Throughput
+from jobs.train.stored_checkpoints import File, Manifest, Throughput, fingerprint
 from jobs.train.trainer.resume import Resume, newest_complete
 from tests.support.train.faulty_s3 import FaultyS3
 

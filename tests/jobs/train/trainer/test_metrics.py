@@ -1,22 +1,29 @@
 """The figures of a run: what is timed, and what a resumed run keeps."""
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 from transformers import TrainerState
 
 from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import Progress
 from jobs.contract.run import METRICS, TENSORBOARD
+from jobs.train.accelerator import Accelerator
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
-from jobs.train.trainer import metrics
-from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, Throughput
+from jobs.train.stored_checkpoints import Throughput
+from jobs.train.trainer import heartbeat, metrics
+from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, tag, time_left
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -68,12 +75,37 @@ def test_throughput_leaves_out_the_warm_up_steps_of_each_attempt(
     assert watched.throughput.samples_per_second == samples_per_second
 
 
+def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock: Any, tmp_path: Path) -> None:
+    """Three widths come in turns, and the first two steps of each wait for a graph."""
+    rank = rank_of(1, tmp_path, S3Location("runs", "team/run/"))
+    heartbeats = heartbeat.Heartbeats(rank, compiles=True)
+    watched = RunMetrics(
+        rank,
+        None,
+        resumed_from_step=0,
+        throughput=Throughput(),
+        samples_per_step=16,
+        warmup_steps=2,
+        shape=lambda: heartbeats.training_shape,
+    )
+    watched.on_train_begin(None, TrainerState(max_steps=30), None)
+    taken: Counter[int] = Counter()
+    for step, width in enumerate((64, 64, 64, 96, 64, 128, 96, 128, 128, 96, 64), start=1):
+        taken[width] += 1
+        heartbeats.batch("training", {"input_ids": torch.zeros(16, width)})
+        heartbeats.batch("evaluating", {"input_ids": torch.zeros(8, width)})  # its shape is not the training's
+        clock.now += 25 if taken[width] <= 2 else 2
+        watched.on_step_end(None, TrainerState(global_step=step, max_steps=30), None)
+    assert watched.throughput == Throughput(train_seconds=6 * 25 + 5 * 2, timed_seconds=5 * 2, timed_samples=5 * 16)
+    assert watched.throughput.samples_per_second == 8
+
+
 def test_nothing_was_timed_when_only_warm_up_steps_ran() -> None:
     assert Throughput(train_seconds=9).samples_per_second == 0
 
 
 def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_there(
-    s3: "S3Client", tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    s3: "S3Client", clock: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = S3Location("runs", f"research/{tmp_path.name}/")
     earlier = [{"step": step, "loss": 1 / step, "time": "2026-01-02T03:04:05.000+00:00"} for step in (4, 8, 12, 16)]
@@ -89,9 +121,12 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
         throughput=Throughput(timed_seconds=2, timed_samples=64),
         samples_per_step=16,
         warmup_steps=0,
+        arguments={"epochs": 2.0, "packing": True, "train_data": ["s3://a", "s3://b"], "eval_data": None},
     )
+    clock.now += 4
     state = TrainerState(global_step=12, max_steps=20, epoch=1.5)
-    watched.on_log(None, state, None, {"loss": 0.5, "grad_norm": float("nan"), "learning_rate": 1e-4})
+    memory = {"memory_allocated (GB)": 2.5, "max_memory_allocated (GB)": 4.0, "total_memory_available (GB)": 31.5}
+    watched.on_log(None, state, None, {"loss": 0.5, "grad_norm": float("nan"), "learning_rate": 1e-4, **memory})
     watched.on_log(None, state, None, {"train_runtime": 7.0})  # the Trainer's closing summary is no measurement
     watched.result(12, {"eval_accuracy": 0.75, "eval_samples": 37})
     watched.close()
@@ -104,14 +139,114 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
     assert [line.pop("step") for line in lines[2:]] == [12, 12]
     assert all(line.pop("time") > earlier[0]["time"] for line in lines[2:])
     assert lines[2:] == [
-        {"epoch": 1.5, "loss": 0.5, "grad_norm": None, "learning_rate": 1e-4, "samples_per_second": 32.0},
+        {
+            "epoch": 1.5,
+            "loss": 0.5,
+            "grad_norm": None,
+            "learning_rate": 1e-4,
+            "samples_per_second": 32.0,
+            "memory_gib": 2.5,
+            "max_memory_gib": 4.0,
+            "total_memory_gib": 31.5,
+        },
         {"eval_accuracy": 0.75, "eval_samples": 37},
     ]
-    assert [name for name in object_store.sizes(s3, run) if name.startswith(TENSORBOARD)]
+    [events] = [name for name in object_store.sizes(s3, run) if name.startswith(TENSORBOARD)]
+    (tmp_path / "events.tfevents").write_bytes(object_store.read(s3, run / events) or b"")
+    found = EventAccumulator(str(tmp_path / "events.tfevents"))
+    found.Reload()
+    assert {"train/loss", "train/learning_rate", "eval/accuracy"} <= set(found.Tags()["scalars"])
+    # What its page HParams shows: the arguments, and which of the curves are results.
+    session = _hparams(found, "_hparams_/session_start_info").session_start_info.hparams
+    assert (session["epochs"].number_value, session["packing"].string_value) == (2, "true")
+    assert session["train_data"].string_value == '["s3://a", "s3://b"]'
+    assert "eval_data" not in session
+    results = _hparams(found, "_hparams_/experiment").experiment.metric_infos
+    assert [result.name.tag for result in results] == ["eval/accuracy", "eval/samples"]
+    assert _hparams(found, "_hparams_/session_end_info").session_end_info.status == api_pb2.STATUS_SUCCESS
     (shown,) = map(Progress.parse, capsys.readouterr().out.splitlines())
-    assert shown == Progress(12, 20, "loss 0.500, 32.0 samples/s, 4 s left")
+    assert shown == Progress(12, 20, "loss 0.500, 32.0 samples/s, 8 s left")
     status = RankStatus.read(tmp_path)
     assert (status.resumed_from_step, status.result) == (8, {"eval_accuracy": 0.75, "eval_samples": 37})
+
+
+def _hparams(found: Any, name: str) -> Any:
+    return plugin_data_pb2.HParamsPluginData.FromString(found.SummaryMetadata(name).plugin_data.content)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "0:01 h"), (7_530, "2:06 h"), (200_000, "55:33 h")]
+)
+def test_the_time_left_is_told_in_hours_and_minutes(seconds: float, text: str) -> None:
+    assert time_left(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "tag_of_it"),
+    [
+        ("loss", "train/loss"),
+        ("learning_rate", "train/learning_rate"),
+        ("samples_per_second", "train/samples_per_second"),
+        ("eval_accuracy", "eval/accuracy"),
+        ("train_runtime_seconds", "train/runtime_seconds"),
+    ],
+)
+def test_tensorboard_draws_together_what_belongs_together(name: str, tag_of_it: str) -> None:
+    assert tag(name) == tag_of_it
+
+
+@pytest.mark.parametrize("is_script", [False, True], ids=["kind", "script"])
+def test_the_memory_of_a_card_is_a_metric_where_the_trainer_logs_none(
+    s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_script: bool
+) -> None:
+    for name, size in {
+        "memory_allocated": 3 << 29,
+        "max_memory_allocated": 3 << 30,
+        "mem_get_info": (0, 80 << 30),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda size=size: size)
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+    watched = RunMetrics(
+        rank_of(0, tmp_path, run),
+        s3,
+        resumed_from_step=0,
+        throughput=Throughput(),
+        samples_per_step=1,
+        warmup_steps=0,
+        logs_all=is_script,
+        memory=Accelerator(name="cuda", devices=1, reason="a test").memory,
+    )
+    watched.on_log(None, TrainerState(global_step=1, max_steps=2, epoch=1.0), None, {"loss": 0.5})
+    watched.logged(2, {"loss": 0.25}, total_steps=2)  # by a loop of a script's own
+    watched.close()
+    lines = [json.loads(line) for line in (object_store.read(s3, run / METRICS) or b"").splitlines()]
+    memory = {"memory_gib": 1.5, "max_memory_gib": 3.0, "total_memory_gib": 80.0}
+    assert [{name: line.get(name) for name in memory} for line in lines] == [memory, memory]
+    assert Accelerator(name="cpu", devices=0, reason="a test").memory() == {}
+
+
+def test_an_attempt_knows_what_earlier_ones_have_logged_and_evaluated(s3: "S3Client", tmp_path: Path) -> None:
+    run = S3Location("runs", f"research/{tmp_path.name}/")
+    lines: list[dict[str, Any]] = [
+        {"step": 2, "loss": 0.5, "accuracy": 0.1, "samples_per_second": 3.0},
+        {"step": 2, "eval_loss": 0.4, "epoch": 1.0},
+        {"step": 4, "eval_loss": None, "epoch": 2.0},
+        {"step": 4, "loss": 0.25, "samples_per_second": 3.0},
+        {"step": 6, "loss": 0.125, "eval_loss": 0.1},
+    ]
+    object_store.write(s3, run / METRICS, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+    watched = RunMetrics(
+        rank_of(0, tmp_path, run),
+        s3,
+        resumed_from_step=4,
+        throughput=Throughput(),
+        samples_per_step=1,
+        warmup_steps=0,
+    )
+    watched.close()
+    assert watched.evaluated_before() == {"eval_loss": pytest.approx(math.nan, nan_ok=True), "epoch": 2.0}
+    logged = watched.logged_before()
+    assert (logged["loss"], logged["accuracy"], logged.keys() & {"step", "samples_per_second"}) == (0.25, 0.1, set())
 
 
 def test_lines_that_cannot_be_read_are_left_out_with_a_warning(
@@ -124,7 +259,8 @@ def test_lines_that_cannot_be_read_are_left_out_with_a_warning(
     files = MetricsFiles(rank_of(0, tmp_path, run), s3, 8)
     files.close()
     assert object_store.read(s3, run / METRICS) == b"".join(line + b"\n" for line in sound)
-    assert files.evaluated_steps == {8}
+    assert files.evaluations == {8: {"eval_loss": 0.25}}
+    assert files.earlier == [{"loss": 0.5}, {"eval_loss": 0.25}]
     assert caplog.messages == [
         f"warning: {run}metrics.jsonl: 9 line(s) cannot be read and are left out, the first is line 2"
     ]

@@ -1,46 +1,20 @@
 """What is left of a run when its attempt is killed, and that the next one ends where an uninterrupted one would."""
 
-import functools
 import json
 import re
 import resource
 import shutil
 import signal
-import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from jobs.contract.locations import S3Location
-from tests.support.train.launching import Launched, Run, environment_of
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
+from tests.support.train.launching import Launched, Run
 
 MODEL = "model/model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(
-    recipe: tuple[str, ...],
-    s3: "S3Client",
-    s3_endpoint: str,
-    job_python: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[int], Run]:
-    """Trains once on each number of ranks, for all tests that only read what such a run has left."""
-
-    @functools.cache
-    def trained(nproc: int) -> Run:
-        location = S3Location("runs", f"research/whole-{uuid.uuid4().hex}-20260102-030405-0a1b/")
-        scratch = tmp_path_factory.mktemp("whole") / "scratch"
-        run = Run(s3, location, environment_of(s3_endpoint), scratch, job_python)
-        run.attempt(*recipe, nproc=nproc)
-        return run
-
-    return trained
 
 
 @pytest.mark.every_release
@@ -78,6 +52,37 @@ def test_an_attempt_after_kill_9_ends_with_the_weights_of_an_uninterrupted_run(
     lost = (killed.last_seen_at - killed.started_at).total_seconds()
     assert receipt.duration_seconds > lost
     assert receipt.result["train_runtime_seconds"] > 0
+
+
+def test_of_two_attempts_that_live_at_once_the_older_ends_and_the_newers_model_is_what_is_left(
+    run: Run, recipe: tuple[str, ...], tmp_path: Path
+) -> None:
+    # GIVEN an attempt whose ranks stand still, so that it is taken for lost
+    older = run.start(*recipe)
+    older.wait_for_line("checkpoint: step 8,")
+    [rank] = older.ranks()
+    rank.suspend()
+    # WHEN another one goes on with the run, and the older wakes up
+    other = replace(run, scratch=tmp_path / "elsewhere")
+    other.attempt(*recipe, attempt=2)
+
+    def left() -> dict[str, str]:
+        listed = run.s3.list_objects_v2(Bucket=run.location.bucket, Prefix=run.location.key)["Contents"]
+        names = {item["Key"].removeprefix(run.location.key): item["ETag"] for item in listed}
+        # A save that was under way as the newer one began may still come to its end, and leave old checkpoints out.
+        own = ("attempts/1.", "utilization/1.", "checkpoints/")
+        return {name: tag for name, tag in names.items() if not name.startswith(own)}
+
+    before = left()
+    rank.resume()
+    # THEN that one ends with its sentence, and has written nothing but its own record and what it was saving
+    assert older.wait() == 1
+    said = "attempt 2 of this run has begun, so this one, attempt 1, ends and saves nothing more"
+    assert said in older.output
+    assert left() == before
+    assert MODEL in before
+    assert (run.receipt().state, [item.number for item in run.receipt().attempts]) == ("succeeded", [1, 2])
+    assert said in (run.recorded_attempt(1).reason or "")
 
 
 def test_a_job_that_goes_on_with_a_run_of_another_counts_on_and_keeps_what_that_one_recorded(
@@ -127,7 +132,11 @@ def test_sigterm_before_the_ranks_have_started_asks_to_be_started_again_too(
 
 def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: tuple[str, ...]) -> None:
     launched = run.start(*recipe, nproc=2)
-    progress = launched.wait_for_line("[progress] 4/48")
+    launched.wait_for_line("[progress] 4/48")
+    # They were forked, which their names tell, and have loaded nothing of `datasets`, which takes a second of CPU
+    for number, rank in enumerate(launched.ranks()):
+        assert f"jobs.train.kinds.finetune_classification [rank {number}] " in " ".join(rank.cmdline())
+        assert not [module.path for module in rank.memory_maps() if "pyarrow" in module.path]
 
     launched.ranks()[0].kill()
 
@@ -135,7 +144,8 @@ def test_a_killed_rank_ends_the_attempt_for_all_and_is_named(run: Run, recipe: t
     assert launched.lines[-1].startswith("interrupted: rank 0 of node 0 was killed (SIGKILL), not for want of memory")
     # What it wrote last is said again, beside the end
     said = "rank 0 of node 0 wrote last: "
-    assert f"{said}{progress}" in launched.lines[-11:-1]
+    newest = [line for line in launched.lines if line.startswith("[progress] ")][-1]
+    assert f"{said}{newest}" in launched.lines[-11:-1]
     assert all(line.removeprefix(said) in launched.lines for line in launched.lines[-11:-1] if line.startswith(said))
     run.wait_until_gone()
     assert run.recorded_attempt(1).exit_code == 75
@@ -181,6 +191,7 @@ def test_a_full_disk_during_a_checkpoint_is_explained_and_the_last_complete_one_
         launched.lines[-1],
     )
     assert "Traceback" not in launched.output
+    assert run.recorded_attempt(1).reason == launched.lines[-1].removeprefix("error: ").rstrip()
     survivor = max(run.complete_checkpoints())
     manifest = json.loads(run.read(f"checkpoints/step-{survivor}/manifest.json"))
     for name, file in manifest["files"].items():

@@ -1,0 +1,216 @@
+"""Buckets that outlive the server: what S3 holds is on disk too, and there again when the bucket is made again.
+
+In a folder of its own each object has a file with its bytes, and one, named by a hash of its key, with all else that is
+known of it. The second is renamed into its place once the first is whole, before the request that wrote the object is
+answered: what a client was told is kept, also where the server is killed the moment after. Earlier versions of an
+object are not kept, nor is anything but S3.
+
+A bucket without a name of its own gets the one that it had, since runs and receipts name their places by it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from moto.s3.models import FakeDeleteMarker, FakeKey, S3Backend
+
+from infra.emulator.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_BUCKETS = "buckets"
+_NAMES = "names.json"
+_LOCK = "lock"
+_ATTRIBUTES = ("_etag", "_storage_class", "encryption", "kms_key_id", "bucket_key_enabled", "checksum_algorithm")
+_CHECKSUM = ("checksum_value", "checksum_type", "checksum_parts")
+
+_kept: "KeptObjects | None" = None
+
+
+def install(folder: Path) -> None:
+    """Keep objects in `folder` from now on. Raises ConfigurationError where it cannot be used, or another server does.
+
+    Call it before the first bucket is made.
+    """
+    global _kept  # noqa: PLW0603 - one server is one process
+    _kept = KeptObjects(folder)
+    for name in ("put_object", "delete_object", "put_object_tagging", "delete_object_tagging"):
+        setattr(S3Backend, name, _watched(getattr(S3Backend, name), _kept))
+    S3Backend.create_bucket = _filled(S3Backend.create_bucket, _kept)
+
+
+def write_changes() -> None:
+    """Bring to disk what the request of this thread has changed. Raises OSError where the disk does not take it."""
+    if _kept is not None:
+        _kept.write_changes()
+
+
+def lasting_name(name: str, owner: str) -> str:
+    """Return the name that a bucket had in earlier servers, by the resource that it is; else `name`, from now on."""
+    return name if _kept is None else _kept.lasting_name(name, owner)
+
+
+class KeptObjects:
+    """One folder. Only one server uses it at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._changed = threading.local()
+        self._commits = threading.Lock()
+        try:
+            (folder / _BUCKETS).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (folder / _LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"{folder} is used by another embedded AWS", next_step="stop that one, or name another folder"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"{folder} cannot hold what is kept: {error.strerror}", next_step="name another folder"
+            ) from None
+
+    def note(self, backend: Any, bucket: str, key: str) -> None:
+        changed = getattr(self._changed, "keys", None)
+        if changed is None:
+            changed = self._changed.keys = {}
+        changed[bucket, key] = backend
+
+    def write_changes(self) -> None:
+        changed = getattr(self._changed, "keys", {})
+        while changed:
+            (bucket, key), backend = changed.popitem()
+            self._write(backend, bucket, key)
+
+    def _write(self, backend: Any, bucket_name: str, key_name: str) -> None:
+        folder = self._folder / _BUCKETS / bucket_name
+        record = folder / f"{hashlib.sha256(key_name.encode()).hexdigest()}.json"
+        found = _newest(backend, bucket_name, key_name)
+        body = folder / f"{record.stem}.{uuid.uuid4().hex}"
+        if found is not None:
+            folder.mkdir(exist_ok=True)
+            body.write_bytes(found.value)
+        with self._commits:
+            # Of two requests that write one object the second to come here finds what is there in the end.
+            if _newest(backend, bucket_name, key_name) is not found:
+                body.unlink(missing_ok=True)
+                return
+            before = _body_of(record)
+            if found is None:
+                record.unlink(missing_ok=True)
+            else:
+                whole = record.with_suffix(".part")
+                whole.write_text(json.dumps({"body": body.name, **_described(backend, found)}))
+                whole.replace(record)
+            if before is not None:
+                (folder / before).unlink(missing_ok=True)
+
+    def fill(self, backend: Any, bucket: Any) -> None:
+        """Put into a new bucket what one of its name held."""
+        folder = self._folder / _BUCKETS / bucket.name
+        known = set()
+        for record in folder.glob("*.json"):
+            try:
+                described = json.loads(record.read_text())
+                key = _restored(backend, bucket.name, described, (folder / described["body"]).read_bytes())
+            except (OSError, ValueError, KeyError) as error:
+                logger.warning("%s cannot be read, and its object is left out: %s", record, error)
+                continue
+            bucket.keys.setlist(key.name, [key])
+            known |= {record.name, described["body"]}
+        for path in folder.glob("*"):
+            if path.suffix != ".json" and path.name not in known:
+                path.unlink()  # of a write that was never answered
+
+    def lasting_name(self, name: str, owner: str) -> str:
+        path = self._folder / _NAMES
+        with self._commits:
+            names = json.loads(path.read_text()) if path.exists() else {}
+            before = names.get(owner)
+            if before is not None and not any(before in backend.buckets for backend in _backends()):
+                return str(before)
+            whole = path.with_suffix(".part")
+            whole.write_text(json.dumps({**names, owner: name}, indent=1))
+            whole.replace(path)
+        return name
+
+
+def _backends() -> list[Any]:
+    from moto.s3.models import s3_backends  # noqa: PLC0415 - made when the first request comes
+
+    return [backend for account in s3_backends.values() for backend in account.values()]
+
+
+def _watched(method: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
+    """Return a method of the backend that notes which object it changes."""
+    signature = inspect.signature(method)
+
+    def change(backend: Any, *positional: Any, **named: Any) -> Any:
+        answer = method(backend, *positional, **named)
+        given = signature.bind(backend, *positional, **named).arguments
+        if "key" in given:
+            kept.note(backend, given["key"].bucket_name, given["key"].name)
+        else:
+            kept.note(backend, given["bucket_name"], given["key_name"])
+        return answer
+
+    return change
+
+
+def _filled(create_bucket: Callable[..., Any], kept: KeptObjects) -> Callable[..., Any]:
+    def create(backend: Any, *positional: Any, **named: Any) -> Any:
+        bucket = create_bucket(backend, *positional, **named)
+        kept.fill(backend, bucket)
+        return bucket
+
+    return create
+
+
+def _newest(backend: Any, bucket_name: str, key_name: str) -> Any:
+    """Return what the bucket has by the key; None where that is nothing, or was deleted."""
+    bucket = backend.buckets.get(bucket_name)
+    key = bucket.keys.get(key_name) if bucket is not None else None
+    return None if key is None or isinstance(key, FakeDeleteMarker) else key
+
+
+def _body_of(record: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads(record.read_text())["body"])
+    return None
+
+
+def _described(backend: Any, key: Any) -> dict[str, Any]:
+    key.etag  # noqa: B018 - computes it
+    return {
+        "key": key.name,
+        "last_modified": key.last_modified.isoformat(),
+        "metadata": dict(key.metadata),
+        "tags": backend.tagger.get_tag_dict_for_resource(key.arn),
+        **{name: getattr(key, name) for name in (*_ATTRIBUTES, *_CHECKSUM)},
+    }
+
+
+def _restored(backend: Any, bucket_name: str, described: dict[str, Any], body: bytes) -> Any:
+    key = FakeKey(
+        name=described["key"],
+        value=body,
+        account_id=backend.account_id,
+        region_name=backend.region_name,
+        bucket_name=bucket_name,
+    )
+    for name in (*_ATTRIBUTES, *_CHECKSUM):
+        setattr(key, name, described[name])
+    key.last_modified = datetime.fromisoformat(described["last_modified"])
+    key.set_metadata(described["metadata"])
+    if described["tags"]:
+        backend.tagger.tag_resource(key.arn, backend.tagger.convert_dict_to_tags_input(described["tags"]))
+    return key

@@ -1,0 +1,1 @@
+"""The function that the stack of AMIs calls while it is deployed."""

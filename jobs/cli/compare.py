@@ -1,0 +1,75 @@
+"""`trainyard compare RUN…`: runs side by side, as a table, as JSON and as a page."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.cli.report import write
+from jobs.client import batch, storage
+from jobs.client.records import read_run
+from jobs.contract.errors import UsageError
+from jobs.contract.recorded_run import RecordedRun
+from jobs.report.comparison import Fact, facts
+
+_SIDE_BY_SIDE = 4
+"""So many runs are columns; more of them are rows."""
+
+_READERS = 4
+"""Runs that are read at once."""
+
+
+def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | None, output: str) -> None:
+    """Run `trainyard compare`."""
+    stage = batch.read_stage(aws, stage_name)
+    found = {run.run_id: run for run in (storage.find_run(aws, stage, text) for text in texts)}
+    if len(found) < 2:
+        raise UsageError(
+            f"there is one run to compare, {next(iter(found))}: a spec's name is that of its newest run",
+            next_step="name two runs by their ids: trainyard list",
+        )
+    _ = aws.s3  # made before threads share it
+    with ThreadPoolExecutor(_READERS) as threads:
+        runs = list(threads.map(lambda run: read_run(aws, run), found.values()))
+    compared = facts(runs)
+    if output == "json":
+        tables.print_json(
+            [
+                {
+                    "run_id": run.run_id,
+                    "result": dict(run.result),
+                    **{fact.label: fact.cells[number] for fact in compared},
+                }
+                for number, run in enumerate(runs)
+            ]
+        )
+    else:
+        tables.show(comparison_table(runs, compared), on=tables.stdout())
+    if html is not None:
+        from jobs.report.comparison import comparison_page
+
+        write(html, comparison_page(runs, now=datetime.now(timezone.utc)))
+        tables.stderr().print(f"the page: {html}")
+
+
+def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact]) -> Table:
+    """Return the table: a column for each of a few runs, a row for each of many."""
+    cells = [
+        [Text(cell, style="green" if fact.best == number else "") for number, cell in enumerate(fact.cells)]
+        for fact in compared
+    ]
+    names = [run.run_id for run in runs]
+    if len(runs) <= _SIDE_BY_SIDE:
+        table = tables.columns("", *names)
+        for fact, row in zip(compared, cells, strict=True):
+            table.add_row(fact.label, *row)
+        return table
+    table = tables.columns("RUN", *(fact.label.upper() for fact in compared))
+    for number, name in enumerate(names):
+        table.add_row(name, *(row[number] for row in cells))
+    return table

@@ -1,0 +1,107 @@
+"""`trainyard costs`: what the stage's runs cost, from their own receipts, as a table, as CSV and as JSON."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+
+from rich.table import Table
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.client import batch, storage
+from jobs.client.storage import StoredRun
+from jobs.contract.costs import By, Cost, costs, month_of, total
+from jobs.contract.errors import TrainyardError
+from jobs.contract.records import Receipt
+from jobs.contract.words import counted
+
+_READERS = 16
+"""Receipts that are read at once."""
+
+
+def show_costs(aws: Aws, stage_name: str, *, by: By, month: str, team: str | None, output: str) -> None:
+    """Run `trainyard costs`."""
+    now = datetime.now(timezone.utc)
+    wanted = month_of(month, now=now)
+    stage = batch.read_stage(aws, stage_name)
+    runs = [run for run in storage.stored_runs(aws, stage) if team in (None, run.team)]
+    receipts, unreadable = _receipts(aws, runs)
+    found = costs(receipts, by=by, month=wanted)
+    if output == "json":
+        tables.print_json([_fields(row, by) for row in found])
+    elif output == "csv":
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(_fields(Cost(name=""), by)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(_fields(row, by) for row in found)
+    elif found:
+        tables.show(costs_table(found, by=by), on=tables.stdout())
+    console = tables.stderr()
+    if not found:
+        when = "ever" if month == "all" else f"in {wanted.begin:%Y-%m}"
+        console.print(f"no run of stage '{stage.name}' took anything {when}; another month: --month 2026-01, or all")
+    elif output == "table":
+        where = "; what would have cost that in AWS, of this machine's runs" if stage.embedded else ""
+        console.print(
+            f"estimated from the runs' own receipts, at the prices that each names, start-up and storage apart{where}"
+        )
+    if unreadable:
+        console.print(f"left out: {counted(len(unreadable), 'receipt')} that cannot be read: {', '.join(unreadable)}")
+
+
+def _receipts(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[str]]:
+    """Return the receipts that there are, and the runs whose receipts this release does not read."""
+    _ = aws.s3  # made before threads share it
+    unreadable: list[str] = []
+
+    def read(run: StoredRun) -> Receipt | None:
+        try:
+            receipt = storage.read_receipt(aws, run.location)
+            if receipt is not None:
+                costs([receipt], by="run", month=month_of("all", now=datetime.now(timezone.utc)))
+        except TrainyardError:  # its shape, or an instance type that this release has no row of
+            unreadable.append(run.run_id)
+            return None
+        return receipt
+
+    with ThreadPoolExecutor(_READERS) as threads:
+        found = [receipt for receipt in threads.map(read, runs) if receipt is not None]
+    return found, sorted(unreadable)
+
+
+def costs_table(found: Sequence[Cost], *, by: By) -> Table:
+    """Return the rows as a table, with their sum."""
+    table = tables.columns(
+        by.upper(), "RUNS", "HOURS", "USD", "ON-DEMAND", "SAVED", "WAITING", "STARTING", "LOST", "IDLE"
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in [*found, total(found)] if len(found) > 1 else found:
+        money = (row.waiting_usd, row.starting_usd, row.lost_usd, row.idle_usd)
+        table.add_row(
+            row.name,
+            str(row.runs),
+            f"{row.instance_hours:.2f}",
+            f"{row.usd:.2f}",
+            f"{row.on_demand_usd:.2f}",
+            f"{row.saved_percent:.0f} %",
+            *(f"{amount:.2f}" for amount in money),
+        )
+    return table
+
+
+def _fields(row: Cost, by: By) -> dict[str, str | int | float]:
+    return {
+        by: row.name,
+        "runs": row.runs,
+        "instance_hours": round(row.instance_hours, 6),
+        "usd": round(row.usd, 6),
+        "on_demand_usd": round(row.on_demand_usd, 6),
+        "saved_usd": round(row.saved_usd, 6),
+        "saved_percent": round(row.saved_percent, 1),
+        "waiting_usd": round(row.waiting_usd, 6),
+        "starting_usd": round(row.starting_usd, 6),
+        "lost_usd": round(row.lost_usd, 6),
+        "idle_usd": round(row.idle_usd, 6),
+    }

@@ -1,0 +1,118 @@
+"""What the commands of `trainyard data` do."""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.client import team_data
+from jobs.client.batch import read_stage
+from jobs.client.table_summary import summarize
+from jobs.contract.arguments import Columns
+from jobs.contract.errors import StoppedError, UsageError
+from jobs.contract.locations import DATA, table_location
+
+
+def show(
+    connect: Callable[[], Aws],
+    stage_name: str,
+    training: Sequence[str],
+    held_out: Sequence[str],
+    *,
+    texts: tuple[str, ...],
+    label: str,
+    output: str,
+) -> None:
+    """Run `trainyard data show`. The stage is asked only where a table lies in its data bucket."""
+    columns = Columns(texts=texts, label=label, named_by="name it with --text-column, --label-column")
+    found = summarize(
+        connect,
+        [_resolved(connect, stage_name, location) for location in training],
+        [_resolved(connect, stage_name, location) for location in held_out],
+        columns,
+    )
+    if output == "json":
+        tables.print_json(found.model_dump(mode="json"))
+        return
+    for line in found.lines():
+        tables.stdout().print(line, style="yellow" if line.startswith("warning: ") else None, soft_wrap=True)
+
+
+def _resolved(connect: Callable[[], Aws], stage_name: str, location: str) -> str:
+    try:
+        table_location(location)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if location.startswith("hf://"):
+        raise UsageError(f"{location}: tables of the hub are not looked into here", next_step="download it first")
+    if not location.startswith(DATA):
+        return os.path.expanduser(location)  # noqa: PTH111 - leaves what names nobody as it is
+    return str(team_data.place_of(read_stage(connect(), stage_name), location))
+
+
+def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) -> None:
+    """Run `trainyard data put`. Raises StoppedError on Ctrl-C, after which the same command goes on."""
+    stage = read_stage(aws, stage_name)
+    place = team_data.place_of(stage, location)
+    if not place.key.partition("/")[2]:
+        raise UsageError(f"{location} names all data of a team", next_step=f"name it {location.rstrip('/')}/NAME")
+    files = team_data.files_of(source, place)
+    console = tables.stderr()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    new = 0
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(source.name, total=sum(path.stat().st_size for path in files))
+        try:
+            for path, target in files.items():
+                new += team_data.put(
+                    aws, path, target, uploads=team_data.UPLOADS, sent=lambda size: progress.advance(bar, size)
+                )
+        except KeyboardInterrupt:
+            raise StoppedError(
+                f"stopped before all of {source} was sent", next_step=f"trainyard data put {source} {location} goes on"
+            ) from None
+    whole = place / source.name if source.is_file() and place.key.endswith("/") else place
+    entry = team_data.entry(aws, stage, whole)
+    if entry.files > len(files):
+        console.print(f"{entry.files - len(files)} files that {source} does not have are there too, and stay")
+    if output == "json":
+        tables.print_json({**dataclasses.asdict(entry), "sent": new})
+        return
+    there = f", {len(files) - new} of them there already" if new < len(files) else ""
+    console.print(f"{len(files)} {'file' if len(files) == 1 else 'files'}{there}; fingerprint {entry.fingerprint}")
+    print(entry.location)
+
+
+def ls(aws: Aws, stage_name: str, location: str, *, output: str) -> None:
+    """Run `trainyard data ls`."""
+    stage = read_stage(aws, stage_name)
+    entries = [*team_data.entries(aws, stage, team_data.place_of(stage, location))]
+    if output == "json":
+        tables.print_json([dataclasses.asdict(entry) for entry in entries])
+        return
+    table = tables.columns("FILES", "BYTES", "FINGERPRINT", "LOCATION")
+    table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
+    for entry in entries:
+        table.add_row(f"{entry.files:,}", f"{entry.size:,}", entry.fingerprint, entry.location)
+    tables.show(table, on=tables.stdout())
+
+
+def rm(aws: Aws, stage_name: str, location: str, *, yes: bool) -> None:
+    """Run `trainyard data rm`. Raises UsageError where nobody can be asked, typer.Abort on a no."""
+    import typer
+
+    stage = read_stage(aws, stage_name)
+    place = team_data.place_of(stage, location)
+    entry = team_data.entry(aws, stage, place)
+    what = f"{entry.files} {'file' if entry.files == 1 else 'files'}, {entry.size:,} bytes, at {location}"
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(f"nothing was removed: {what}", next_step="add --yes")
+        typer.confirm(f"Remove {what}?", abort=True, err=True)
+    team_data.remove(aws, place)
+    tables.stderr().print(f"removed {what}")

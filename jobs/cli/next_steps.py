@@ -1,0 +1,79 @@
+"""`trainyard` without a command: what to do next, as things stand in this folder and this shell."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from jobs.cli import embedded
+from jobs.contract.display import printable
+from jobs.contract.errors import TrainyardError
+
+_AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
+"""Any of these says that the shell is meant to talk to an AWS."""
+
+
+def show(stage_name: str, *, profile: str | None, region: str | None, state_file: Path, runs_folder: Path) -> None:
+    """Print some lines on the state of things, each next step as the command to type."""
+    print("trainyard trains Hugging Face models on Habana Gaudi in AWS, and the same jobs on this machine.\n")
+    try:
+        server = embedded.running(state_file)
+    except TrainyardError as error:
+        print(printable(str(error)))
+        return
+    endpoint = os.environ.get("AWS_ENDPOINT_URL")
+    if server is not None and endpoint != server.endpoint:
+        print("The embedded AWS runs, and this shell does not talk to it yet.")
+        _commands([('eval "$(trainyard local env)"', "have every AWS tool of this shell talk to it")])
+    elif server is not None or profile or any(name in os.environ for name in _AWS_SETTINGS):
+        _of_the_newest_run(stage_name, profile, region, runs_folder)
+    else:
+        print("Nothing is set up in this shell.")
+        _commands(
+            [
+                ("trainyard demo", "see all of it once, on this machine: two minutes"),
+                ("trainyard local up", "start an embedded AWS for jobs of your own"),
+                ("export AWS_PROFILE=…", "or talk to an AWS account that a stage is deployed to"),
+            ]
+        )
+    print("\ntrainyard --help lists every command.")
+
+
+def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None, runs_folder: Path) -> None:
+    from jobs.aws.connection import Aws
+    from jobs.aws.errors import explain
+    from jobs.cli.runs import parse_since
+    from jobs.client import batch
+
+    aws = Aws(profile, region)
+    try:
+        jobs = batch.list_jobs(aws, batch.read_stage(aws, stage_name), since=parse_since("7d"))
+    except Exception as error:
+        told = error if isinstance(error, TrainyardError) else explain(error)
+        if told is None:
+            raise
+        print(printable(f"AWS cannot be asked for runs: {told.args[0]}"))
+        _commands([(told.next_step, "")] if told.next_step else [])
+        return
+    if not jobs:
+        print(f"Stage '{stage_name}' has had no run in the last seven days.")
+        _commands([("trainyard submit SPEC", "ready ones lie in jobs/specs/; --dry-run only checks one")])
+        return
+    newest = jobs[0]
+    print(f"The newest run of stage '{stage_name}' is {newest.run_id}: {newest.state}.")
+    if not newest.ended:
+        steps = [("logs {} --follow", "watch it"), ("status {}", "how far it is"), ("why {}", "what it waits for")]
+    elif newest.state == "SUCCEEDED":
+        steps = [("receipt {}", "what it took and brought")]
+        if not (runs_folder / newest.run_id).exists():
+            steps.append(("fetch {}", f"its model and curves, into {runs_folder}/"))
+    else:
+        steps = [("status {}", "how it ended"), ("logs {}", "what it said"), ("resume {}", "go on from its checkpoint")]
+    steps.append(("list", "all runs"))
+    _commands((f"trainyard {command.format(newest.run_id)}", what) for command, what in steps)
+
+
+def _commands(steps: Iterable[tuple[str, str]]) -> None:
+    steps = list(steps)
+    width = max((len(command) for command, _ in steps), default=0)
+    for command, what in steps:
+        print(printable(f"  {command:{width}}  {what}".rstrip()))

@@ -1,0 +1,189 @@
+"""`trainyard sweep SWEEP`: its points, the best first, with what each brought, took and cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.client import batch, storage
+from jobs.client.job import Job
+from jobs.client.storage import StoredRun
+from jobs.client.sweeps import (
+    Standing,
+    best,
+    progress_text,
+    ranked,
+    read_sweep,
+    spent_by,
+    standings,
+    stored_spec,
+    sweep_of,
+)
+from jobs.contract.display import printable
+from jobs.contract.errors import JobFailedError, TrainyardError, UsageError
+from jobs.contract.locations import RUN
+from jobs.contract.spec import JobSpec
+from jobs.contract.sweep import BEST, SweepRecord
+from jobs.contract.words import figure, result_label, usd
+
+_STYLES = {"succeeded": "green", "failed": "red", "stopped": "magenta", "running": "cyan"}
+
+_COMPARED = 8
+"""So many of the best points are named where they are to be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepNow:
+    """A sweep with how its points stand."""
+
+    run: StoredRun
+    spec: JobSpec
+    record: SweepRecord
+    job: Job | None
+    """The newest; None: Batch has forgotten it."""
+    points: Sequence[Standing]
+    """In their order."""
+
+    @property
+    def budget_text(self) -> str:
+        """Return the used part of the budget as text; empty where there is none."""
+        return self.spec.budget.text(spent_by(self.points))
+
+    @property
+    def best(self) -> Standing | None:
+        return best(self.points, self.spec.sweep) if self.spec.sweep else None
+
+    @property
+    def best_metric(self) -> tuple[str, float] | None:
+        return _metric(self, self.best) if self.best else None
+
+
+def read_now(aws: Aws, run: StoredRun, job: Job | None) -> SweepNow | None:
+    """Read a sweep and its points; None where the run is no sweep."""
+    record = read_sweep(aws, run.location)
+    if record is None:
+        return None
+    spec = stored_spec(aws, run.location)
+    if spec is None or spec.sweep is None:
+        raise TrainyardError(
+            f"{run.run_id} is a sweep of another release, whose spec cannot be read",
+            next_step="read its points with the release that submitted it",
+        )
+    points = standings(aws, run.location, record, job)
+    return SweepNow(run=run, spec=spec, record=record, job=job, points=points)
+
+
+def sweep(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
+    """Run `trainyard sweep`. Raises UsageError where the run is no sweep."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    now = read_now(aws, run, batch.find_job(aws, stage, run.run_id))
+    if now is None:
+        of = sweep_of(aws, run.location)
+        raise UsageError(
+            f"{run.run_id} is {f'a point of the sweep {of}' if of else 'no sweep'}",
+            next_step=f"trainyard {f'sweep {of}' if of else f'status {run.run_id}'}",
+        )
+    show(now, output=output)
+
+
+def show(now: SweepNow, *, output: str) -> None:
+    """Print a sweep's points: the table on stdout, what to do next on stderr."""
+    if output == "json":
+        tables.print_json(sweep_json(now))
+        return
+    found = ranked(now.points, now.spec.sweep) if now.spec.sweep else []
+    names = list(now.record.points[0].values)
+    short = [name.removeprefix("parameters.") for name in names]
+    metrics = [_metric(now, standing) for standing in found]
+    label = next((result_label(metric[0]) for metric in metrics if metric), "metric")
+    table = tables.columns("POINT", *(name.upper() for name in short), label.upper(), "USD", "STATE")
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for standing, metric in zip(found, metrics, strict=True):
+        table.add_row(
+            str(standing.point.number),
+            *(Text(printable(str(standing.point.values.get(name, "")))) for name in names),
+            "" if metric is None else figure(metric[1]),
+            "" if standing.usd is None else f"{standing.usd:.2f}",
+            Text(standing.state, style=_STYLES.get(standing.state, "yellow")),
+        )
+    tables.show(table, on=tables.stdout())
+    _say_next(now, found)
+
+
+def _say_next(now: SweepNow, found: Sequence[Standing]) -> None:
+    console = tables.stderr()
+    total = spent_by(now.points).usd
+    budget = f"; {now.budget_text} used" if now.budget_text else ""
+    console.print(Text(f"{now.run.run_id}: {progress_text(now.points)}, {usd(total)}{budget}"), soft_wrap=True)
+    for standing in found:
+        if standing.reason:
+            console.print(Text(f"point {standing.point.number}: {printable(standing.reason)}"), soft_wrap=True)
+    if now.best is not None and (now.job is None or now.job.ended):
+        console.print(Text(f"the best is {now.best.point.run_id}: {RUN}{now.spec.name}{BEST}/…"), soft_wrap=True)
+    done = [standing.point.run_id for standing in found if standing.state == "succeeded"]
+    if len(done) > 1:
+        compared = " ".join(done[:_COMPARED])
+        console.print(Text(f"side by side, with curves: trainyard compare {compared} --html FILE"), soft_wrap=True)
+    if len(done) < len(found) and (now.job is None or now.job.ended):
+        console.print(Text(f"the others again: trainyard resume {now.run.run_id}"), soft_wrap=True)
+
+
+def _metric(now: SweepNow, standing: Standing) -> tuple[str, float] | None:
+    if now.spec.sweep is None or standing.receipt is None:
+        return None
+    return now.spec.sweep.metric_of(standing.receipt.result)
+
+
+def sweep_json(now: SweepNow) -> dict[str, Any]:
+    """Return a sweep and its points, the best first, as JSON."""
+    so_far = spent_by(now.points)
+    found = ranked(now.points, now.spec.sweep) if now.spec.sweep else []
+    return {
+        "run_id": now.run.run_id,
+        "state": now.job.state if now.job else None,
+        "progress": progress_text(now.points),
+        "usd": round(so_far.usd, 6),
+        "instance_hours": round(so_far.instance_hours, 6),
+        "budget": now.budget_text,
+        "best": now.best.point.run_id if now.best else None,
+        "points": [
+            {
+                "number": standing.point.number,
+                "run_id": standing.point.run_id,
+                "values": standing.point.values,
+                "state": standing.state,
+                "reason": standing.reason,
+                "metric": None if (metric := _metric(now, standing)) is None else dict([metric]),
+                "usd": None if standing.usd is None else round(standing.usd, 6),
+                "result": standing.receipt.result if standing.receipt else {},
+            }
+            for standing in found
+        ],
+    }
+
+
+def raise_failure(now: SweepNow, job: Job) -> None:
+    """Raises JobFailedError where a sweep has ended and not all of its points have succeeded."""
+    states = [standing.state for standing in now.points]
+    if job.state == "SUCCEEDED" and all(state == "succeeded" for state in states):
+        return
+    ended = f": {job.reason}" if job.state == "CANCELLED" else ""
+    raise JobFailedError(
+        f"{now.run.run_id} has ended with {progress_text(now.points)}{ended}",
+        next_step=f"trainyard sweep {now.run.run_id}, then trainyard resume {now.run.run_id}",
+    )
+
+
+def refuse_point(aws: Aws, run: StoredRun, what: str) -> None:
+    """Raise UsageError where a run is a point of a sweep, whose job is the sweep's. `what`: the command for that."""
+    of = sweep_of(aws, run.location)
+    if of is not None:
+        raise UsageError(
+            f"{run.run_id} is a point of the sweep {of}, and has no job of its own",
+            next_step=f"trainyard {what} {of}",
+        )

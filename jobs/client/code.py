@@ -1,0 +1,318 @@
+"""Code of a folder or a repository: chosen as git would, checked, packed alike each time, uploaded once, given back."""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.client.git_code import fetched
+from jobs.client.secrets import MAX_LOOKED_AT_BYTES, secret_content, secret_name
+from jobs.contract.code import (
+    CODE_RECORD,
+    GIT,
+    MAX_CODE_BYTES,
+    MAX_CODE_FILES,
+    OWN_NAMES,
+    CodeFile,
+    CodeRecord,
+    GitSource,
+    Pack,
+    check_name,
+    is_packed,
+)
+from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
+from jobs.contract.locations import S3Location
+from jobs.contract.plan import Plan
+from jobs.contract.record_reader import parse, read
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
+
+if TYPE_CHECKING:
+    from jobs.kinds.script import Script
+
+IGNORE_FILE = ".trainyardignore"
+
+_NEVER = (".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache")
+"""Folders that no code needs, where no .gitignore says so."""
+
+_GIT_SECONDS = 60
+
+_NAMED = 5
+"""So many files are named in a message."""
+
+
+def packed(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None]:
+    """Return the spec with the place of its code on S3, and the code that has to be brought there.
+
+    None: it has no code of its own, or that lies there. Raises UsageError for code that no job should get.
+    """
+    arguments = spec.entrypoint_arguments()
+    code = getattr(arguments, "code", None)
+    if code is None or is_packed(code):
+        return spec, None
+    if code.startswith(GIT):
+        pack = _pack_fetched(GitSource.parse(code))
+    else:
+        pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves what names nobody as it is
+    _check_command(arguments, pack)  # type: ignore[arg-type]  # the one kind with code
+    location = pack.location(stage.run_bucket, spec.team)
+    return spec.model_copy(update={"arguments": {**spec.arguments, "code": str(location)}}), pack
+
+
+def pack_folder(folder: Path) -> Pack:
+    """Choose the files of a folder, and look at each.
+
+    Raises NotFoundError where there is no folder, UsageError where it has none for a job, or what no job should get.
+    """
+    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - keeps symbolic links
+    if not folder.is_dir():
+        raise NotFoundError(
+            f"arguments.code: {folder} is {'no folder' if folder.exists() else 'not there'}",
+            next_step="name the folder that the script lies in; a path counts from the working directory",
+        )
+    names = _without_ignored(folder, _names(folder))
+    if not names:
+        raise UsageError(
+            f"arguments.code: {folder} has no files for a job",
+            next_step=f"see what its .gitignore and {IGNORE_FILE} leave",
+        )
+    _check_names(folder, names)
+    files = tuple(_described(folder, name) for name in names)
+    commit, dirty = _commit(folder)
+    return Pack(folder=folder, files=files, commit=commit, dirty=dirty, source=str(folder))
+
+
+def _pack_fetched(source: GitSource) -> Pack:
+    """Return the code of a repository, fetched; what is wrong with it is told of the repository, not of its copy."""
+    folder, commit = fetched(source)
+    try:
+        return replace(pack_folder(folder), source=str(source), commit=commit, dirty=False)
+    except UsageError as error:
+        raise UsageError(
+            error.args[0].replace(str(folder), str(source)),
+            next_step="clone the repository, name in its .trainyardignore what no job needs, and name that folder",
+        ) from None
+
+
+def put_code(aws: Aws, plan: Plan, *, sent: Callable[[int, int], None] = lambda *_: None) -> bool:
+    """Bring the plan's code to S3, and note in the run's folder which it is. Returns False where it lay there.
+
+    `sent` is told the bytes of each part that has arrived, and those of the whole archive.
+    Raises UsageError where a file has changed since the spec was checked.
+    """
+    pack = plan.pack
+    assert pack is not None  # noqa: S101 - whoever calls has looked
+    place = S3Location.parse(getattr(plan.spec.entrypoint_arguments(), "code"))  # noqa: B009 - of one kind only
+    is_new = not object_store.exists(aws.s3, place)
+    if is_new:
+        with tempfile.TemporaryFile() as file:
+            write_archive(pack, file)
+            total = file.tell()
+            file.seek(0)
+            aws.s3.upload_fileobj(file, place.bucket, place.key, Callback=lambda more: sent(more, total))
+    record = plan.run_location / CODE_RECORD
+    content = pack.record(place).model_dump_json(indent=2).encode()
+    aws.s3.put_object(Bucket=record.bucket, Key=record.key, Body=content, ContentType="application/json")
+    return is_new
+
+
+def write_archive(pack: Pack, target: "io.BufferedIOBase | tempfile._TemporaryFileWrapper[bytes]") -> None:
+    """Write the files as one archive: the same bytes for the same files.
+
+    Raises UsageError where a file is no longer what was looked at.
+    """
+    with (
+        gzip.GzipFile(fileobj=target, mode="wb", mtime=0, filename="") as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for file in sorted(pack.files):
+            content = (pack.folder / file.name).read_bytes()
+            if hashlib.sha256(content).hexdigest() != file.sha256:
+                raise UsageError(f"{pack.folder / file.name} has changed meanwhile", next_step="submit again")
+            entry = tarfile.TarInfo(file.name)
+            entry.size, entry.mode = len(content), 0o755 if file.executable else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+
+
+def read_code_record(aws: Aws, run: S3Location) -> CodeRecord | None:
+    """Read which code a run was submitted with; None where it has none of its own, or where nobody can read which."""
+    return read(CodeRecord, object_store.read_once(aws.s3, run / CODE_RECORD), place=run / CODE_RECORD)
+
+
+def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
+    """Download a run's code below `target`, yielding each path.
+
+    Raises NotFoundError where it has none of its own, UnreadableError where nobody can read which it had.
+    """
+    text = object_store.read_once(aws.s3, run / CODE_RECORD)
+    if text is None:
+        raise NotFoundError(f"{run} has no code of its own: it is no run of the kind 'script'")
+    record = parse(CodeRecord, text, place=run / CODE_RECORD)
+    content = object_store.read_once(aws.s3, S3Location.parse(record.location))
+    if content is None:
+        raise NotFoundError(f"{record.location} is gone, which {run / CODE_RECORD} names")
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+        for entry in archive:
+            check_name(entry.name)
+            source = archive.extractfile(entry)
+            if source is None:
+                continue
+            path = target / entry.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(source.read())
+            path.chmod(entry.mode & 0o755)
+            yield path
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names of a folder's files: what git tracks there and what it would, else all but what nobody needs."""
+    listed = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
+    if listed is not None:
+        names = {name for name in listed.split("\0") if name}
+        return sorted(name for name in names if os.path.lexists(folder / name))
+    found = []
+    for place, subfolders, files in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if name not in _NEVER]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in files]
+    return sorted(name for name in found if not name.endswith((".pyc", ".DS_Store")))
+
+
+def _without_ignored(folder: Path, names: list[str]) -> list[str]:
+    path = folder / IGNORE_FILE
+    if not path.is_file():
+        return names
+    rules = [_rule(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line[0] != "#"]
+    kept = []
+    for name in names:
+        ignored = False
+        for negated, pattern in rules:
+            if pattern.match(name):
+                ignored = not negated
+        if not ignored and name != IGNORE_FILE:
+            kept.append(name)
+    return kept
+
+
+def _rule(line: str) -> tuple[bool, re.Pattern[str]]:
+    """Return a line of .trainyardignore, written as those of .gitignore are, and whether it takes back others."""
+    text = line.strip()
+    negated = text.startswith("!")
+    text = text.removeprefix("!")
+    anchored = "/" in text.rstrip("/")
+    text = text.lstrip("/").rstrip("/")
+    parts = [
+        {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
+        for part in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", text)
+    ]
+    return negated, re.compile(f"{'' if anchored else '(?:.*/)?'}{''.join(parts)}(?:/.*)?$")
+
+
+def _check_names(folder: Path, names: list[str]) -> None:
+    secrets = [f"{name} ({why})" for name in names if (why := secret_name(name)) is not None]
+    if secrets:
+        raise _secrets(folder, secrets)
+    own = sorted({name.split("/")[0].removesuffix(".py") for name in names} & set(OWN_NAMES))
+    if own:
+        raise UsageError(
+            f"arguments.code: {folder} has '{own[0]}' at its top, which is a package of the platform's own too: the "
+            "script would import it in that one's place",
+            next_step=f"rename it, or name it in {IGNORE_FILE}",
+        )
+    if len(names) > MAX_CODE_FILES:
+        raise UsageError(
+            f"arguments.code: {folder} has {len(names)} files, more than {MAX_CODE_FILES}",
+            next_step=f"name in {IGNORE_FILE} what the script does not need",
+        )
+    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    total = sum(sizes.values())
+    if total > MAX_CODE_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
+        shown = ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
+        raise UsageError(
+            f"arguments.code: {folder} has {total / 1e6:.0f} MB, more than {MAX_CODE_BYTES / 1e6:.0f}: {shown}",
+            next_step=f"name in {IGNORE_FILE} what is no code, and give data as arguments.inputs",
+        )
+
+
+def _described(folder: Path, name: str) -> CodeFile:
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"arguments.code: {path} is a link to {path.resolve()}, outside the folder",
+            next_step=f"put the file itself there, or name the link in {IGNORE_FILE}",
+        )
+    if not path.is_file():
+        kind = "a link to a folder, or to nothing" if path.is_symlink() else "a repository of its own, or no file"
+        raise UsageError(f"arguments.code: {path} is {kind}", next_step=f"name it in {IGNORE_FILE}")
+    content = path.read_bytes()
+    if len(content) <= MAX_LOOKED_AT_BYTES and (what := secret_content(content)) is not None:
+        raise _secrets(folder, [f"{name} (it seems to hold {what})"])
+    return CodeFile(
+        name=name,
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+        executable=os.access(path, os.X_OK),
+    )
+
+
+def _secrets(folder: Path, named: list[str]) -> UsageError:
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return UsageError(
+        f"arguments.code: {folder} has what looks like a secret, and code is readable for the whole team: "
+        f"{', '.join(named[:_NAMED])}{more}",
+        next_step=f"take it out of the folder, or name it in {IGNORE_FILE}",
+    )
+
+
+def _check_command(arguments: "Script", pack: Pack) -> None:
+    """Raise UsageError where the folder lacks what the command or the requirements name."""
+    names = [file.name for file in pack.files]
+    for argument, name in (("command", arguments.script), ("requirements", arguments.requirements)):
+        if name is not None and name not in names:
+            ignored = (pack.folder / name).exists()
+            alike = [other for other in names if other.endswith(Path(name).suffix)]
+            hint = "" if ignored else did_you_mean(name, alike)
+            raise UsageError(
+                f"arguments.{argument}: {pack.source} has no file '{name}'"
+                + (f" among those that are packed: .gitignore or {IGNORE_FILE} names it" if ignored else hint),
+                next_step="paths of the command count from the folder of the code",
+            )
+    if arguments.words[0] == "-m" and len(arguments.words) > 1:
+        module = arguments.words[1].replace(".", "/")
+        local = any(name.startswith(f"{module.split('/')[0]}/") for name in names)
+        if local and not {f"{module}.py", f"{module}/__main__.py"} & set(names):
+            raise UsageError(f"arguments.command: {pack.source} has no module '{arguments.words[1]}'")
+
+
+def _commit(folder: Path) -> tuple[str | None, bool]:
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None, False
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", ".")
+    return commit.strip(), bool(changed)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints of a folder; None where there is no git, or no repository."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=_GIT_SECONDS,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None

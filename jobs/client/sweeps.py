@@ -1,0 +1,161 @@
+"""Sweeps as they stand: their points, how each of them is, which is the best."""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.client.job import Job
+from jobs.client.storage import read_receipt, read_spec_text
+from jobs.contract.budget import NOTHING_SPENT, Spent, spent
+from jobs.contract.errors import TrainyardError
+from jobs.contract.locations import S3Location
+from jobs.contract.outlook import outlook
+from jobs.contract.records import Receipt
+from jobs.contract.run import SPEC
+from jobs.contract.spec import JobSpec, parse_spec
+from jobs.contract.sweep import (
+    MEMBER_OF,
+    SWEEP,
+    SWEEP_CLAIMS,
+    Claim,
+    MemberOf,
+    PointRecord,
+    Sweep,
+    SweepRecord,
+    claim_name,
+    claimed,
+)
+from jobs.contract.words import counted
+
+_AT_ONCE = 16
+"""Objects that are read or written at once."""
+
+_ORDER = ("succeeded", "running", "waiting", "interrupted", "not run", "stopped", "failed")
+"""States of points, in the order in which a table has them."""
+
+_ENDED = {"running": "interrupted"}
+"""What a receipt says of a point whose worker was lost."""
+
+
+def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
+    """Read the points of a sweep; None where the run is none."""
+    content = object_store.read_once(aws.s3, run / SWEEP)
+    return None if content is None else SweepRecord.model_validate_json(content)
+
+
+def stored_spec(aws: Aws, run: S3Location) -> JobSpec | None:
+    """Read the spec that a run was submitted with; None where there is none that this release reads."""
+    import yaml
+
+    with suppress(TrainyardError, ValidationError, yaml.YAMLError):
+        return parse_spec(yaml.safe_load(read_spec_text(aws, run) or ""), origin=str(run / SPEC))
+    return None
+
+
+def sweep_of(aws: Aws, run: S3Location) -> str | None:
+    """Return the run id of the sweep that a run is a point of; None where it is none."""
+    content = object_store.read_once(aws.s3, run / MEMBER_OF)
+    return None if content is None else MemberOf.model_validate_json(content).sweep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How a point of a sweep stands."""
+
+    point: PointRecord
+    location: S3Location
+    state: str
+    """succeeded, running, waiting, interrupted, not run, stopped (at the end of the budget), failed."""
+    receipt: Receipt | None
+    reason: str = ""
+    """Why it failed or was stopped."""
+
+    @property
+    def usd(self) -> float | None:
+        """Return what it has cost by now; None: it has written no receipt."""
+        if self.receipt is None:
+            return None
+        return outlook(self.receipt.attempts, None, None, now=datetime.now(timezone.utc)).usd
+
+
+def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -> list[Standing]:
+    """Return how all points stand, in their order. `job`: the sweep's newest; None: Batch has forgotten it."""
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=(run / SWEEP_CLAIMS).key)
+    start = len((run / SWEEP_CLAIMS).key)
+    items = [item for page in pages for item in page.get("Contents", [])]
+    names = [item["Key"][start:] for item in sorted(items, key=lambda item: item["LastModified"])]
+    newest = {number: of_job for of_job, number in claimed(names) if job is None or job.ended or of_job == job.id}
+    team = PurePosixPath(run.key.rstrip("/")).parent
+    goes_on = job is not None and not job.ended
+
+    def standing(point: PointRecord) -> Standing:
+        location = S3Location(run.bucket, f"{team}/{point.run_id}/")
+        receipt: Receipt | None = None
+        with suppress(TrainyardError):  # of another release
+            receipt = read_receipt(aws, location)
+        claim: Claim | None = None
+        if point.number in newest:
+            content = object_store.read_once(aws.s3, run / claim_name(newest[point.number], point.number))
+            with suppress(ValidationError):
+                claim = Claim.model_validate_json(content or b"")
+        last = receipt.attempts[-1].reason if receipt and receipt.attempts else None
+        reason = ""
+        if receipt is not None and receipt.state == "succeeded":
+            state = "succeeded"
+        elif claim is None:
+            state = "waiting" if goes_on else "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
+        elif claim.ended is not None:
+            state = claim.ended
+            reason = (last or claim.reason) if claim.reason.startswith("exit code") else claim.reason
+        else:
+            state = "running" if goes_on else "interrupted"
+        return Standing(point=point, location=location, state=state, receipt=receipt, reason=reason)
+
+    return each_at_once(standing, record.points)
+
+
+def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
+    """Return the points with the best first, those without the metric behind them, and those that failed last."""
+
+    def order(standing: Standing) -> tuple[int, bool, float, int]:
+        metric = sweep.metric_of(standing.receipt.result) if standing.receipt else None
+        value = 0.0 if metric is None else metric[1] if sweep.smaller_is_better(metric[0]) else -metric[1]
+        return _ORDER.index(standing.state), metric is None, value, standing.point.number
+
+    return sorted(found, key=order)
+
+
+def best(found: Sequence[Standing], sweep: Sweep) -> Standing | None:
+    """Return the best of the points that have succeeded; None where none has, or none has the metric."""
+    first = next(iter(ranked(found, sweep)), None)
+    if first is None or first.state != "succeeded" or first.receipt is None:
+        return None
+    return first if sweep.metric_of(first.receipt.result) is not None else None
+
+
+def progress_text(found: Sequence[Standing]) -> str:
+    """Return how far a sweep is, in a line: `7 of 9 points done, 1 failed, 1 running`."""
+    states = [standing.state for standing in found]
+    others = [f"{states.count(state)} {state}" for state in _ORDER[:0:-1] if state in states]
+    return ", ".join([f"{states.count('succeeded')} of {counted(len(states), 'point')} done", *others])
+
+
+def spent_by(found: Iterable[Standing]) -> Spent:
+    """Return what the points have taken together."""
+    attempts = list(chain.from_iterable(standing.receipt.attempts for standing in found if standing.receipt))
+    return spent(attempts) if attempts else NOTHING_SPENT
+
+
+def each_at_once(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return what `work` makes of each item; some are worked on at once."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(work, items))

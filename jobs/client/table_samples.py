@@ -1,0 +1,134 @@
+"""The first rows of a table, read before a job is submitted: a few hundred kilobytes of it, wherever it lies."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.contract.arguments import Columns
+from jobs.contract.bad_rows import BadRows
+from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, label_kind, text_fault
+from jobs.contract.locations import S3, S3Location, table_suffix
+from jobs.contract.parquet_footer import FOOTER_BYTES, MAGIC, columns_and_rows
+from jobs.contract.table_rows import TableRows
+
+HEAD_BYTES = 256 << 10
+"""So much of a table is read; a longer one is looked at up to the last whole line in it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some bytes at one end of a file."""
+
+    content: bytes
+    size: int
+    """Bytes of the whole file."""
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.content) == self.size
+
+
+def head(aws: Aws, location: str) -> Part:
+    """Read the first HEAD_BYTES of a file, here or on S3. Raises UsageError where one here cannot be read."""
+    if not location.startswith(S3):
+        try:
+            with Path(location).open("rb") as file:
+                content = file.read(HEAD_BYTES)
+            return Part(content, Path(location).stat().st_size)
+        except OSError as error:
+            raise unreadable(location, error) from None
+    size = object_store.size(aws.s3, S3Location.parse(location))
+    return Part(object_store.read_range(aws.s3, S3Location.parse(location), 0, min(size, HEAD_BYTES)), size)
+
+
+def unreadable(location: str, error: OSError) -> UsageError:
+    return UsageError(f"{location} cannot be read: {error.strerror}", next_step="see whose file it is, and what kind")
+
+
+def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
+    start = max(0, size - length)
+    if location.startswith(S3):
+        return object_store.read_range(aws.s3, S3Location.parse(location), start, size)
+    with Path(location).open("rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def faults(aws: Aws, location: str, columns: Columns) -> Iterator[TrainyardError]:
+    """Yield all that the first rows of a table show to be wrong with it.
+
+    Of Parquet, whose rows are compressed, the columns and the number of rows are looked at.
+    """
+    first = head(aws, location)
+    empty = UsageError(f"{location} holds no examples", next_step="check the file, or the step that wrote it")
+    if table_suffix(location) == ".parquet":
+        yield from _faults_of_parquet(aws, location, first, columns, empty)
+        return
+    content = first.content if first.is_whole else first.content[: first.content.rfind(b"\n") + 1]
+    if not content and not first.is_whole:
+        return  # a row that is longer than what is read
+    bad = BadRows(skip=columns.skips, at_most=len(content))
+    names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
+    table = TableRows(location=location, columns=names, columns_are_named_by=columns.named_by, bad=bad)
+    kinds: dict[str, tuple[str, int]] = {}
+    rows = 0
+    try:
+        for values, _, line in table.rows_of_text(io.BytesIO(content)):
+            rows += 1
+            row = dict(zip(names, values, strict=True)) if isinstance(values, list) else {}
+            for fault in _faults_of_row(row, columns, kinds, line):
+                table.refuse(UsageError(f"{table.place(line)}: {fault[0]}", next_step=fault[1]))
+                break
+        if not first.is_whole:
+            # The quoted field of the last row may go on behind what was read.
+            bad.forget(location, "unexpected end of data")
+        bad.refuse()
+    except TrainyardError as error:
+        yield error
+        return
+    if not rows and not bad.counts:
+        yield empty
+
+
+def _faults_of_row(
+    row: dict[str, object], columns: Columns, kinds: dict[str, tuple[str, int]], line: int
+) -> Iterator[tuple[str, str | None]]:
+    """Yield why a row cannot be used, and what next. `kinds` has the kind of the first label and its line."""
+    for column in columns.texts:
+        # A corpus takes what is no text for none, and says so itself.
+        if columns.label is not None and (reason := text_fault(row[column])):
+            yield f"'{column}' {reason}", None
+    if columns.label is None:
+        return
+    value = row[columns.label]
+    kind = label_kind(value)
+    if kind is None:
+        yield f"'{columns.label}' is {value!r}, which is no class", NO_CLASS_NEXT
+        return
+    first_kind, first_line = kinds.setdefault(columns.label, (kind, line))
+    if kind != first_kind:
+        yield f"'{columns.label}' is the {kind} {value!r}, but a {first_kind} in line {first_line}", MIXED_NEXT
+
+
+def _faults_of_parquet(
+    aws: Aws, location: str, first: Part, columns: Columns, empty: TrainyardError
+) -> Iterator[TrainyardError]:
+    if first.content[:4] != MAGIC:
+        yield UsageError(f"{location} cannot be read as Parquet: it does not begin with {MAGIC.decode()}")
+        return
+    try:
+        found = columns_and_rows(lambda length: _tail(aws, location, first.size, length), FOOTER_BYTES)
+    except ValueError:
+        yield UsageError(f"{location} cannot be read as Parquet: it has no end that says what is in it")
+        return
+    table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.named_by)
+    present, rows = found
+    for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
+        if column not in present:
+            yield table.no_column(column, present, location)
+    if not rows:
+        yield empty

@@ -1,0 +1,119 @@
+"""What is in tables of labelled examples, as `trainyard data show` tells it: read whole, on this machine."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.aws import s3 as object_store
+from jobs.aws.connection import Aws
+from jobs.contract.arguments import Columns
+from jobs.contract.bad_rows import BadRows
+from jobs.contract.data_summary import DataSummary, lengths_at_shares, summary
+from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
+from jobs.contract.labels import NO_CLASS_NEXT, canonical, label_kind, text_fault
+from jobs.contract.locations import S3, S3Location, table_suffix
+from jobs.contract.table_rows import TableRows
+
+
+@dataclass
+class _Part:
+    """What was read of one part of the data, training or held-out."""
+
+    texts: list[tuple[str, ...]] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+
+def summarize(
+    aws: Callable[[], Aws], training: Sequence[str], held_out: Sequence[str], columns: Columns
+) -> DataSummary:
+    """Read all rows of the tables, here or on S3; those that no job could use are counted and named, not counted in."""
+    bad = BadRows(skip=True, at_most=sys.maxsize)
+    parts = [_Part(), _Part()]
+    for part, locations in zip(parts, (training, held_out), strict=True):
+        for location in locations:
+            with tempfile.TemporaryDirectory() as folder:
+                _read(part, location, _here(aws, location, Path(folder)), columns, bad)
+    if not parts[0].labels:
+        raise UsageError(
+            "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]), next_step="check the file"
+        )
+    names = sorted({label for part in parts for label in part.labels}, key=_by_number)
+    numbers = {name: number for number, name in enumerate(names)}
+    found = summary(names, *((part.texts, [numbers[label] for label in part.labels]) for part in parts))
+    texts = [" ".join(text) for part in parts for text in part.texts]
+    found.lengths = [
+        lengths_at_shares("characters", map(len, texts)),
+        lengths_at_shares("words", (len(text.split()) for text in texts)),
+    ]
+    found.bad_rows = dict(bad.counts)
+    found.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
+    return found
+
+
+def _by_number(name: str) -> tuple[bool, int, str]:
+    number = label_kind(name) == "number"
+    return not number, int(name) if number else 0, name
+
+
+def _here(aws: Callable[[], Aws], location: str, folder: Path) -> Path:
+    """Return where the file at `location` lies on this machine, fetched where it does not."""
+    if not location.startswith(S3):
+        path = Path(location)
+        if not path.is_file():
+            what = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise NotFoundError(f"{location} {what}", next_step="check the path")
+        return path
+    target = folder / "table"
+    object_store.download(aws().s3, S3Location.parse(location), target)
+    return target
+
+
+def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows) -> None:
+    assert columns.label is not None  # noqa: S101 - these are labelled examples
+    table = TableRows(
+        location=location,
+        columns=list(dict.fromkeys([*columns.texts, columns.label])),
+        columns_are_named_by=columns.named_by,
+        bad=bad,
+    )
+    for values, line in _rows(table, path):
+        row = dict(zip(table.columns, values, strict=True))
+        faults = [f"'{column}' {reason}" for column in columns.texts if (reason := text_fault(row[column]))]
+        label = row[columns.label]
+        if label_kind(label) is None:
+            faults.append(f"'{columns.label}' is {label!r}, which is no class")
+        if faults:
+            table.refuse(UsageError(f"{table.place(line)}: {faults[0]}", next_step=NO_CLASS_NEXT))
+            continue
+        part.texts.append(tuple(row[column] for column in columns.texts))
+        part.labels.append(str(canonical(label)))
+
+
+def _rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any], int]]:
+    if table_suffix(table.location) == ".parquet":
+        yield from _parquet_rows(table, path)
+        return
+    with path.open("rb") as stream:
+        for values, _, line in table.rows_of_text(stream):
+            if not isinstance(values, tuple):
+                yield values, line
+
+
+def _parquet_rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any], int]]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise ConfigurationError(
+            f"{table.location}: Parquet is read with pyarrow, which is not installed", next_step="pip install pyarrow"
+        ) from None
+    try:
+        file = pq.ParquetFile(path)
+        table.check_columns(file.schema_arrow.names, table.location)
+        rows = file.read(columns=list(table.columns)).to_pydict()
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{table.location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    yield from zip(zip(*(rows[column] for column in table.columns), strict=True), range(1, sys.maxsize), strict=False)

@@ -1,0 +1,183 @@
+"""The code of a script of one's own: which files a folder gives, what they are called together, where they lie.
+
+    s3://<run bucket>/<team>/code/<fingerprint>.tar.gz   the files, once for all runs that have the same
+    s3://<run bucket>/<team>/<run id>/code.json          one `CodeRecord`: which of them the run has
+
+The fingerprint is that of names, contents and the right to be executed, so the same files have the same anywhere.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3, S3Location, stays_below
+
+CODE = "code/"
+"""Folder of a team's code, beside its runs; no run's id is that short."""
+
+CODE_RECORD = "code.json"
+
+ARCHIVE = ".tar.gz"
+
+MAX_CODE_BYTES = 100_000_000
+"""Code is small; what is larger is data, which a run reads as an input."""
+
+MAX_CODE_FILES = 10_000
+
+OWN_NAMES = ("jobs", "trainyard")
+"""Names at the top of a folder that would stand in the way of the platform's own packages."""
+
+
+GIT = "git+"
+
+_REF = re.compile(r"[A-Za-z0-9_][\w./+-]*", re.ASCII)
+
+_GIT_PATH = re.compile(r"[\w./~+%-]+", re.ASCII)
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class GitSource:
+    """A folder of a git repository at a commit, as a spec names it: git+https://HOST/REPOSITORY@REF#subdirectory=PATH."""
+
+    text: str
+    url: str
+    """What git takes: without `git+`, commit and folder."""
+    ref: str
+    """A commit in full, a tag, or a branch."""
+    subdirectory: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def is_commit(self) -> bool:
+        return re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", self.ref) is not None
+
+    @classmethod
+    def parse(cls, text: str) -> "GitSource":
+        """Read what a spec says. Raises ValueError on another protocol, on credentials, and on what is no address."""
+        example = "it should look like git+https://github.com/org/name@COMMIT, with #subdirectory=… for a part of it"
+        if re.search(r"[\s\x00-\x1f\\]", text):
+            raise ValueError(f"{text!r} has a space, or what is no character of an address; {example}")
+        try:
+            parts = urlsplit(text.removeprefix(GIT))
+            host, port = parts.hostname or "", parts.port
+        except ValueError as error:
+            raise ValueError(f"'{text}': {error}; {example}") from None
+        if "@" in parts.netloc:
+            raise ValueError(
+                f"'{text.replace(parts.netloc, '…')}' names who logs in; leave that to git's credential helper: "
+                "a spec is kept with its run"
+            )
+        if parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK):
+            raise ValueError(f"'{text}': only git+https:// is fetched; clone anything else, and name the folder")
+        path, at, ref = parts.path.rpartition("@")
+        if not at:
+            raise ValueError(f"'{text}' names no commit: a run has to be of one that is known; {example}")
+        if not _REF.fullmatch(ref) or ".." in ref or ref.endswith(("/", ".lock", ".")):
+            raise ValueError(f"'{text}': '{ref}' is no commit, tag or branch; {example}")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*|::1", host) or not _GIT_PATH.fullmatch(path) or parts.query:
+            raise ValueError(f"'{text}' is no address of a repository; {example}")
+        options = parse_qs(parts.fragment, keep_blank_values=True)
+        subdirectory = options.pop("subdirectory", [""])[0].strip("/")
+        if options or (parts.fragment and not stays_below(subdirectory)):
+            raise ValueError(f"'{text}': '#{parts.fragment}' is no folder of the repository; {example}")
+        shown = f"[{host}]" if ":" in host else host
+        return cls(text, f"{parts.scheme}://{shown}{f':{port}' if port else ''}{path}", ref, subdirectory)
+
+
+@dataclass(frozen=True, order=True)
+class CodeFile:
+    """One file of the code."""
+
+    name: str
+    """Relative to the folder, with slashes."""
+    bytes: int
+    sha256: str
+    executable: bool
+
+
+class CodeRecord(BaseModel):
+    """What a run was submitted with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fingerprint: str
+    location: str
+    folder: str
+    """The folder that was packed, on the machine that it was submitted from, or the repository, as in the spec."""
+    files: int
+    bytes: int
+    commit: str | None = None
+    """The last git commit of the folder, or the one that was fetched, in full; None: it is in no repository."""
+    dirty: bool = False
+    """True: the folder differed from that commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """The code of one submission, ready to be uploaded."""
+
+    folder: Path
+    files: tuple[CodeFile, ...]
+    commit: str | None
+    dirty: bool
+    source: str
+    """What to call it by: the folder, or the repository that it was fetched from, as the spec names it."""
+
+    @property
+    def fingerprint(self) -> str:
+        return code_fingerprint(self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def location(self, run_bucket: str, team: str) -> S3Location:
+        return S3Location(run_bucket, f"{team}/{CODE}{self.fingerprint}{ARCHIVE}")
+
+    def record(self, location: S3Location) -> CodeRecord:
+        return CodeRecord(
+            fingerprint=self.fingerprint,
+            location=str(location),
+            folder=self.source,
+            files=len(self.files),
+            bytes=self.bytes,
+            commit=self.commit,
+            dirty=self.dirty,
+        )
+
+
+def code_fingerprint(files: Iterable[CodeFile]) -> str:
+    """Return 64 digits that tell these files from all others."""
+    content = [[file.name, file.sha256, file.executable] for file in sorted(files)]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+
+
+def fingerprint_of(location: str) -> str:
+    """Return the fingerprint of the code that lies at a location. Raises UsageError where that is none of code."""
+    name = location.rpartition("/")[2]
+    digits = name.removesuffix(ARCHIVE)
+    if not location.startswith(S3) or digits == name or len(digits) != 64:
+        raise UsageError(f"{location} is no code that `trainyard submit` has packed")
+    return digits
+
+
+def is_packed(location: str) -> bool:
+    """Return whether a spec's code is that of a run that was submitted, and no folder."""
+    return location.startswith(S3)
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError where a name of an archive leads out of its folder."""
+    if name.startswith("/") or "\\" in name or not stays_below(name):
+        raise UsageError(f"'{name}' is no name of a file below a folder of code")

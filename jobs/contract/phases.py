@@ -1,0 +1,92 @@
+"""Phases of a run, from the records of its attempts: what its time went into, and what each of them cost.
+
+waiting    nodes that are jobs of their own waited for each other
+starting   from an attempt's start to its first step: containers, inputs, the checkpoint, the model
+working    steps, saves, evaluations and the last uploads; of a job that does not train, all of it
+idle       after the first step, the time in which no card did anything: input that is late, a hang, a slow upload
+lost       steps that a later attempt had to make again, at the mean time of the attempt's steps
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Literal, get_args
+
+from jobs.contract.budget import attempt_usd_per_hour
+from jobs.contract.records import Attempt
+
+PhaseName = Literal["waiting", "starting", "working", "idle", "lost"]
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of an attempt."""
+
+    attempt: int
+    name: PhaseName
+    started_at: datetime
+    ended_at: datetime
+    instance_seconds: float
+    usd: float
+    """At the recorded price of the capacity that the attempt ran on."""
+
+
+def ended_at(attempt: Attempt) -> datetime:
+    """Return the end of an attempt, never before its start: its machine's clock may have been set back meanwhile."""
+    return max(attempt.started_at, attempt.finished_at or attempt.last_seen_at)
+
+
+def lost_steps(attempt: Attempt, later: Attempt | None) -> int:
+    """Return how many steps of the attempt the one after it had to make again."""
+    return max(0, attempt.last_step - max(later.resumed_from_step, attempt.resumed_from_step)) if later else 0
+
+
+def phases(attempts: Sequence[Attempt]) -> list[Phase]:
+    """Return the phases of the attempts, which are in their order; what takes no time is left out."""
+    trains = any(attempt.training_started_at for attempt in attempts)
+    found: list[Phase] = []
+    for attempt, later in zip_longest(attempts, attempts[1:]):
+        found += _phases(attempt, later, trains=trains)
+    return found
+
+
+def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
+    """Return what each phase cost over all attempts."""
+    total = dict.fromkeys(PHASES, 0.0)
+    for phase in phases(attempts):
+        total[phase.name] += phase.usd
+    return total
+
+
+def _phases(attempt: Attempt, later: Attempt | None, *, trains: bool) -> list[Phase]:
+    start, end = attempt.started_at, ended_at(attempt)
+    first_step = min(end, max(start, attempt.training_started_at or (end if trains else start)))
+    made = attempt.last_step - attempt.resumed_from_step
+    seconds = (end - first_step).total_seconds()
+    lost = timedelta(seconds=seconds * lost_steps(attempt, later) / made if made > 0 else 0.0)
+    idle_seconds = attempt.cards.idle_seconds if attempt.cards else 0.0
+    idle = min(timedelta(seconds=idle_seconds), end - lost - first_step)  # drawn as one stretch, whenever it was
+    worked = end - lost - idle
+    price = attempt_usd_per_hour(attempt) / 3600
+    waited = attempt.waited_instance_seconds
+    parts: list[tuple[PhaseName, datetime, datetime, float]] = [
+        ("waiting", start - timedelta(seconds=waited / attempt.nnodes), start, waited),
+        ("starting", start, first_step, (first_step - start).total_seconds() * attempt.nnodes),
+        ("working", first_step, worked, (worked - first_step).total_seconds() * attempt.nnodes),
+        ("idle", worked, end - lost, idle.total_seconds() * attempt.nnodes),
+        ("lost", end - lost, end, lost.total_seconds() * attempt.nnodes),
+    ]
+    return [
+        Phase(
+            attempt=attempt.number,
+            name=name,
+            started_at=begin,
+            ended_at=finish,
+            instance_seconds=taken,
+            usd=taken * price,
+        )
+        for name, begin, finish, taken in parts
+        if taken > 0
+    ]

@@ -1,0 +1,143 @@
+"""Reads the JSON that a run has left of itself, as far as it can be read.
+
+What only a later release knows is left out of a record, at every level of it. A file or a line that is damaged is left
+out too, with one warning that names it: the account of a run must not keep it from going on.
+"""
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from jobs.contract.budget import spent
+from jobs.contract.display import printable
+from jobs.contract.errors import TrainyardError
+from jobs.contract.records import Attempt, Receipt
+
+log = logging.getLogger("trainyard")
+
+Record = TypeVar("Record", bound=BaseModel)
+
+_WARNINGS_KEPT = 4096
+"""Records are read every half minute, and each warning is given once: so many are remembered."""
+
+_LEFT_OUT = "cannot be read: it is left out"
+_AS_IT_IS = "trainyard fetch RUN brings it as it is; its run is resumed without it"
+
+
+class UnreadableError(TrainyardError):
+    """A file that is no record of its kind: it is damaged, or of a release that writes another one."""
+
+
+def parse(model: type[Record], content: bytes, *, place: object) -> Record:
+    """Return the record that lies at `place`. Raises UnreadableError where it is none."""
+    try:
+        record = model.model_validate_json(content, extra="ignore")
+        unknown = sorted(set(_unknown(json.loads(content), record.model_dump(mode="json"))))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(
+            f"{place} cannot be read: {_first_line(error)}",
+            next_step=_AS_IT_IS,
+        ) from None
+    if unknown:
+        _warn(f"{place} holds what this release does not know ({', '.join(unknown)}): that is left out")
+    return record
+
+
+def read(model: type[Record], content: bytes | None, *, place: object) -> Record | None:
+    """Return the record that lies at `place`; None where there is none, or, with a warning, none that can be read."""
+    try:
+        return None if content is None else parse(model, content, place=place)
+    except UnreadableError:
+        _warn(f"{place} {_LEFT_OUT}")
+        return None
+
+
+def parse_receipt(content: bytes, *, place: object) -> Receipt:
+    """Return the receipt that lies at `place`. Raises UnreadableError where it is none, or cannot be priced here."""
+    receipt = parse(Receipt, content, place=place)
+    if not receipt.attempts:
+        raise UnreadableError(f"{place} cannot be read: it has no attempt", next_step=_AS_IT_IS)
+    try:
+        spent(receipt.attempts)  # an older release may not know an instance type
+    except TrainyardError as error:
+        raise UnreadableError(f"{place} cannot be read: {error.args[0]}", next_step=_AS_IT_IS) from None
+    return receipt
+
+
+def read_receipt(content: bytes | None, *, place: object) -> Receipt | None:
+    """Return the receipt that lies at `place`; None where there is none, or, with a warning, none that can be read."""
+    try:
+        return None if content is None else parse_receipt(content, place=place)
+    except UnreadableError:
+        _warn(f"{place} {_LEFT_OUT}")
+        return None
+
+
+def read_attempt(content: bytes, *, place: object) -> Attempt | None:
+    """Return the record of an attempt; None, with a warning, where it cannot be read or priced."""
+    try:
+        attempt = parse(Attempt, content, place=place)
+        spent([attempt])  # an older release may not know its instance type
+    except TrainyardError:
+        _warn(f"{place} cannot be read: it is left out, and so is what that attempt took")
+        return None
+    return attempt
+
+
+def read_lines(
+    content: bytes | None, *, place: object, accept: Callable[[dict[str, Any]], dict[str, Any] | None] = dict
+) -> list[dict[str, Any]]:
+    """Return the objects of a file that has one a line, each as `accept` returns it.
+
+    What is no object is left out with one warning for the file, and so is what `accept` returns None for.
+    """
+    found = map(_object, (content or b"").splitlines())
+    lines = [None if line is None else accept(line) for line in found]
+    if None in lines:
+        _warn(
+            f"{place}: {lines.count(None)} line(s) cannot be read and are left out, the first is line "
+            f"{lines.index(None) + 1}"
+        )
+    return [line for line in lines if line is not None]
+
+
+def with_step(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl as it is; None where it has no step."""
+    return line if isinstance(line.get("step"), int) else None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _unknown(written: Any, kept: Any, path: str = "") -> Iterator[str]:
+    """Yield the keys of what was written that are not among what was kept of it."""
+    if isinstance(written, dict) and isinstance(kept, dict):
+        for key, value in written.items():
+            if key in kept:
+                yield from _unknown(value, kept[key], f"{path}{key}.")
+            else:
+                yield f"{path}{key}"
+    elif isinstance(written, list) and isinstance(kept, list):
+        for one, other in zip(written, kept, strict=False):
+            yield from _unknown(one, other, path)
+
+
+def _first_line(error: Exception) -> str:
+    errors: Iterable[Any] = error.errors() if hasattr(error, "errors") else ()
+    for item in errors:
+        return str(item["msg"])
+    return str(error).splitlines()[0]
+
+
+@functools.lru_cache(maxsize=_WARNINGS_KEPT)
+def _warn(text: str) -> None:
+    log.warning("warning: %s", printable(text))

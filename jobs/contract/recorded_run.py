@@ -1,0 +1,77 @@
+"""RecordedRun: all that a run has left of itself by now, read once, for those that look back at it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from jobs.contract.classes import ClassReport
+from jobs.contract.code import CodeRecord
+from jobs.contract.data_summary import DataSummary
+from jobs.contract.records import Attempt, Receipt
+from jobs.contract.run import submitted_at
+from jobs.contract.spec import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint that is still there."""
+
+    step: int
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """A run by its files."""
+
+    run_id: str
+    team: str
+    location: str
+    spec_text: str = ""
+    """spec.yaml as it is; empty where there is none."""
+    spec: JobSpec | None = None
+    """None: there is no spec.yaml, or none that this release reads."""
+    receipt: Receipt | None = None
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """The lines of metrics.jsonl that have a step and a time, with `time` as a datetime."""
+    utilization: Sequence[Mapping[str, Any]] = ()
+    """The lines of all attempts' utilization/N.jsonl, with `time` as a datetime, in its order."""
+    checkpoints: Sequence[Checkpoint] = field(default_factory=tuple)
+    classes: ClassReport | None = None
+    data: DataSummary | None = None
+    code: CodeRecord | None = None
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        return self.receipt.attempts if self.receipt else ()
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        return self.receipt.result if self.receipt else {}
+
+    @property
+    def state(self) -> str:
+        return self.receipt.state if self.receipt else "not started"
+
+    @property
+    def submitted_at(self) -> datetime:
+        return submitted_at(self.run_id)
+
+
+def metrics_line(line: Any) -> dict[str, Any] | None:
+    """Return a line of metrics with its time as a datetime; None where it has no step or no time."""
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        return None
+    return timed_line(line)
+
+
+def timed_line(line: Any) -> dict[str, Any] | None:
+    """Return an object with its time as a datetime; None where it has none, or is no object."""
+    if not isinstance(line, dict):
+        return None
+    try:
+        at = datetime.fromisoformat(line["time"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return {**line, "time": at if at.tzinfo else at.replace(tzinfo=timezone.utc)}

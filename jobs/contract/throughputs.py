@@ -1,0 +1,44 @@
+"""Published throughputs: rows of throughputs.toml, each with its date and its source."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomllib
+
+from jobs.contract.arguments import Arguments
+
+THROUGHPUTS_FILE = Path(__file__).with_name("throughputs.toml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What somebody has measured."""
+
+    job: str
+    model: str
+    """The last part of the model's name; of a pre-training its shape."""
+    instance_type: str
+    cards: int
+    length: int
+    """Tokens of a sequence, padding among them."""
+    samples_per_second: float
+    """Over all cards."""
+    start_seconds: float | None = None
+    """From the start to the first step that the throughput counts; None: the source does not say."""
+    date: str
+    source: str
+
+
+def throughputs() -> list[Throughput]:
+    rows = tomllib.loads(THROUGHPUTS_FILE.read_text(encoding="utf-8"))["throughput"]
+    return [Throughput(**row) for row in rows]
+
+
+def model_name(arguments: Arguments) -> str:
+    """Return what a model is known by in the rows: the last part of its name, or the shape of one that is new."""
+    model = getattr(arguments, "model", None)
+    if model is not None:
+        return str(model).partition("?")[0].partition("@")[0].rstrip("/").rpartition("/")[2]
+    if getattr(arguments, "config", None) is None and hasattr(arguments, "hidden_size"):
+        return f"hidden {arguments.hidden_size}, layers {getattr(arguments, 'layers', '?')}"
+    return ""

@@ -1,0 +1,44 @@
+"""The page of an acceptance run: each claim with what was seen of it, and the steps with what they took."""
+
+from datetime import datetime
+
+from jobs.contract.acceptance import OUTCOMES, AcceptanceRecord, StepRecord, claims_seen
+from jobs.contract.words import duration, usd
+from jobs.report.page import Tile
+from jobs.report.rendering import render
+
+
+def acceptance_page(record: AcceptanceRecord, *, now: datetime) -> str:
+    """Return the page, in one file."""
+    seen = claims_seen(record)
+    counts = [Tile(outcome.capitalize(), str(sum(found == outcome for _, found, _ in seen))) for outcome in OUTCOMES]
+    where = "the embedded AWS of one machine" if record.embedded else f"account {record.account}, {record.region}"
+    return render(
+        "acceptance.html",
+        charts={},
+        now=now,
+        title=f"Acceptance of stage {record.stage}",
+        where=where,
+        embedded=record.embedded,
+        tiles=[*counts, Tile("Estimated cost", usd(record.spent_usd), f"limit {usd(record.max_usd)}")],
+        claims=[
+            (
+                claim.text,
+                claim.step,
+                outcome,
+                evidence.text if evidence else "",
+                ", ".join(f"{name} {value}" for name, value in evidence.ids.items()) if evidence else "",
+            )
+            for claim, outcome, evidence in seen
+        ],
+        steps=[_row(step) for step in record.steps],
+        errors=[(step.name, text) for step in record.steps for text in (step.error, step.undo_error) if text],
+    )
+
+
+def _row(step: StepRecord) -> tuple[str, ...]:
+    took = ""
+    if step.begun_at and step.ended_at:
+        took = duration((step.ended_at - step.begun_at).total_seconds())
+    begun = f"{step.begun_at:%Y-%m-%d %H:%M:%S}" if step.begun_at else ""
+    return step.name, step.outcome, begun, took, f"{step.usd:.2f}", "yes" if step.undo_due else ""

@@ -1,0 +1,193 @@
+"""Several runs held against each other: what differs between them, what it brought, how long it took and its cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from jobs.contract.recipe import SMALLER_IS_BETTER
+from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.records import Receipt
+from jobs.contract.words import counted, duration, figure, main_result, result_label
+from jobs.report.charts import CURVE_HEIGHT
+from jobs.report.comparison_charts import look_of, overlaid_chart, parallel_coordinates, scatter
+from jobs.report.curves import Curve, Point, curve_title, evenly, figure_of, points, series_title, stretches
+from jobs.report.rendering import render
+
+_COMPARED = (
+    "eval_accuracy",
+    "eval_f1",
+    "eval_combined_score",
+    "eval_matthews_correlation",
+    "eval_perplexity",
+    "eval_loss",
+    "train_samples_per_second",
+)
+_CURVES = ("loss", "eval_accuracy", "eval_f1", "eval_loss", "eval_perplexity", "learning_rate", "samples_per_second")
+_MOST_VALUES = 8
+"""So many values of each curve are listed for those who do not see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A row of a comparison."""
+
+    label: str
+    cells: Sequence[str]
+    """One for each run, in their order."""
+    best: int | None = None
+    """The run with the best of them; None: they have no order."""
+    is_argument: bool = False
+
+
+def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
+    """Return what the runs brought and took, and the arguments in which they differ."""
+    found = [Fact(label="state", cells=[run.state for run in runs])]
+    for key in _COMPARED:
+        values = [run.result.get(key) for run in runs]
+        if any(value is not None for value in values):
+            cells = ["" if value is None else figure(value) for value in values]
+            found.append(Fact(label=result_label(key), cells=cells, best=_best(key, values)))
+    receipts = [run.receipt for run in runs]
+    found += [
+        Fact(label="attempts", cells=[str(len(run.attempts)) for run in runs]),
+        Fact(label="time", cells=[duration(bill.duration_seconds) if bill else "" for bill in receipts]),
+        Fact(label="USD", cells=["" if (cost := usd_of(run)) is None else f"{cost:.2f}" for run in runs]),
+        _usd_a_point(runs),
+        Fact(label="saved", cells=[_saved(bill) for bill in receipts]),
+        Fact(label="ran on", cells=[_machine(run) for run in runs]),
+    ]
+    found += [
+        Fact(label=name, cells=[_text(value) for value in values], is_argument=True)
+        for name, values in differing_arguments(runs).items()
+    ]
+    return [fact for fact in found if any(fact.cells)]
+
+
+def _usd_a_point(runs: Sequence[RecordedRun]) -> Fact:
+    """Return what a hundredth of the main metric has cost in each run; without cells where it is a loss."""
+    main = [main_result(run.result) for run in runs]
+    prices = [
+        cost / (100 * found[1]) if found and found[0] not in SMALLER_IS_BETTER and found[1] > 0 and cost else None
+        for run, found in zip(runs, main, strict=True)
+        for cost in (usd_of(run),)
+    ]
+    there = [(price, number) for number, price in enumerate(prices) if price is not None]
+    cells = ["" if price is None else f"{price:.4f}" for price in prices]
+    best = min(there)[1] if len({price for price, _ in there}) > 1 else None
+    return Fact(label="USD a point", cells=cells, best=best)
+
+
+def short_names(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return what the runs are called in charts, where their ids have no place."""
+    return [f"run {number}" for number in range(1, len(runs) + 1)]
+
+
+def differing_arguments(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
+    """Return the arguments that are not the same in all runs, with the value of each run."""
+    given: list[Mapping[str, Any]] = [
+        {"kind": run.spec.job, **run.spec.entrypoint_arguments().model_dump(mode="json")} if run.spec else {}
+        for run in runs
+    ]
+    names = dict.fromkeys(name for arguments in given for name in arguments)
+    by_name = {name: [arguments.get(name) for arguments in given] for name in names}
+    return {name: values for name, values in by_name.items() if any(value != values[0] for value in values)}
+
+
+def usd_of(run: RecordedRun) -> float | None:
+    return run.receipt.estimated_usd if run.receipt else None
+
+
+def comparison_page(runs: Sequence[RecordedRun], *, now: datetime) -> str:
+    """Return the page that holds the runs against each other."""
+    found = facts(runs)
+    drawn = curves_of_all(runs)
+    pictures = _pictures(runs)
+    return render(
+        "comparison.html",
+        charts={**{curve.id: curve.spec for curve in drawn}, **{name: spec for name, _, _, spec in pictures}},
+        now=now,
+        title=f"{counted(len(runs), 'run')}, held against each other",
+        names=list(zip(short_names(runs), (run.run_id for run in runs), strict=True)),
+        looks=[look_of(number) for number in range(len(runs))],
+        facts=[fact for fact in found if not fact.is_argument],
+        arguments=[fact for fact in found if fact.is_argument],
+        curves=drawn,
+        curve_height=CURVE_HEIGHT,
+        pictures=pictures,
+    )
+
+
+def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
+    """Return the curves that the runs share, over each other, by step."""
+    by_name: dict[str, dict[str, list[Point]]] = {}
+    for name, run in zip(short_names(runs), runs, strict=True):
+        for point in points(run):
+            by_name.setdefault(point.series, {}).setdefault(name, []).append(point)
+    found = []
+    for name in (each for each in _CURVES if each in by_name):
+        by_run = by_name[name]
+        words = "At the end: " + ", ".join(f"{run} {figure_of(of[-1].value)}" for run, of in by_run.items()) + "."
+        drawn = [
+            (run, stretch.step, stretch.value) for run, values in by_run.items() for stretch in stretches(values, ())
+        ]
+        title = curve_title(name) if name == "loss" else series_title(name).capitalize()
+        rows = [
+            (f"{point.step:,}", run, figure_of(point.value))
+            for run, values in by_run.items()
+            for point in evenly(values, _MOST_VALUES)
+        ]
+        spec = overlaid_chart(title=f"{title}. {words}", series=short_names(runs), points=drawn)
+        found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec, rows=rows))
+    return found
+
+
+def _pictures(runs: Sequence[RecordedRun]) -> list[tuple[str, str, str, dict[str, Any]]]:
+    """Return id, title, content in words and chart of the pictures that show which run was worth its money."""
+    metric = next((key for key in _COMPARED if sum(key in run.result for run in runs) > 1), None)
+    if metric is None:
+        return []
+    label = result_label(metric)
+    found = []
+    names = short_names(runs)
+    priced = [
+        (name, cost, run.result[metric])
+        for name, run in zip(names, runs, strict=True)
+        if (cost := usd_of(run)) and metric in run.result
+    ]
+    if priced:
+        words = "; ".join(f"{name}: {figure(value)} for {cost:.2f} USD" for name, cost, value in priced) + "."
+        spec = scatter(names, priced, x="USD", y=label, description=words)
+        found.append(("scatter", f"What its money brought: {label}", words, spec))
+    scales = {
+        name: [float(value) for value in values]
+        for name, values in differing_arguments(runs).items()
+        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    }
+    results = [run.result.get(metric) for run in runs]
+    if scales and len(runs) > 2 and all(isinstance(value, (int, float)) for value in results):
+        axes = {**scales, label: [float(value) for value in results if value is not None]}
+        words = f"A line is a run: its {', '.join(scales)}, and the {label} that came of it. The table has them too."
+        spec = parallel_coordinates(names, axes, description=words)
+        found.append(("parallel", "Arguments and what came of them", words, spec))
+    return found
+
+
+def _best(key: str, values: Sequence[Any]) -> int | None:
+    there = [(value, number) for number, value in enumerate(values) if isinstance(value, (int, float))]
+    if len(there) < 2 or len({value for value, _ in there}) == 1:
+        return None
+    return (min(there) if key in SMALLER_IS_BETTER else max(there))[1]
+
+
+def _saved(receipt: Receipt | None) -> str:
+    return f"{receipt.saved_percent:.0f} %" if receipt and receipt.saved_percent else ""
+
+
+def _machine(run: RecordedRun) -> str:
+    last = run.attempts[-1] if run.attempts else None
+    return f"{last.nnodes} x {last.instance_type}, {last.capacity or 'capacity unknown'}" if last else ""
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,247 @@
+"""The curves of a run: what metrics.jsonl holds, over the time since the run began, with what happened meanwhile."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+
+from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
+from jobs.contract.phases import ended_at
+from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.retries import is_reclaim
+from jobs.contract.words import figure
+from jobs.report.charts import Drawn, TimeAxis, curve_chart
+
+DRAWN_POINTS = 300
+"""A longer curve is drawn as the means of about so many stretches, each before the range of its values, so that none
+of its peaks is lost."""
+
+LISTED_POINTS = 12
+"""So many points of a curve are listed for those who do not see it, and each carries its values for a pointer."""
+
+MAX_FURTHER_CURVES = 12
+
+_EVALUATION = "eval_"
+_NO_CURVE = frozenset(
+    {
+        "step",
+        "time",
+        "epoch",
+        "eval_majority_accuracy",
+        "eval_samples",
+        "train_samples_per_second",
+        "train_runtime_seconds",
+        "total_memory_gib",
+    }
+)
+_TITLES = {
+    "loss": "Loss",
+    "learning_rate": "Learning rate",
+    "samples_per_second": "Samples per second",
+    "grad_norm": "Norm of the gradients",
+    "memory_gib": "Memory of rank 0's card in use, GiB",
+    "max_memory_gib": "Most memory of rank 0's card in use so far, GiB",
+    UTILIZATION_KEY: "Utilisation of the cards, %",
+    MEMORY_KEY: "Memory of the cards in use, %",
+}
+_FIRST = ("loss", "evaluation", "learning_rate", "samples_per_second", UTILIZATION_KEY, MEMORY_KEY)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value of a curve."""
+
+    at: datetime
+    step: int
+    value: float
+    series: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened at a moment of the run."""
+
+    at: datetime
+    kind: str
+    """A key of `EVENTS`."""
+    text: str
+
+
+EVENTS = {
+    "attempt": "an attempt starts",
+    "resume": "it goes on from a checkpoint",
+    "reclaim": "EC2 takes the instance back",
+    "end": "an attempt ends early",
+    "checkpoint": "a checkpoint that is kept",
+    "evaluation": "an evaluation",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A chart of one or several series, and its content in words."""
+
+    id: str
+    title: str
+    summary: str
+    spec: Mapping[str, Any]
+    rows: Sequence[tuple[str, ...]]
+    """Some of its points, evenly chosen, as rows of a table."""
+
+
+def curves(run: RecordedRun) -> list[Curve]:
+    """Return the charts of all that the run measured while it went on."""
+    by_title: dict[str, list[Point]] = {}
+    for point in points(run):
+        by_title.setdefault(_chart_of(point), []).append(point)
+    axis = time_axis(run)
+    marks = events(run)
+    names = [*(name for name in _FIRST if name in by_title), *sorted(by_title.keys() - set(_FIRST))]
+    return [_curve(name, by_title[name], axis, marks, run) for name in names[: len(_FIRST) + MAX_FURTHER_CURVES]]
+
+
+def points(run: RecordedRun) -> Iterator[Point]:
+    """Yield every value that was measured, in the order of the file."""
+    for line in run.metrics:
+        for name, value in line.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _NO_CURVE:
+                yield Point(line["time"], line["step"], float(value), name)
+    step, steps = 0, deque((line["time"], line["step"]) for line in run.metrics)
+    for line in run.utilization:
+        while steps and steps[0][0] <= line["time"]:
+            _, step = steps.popleft()
+        for name in (UTILIZATION_KEY, MEMORY_KEY):
+            if isinstance(value := line.get(name), (int, float)):
+                yield Point(line["time"], step, float(value), name)
+
+
+def events(run: RecordedRun) -> list[Event]:
+    """Return what happened in the run, in its order."""
+    found = []
+    for number, attempt in enumerate(run.attempts):
+        found.append(Event(at=attempt.started_at, kind="attempt", text=f"attempt {attempt.number} starts"))
+        if attempt.resumed_from_step:
+            at = attempt.training_started_at or attempt.started_at
+            text = f"attempt {attempt.number} goes on from step {attempt.resumed_from_step}"
+            found.append(Event(at=at, kind="resume", text=text))
+        if (attempt.finished_at is None and number + 1 < len(run.attempts)) or attempt.exit_code:
+            reason = attempt.reason or "it was lost without a word"
+            reclaimed = "Spot" in reason or is_reclaim(reason, None)
+            text = f"attempt {attempt.number} ends at step {attempt.last_step}: {reason}"
+            found.append(Event(at=ended_at(attempt), kind="reclaim" if reclaimed else "end", text=text))
+    found += [
+        Event(at=checkpoint.at, kind="checkpoint", text=f"checkpoint of step {checkpoint.step}")
+        for checkpoint in run.checkpoints
+    ]
+    found += [
+        Event(at=line["time"], kind="evaluation", text=f"evaluation at step {line['step']}")
+        for line in run.metrics
+        if any(name.startswith(_EVALUATION) for name in line)
+    ]
+    return sorted(found, key=lambda event: event.at)
+
+
+def time_axis(run: RecordedRun) -> TimeAxis:
+    """Return the axis that all charts of a run share: from its first start to the last thing known of it."""
+    begins = [attempt.started_at for attempt in run.attempts] + [line["time"] for line in run.metrics[:1]]
+    begin = min(begins, default=run.submitted_at)
+    ends = [ended_at(attempt) for attempt in run.attempts] + [line["time"] for line in run.metrics[-1:]]
+    return TimeAxis(begin=begin, end=max(ends, default=begin + timedelta(seconds=1)))
+
+
+def stretches(values: Sequence[Point], starts: Sequence[datetime], *, at_most: int = DRAWN_POINTS) -> list[Drawn]:
+    """Return what a series is drawn with: all points of a short one, means and ranges of a long one.
+
+    `starts`: those of the attempts; no stretch reaches from one attempt into another.
+    """
+    size = max(1, -(-len(values) // at_most))
+    found: list[Drawn] = []
+    for attempt, group in groupby(values, key=lambda point: sum(start <= point.at for start in starts)):
+        of_attempt = list(group)
+        for first in range(0, len(of_attempt), size):
+            part = of_attempt[first : first + size]
+            middle, heights = part[len(part) // 2], [point.value for point in part]
+            found.append(
+                Drawn(
+                    at=middle.at,
+                    step=middle.step,
+                    value=sum(heights) / len(heights),
+                    low=min(heights),
+                    high=max(heights),
+                    series=series_title(middle.series),
+                    attempt=attempt,
+                )
+            )
+    return found
+
+
+def _chart_of(point: Point) -> str:
+    if point.series in ("loss", "eval_loss"):
+        return "loss"
+    is_share = point.series.startswith(_EVALUATION) and -1 <= point.value <= 1
+    return "evaluation" if is_share else point.series
+
+
+def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[Event], run: RecordedRun) -> Curve:
+    title = curve_title(name)
+    by_series: dict[str, list[Point]] = {}
+    for point in values:
+        by_series.setdefault(point.series, []).append(point)
+    starts = [attempt.started_at for attempt in run.attempts]
+    drawn = [stretch for series in by_series.values() for stretch in stretches(series, starts)]
+    listed = [point for series in by_series.values() for point in evenly(series, LISTED_POINTS)]
+    summary = " ".join(in_words(series_title(series).capitalize(), found) for series, found in by_series.items())
+    return Curve(
+        id=f"curve-{name}",
+        title=title,
+        summary=summary,
+        spec=curve_chart(
+            title=f"{title}. {summary}",
+            axis=axis,
+            points=drawn,
+            events=[(event.at, event.kind, event.text) for event in marks],
+            logarithmic=name == "loss" and _spans_decades(values),
+        ),
+        rows=[
+            (axis.text(point.at), f"{point.step:,}", series_title(point.series), figure_of(point.value))
+            for point in listed
+        ],
+    )
+
+
+def curve_title(name: str) -> str:
+    return _TITLES.get(name, name.replace("_", " ").capitalize())
+
+
+def series_title(name: str) -> str:
+    return name.removeprefix(_EVALUATION).replace("_", " ") + (" of the held-out part" if name == "eval_loss" else "")
+
+
+def _spans_decades(values: Sequence[Point]) -> bool:
+    low, high = min(point.value for point in values), max(point.value for point in values)
+    return low > 0 and high / low > 100
+
+
+def evenly(values: Sequence[Point], count: int) -> list[Point]:
+    if len(values) <= count:
+        return list(values)
+    return [values[round(number * (len(values) - 1) / (count - 1))] for number in range(count)]
+
+
+def in_words(series: str, values: Sequence[Point]) -> str:
+    first, last = values[0], values[-1]
+    if len(values) == 1:
+        return f"{series}: {figure_of(first.value)} at step {first.step:,}."
+    low, high = min(values, key=lambda point: point.value), max(values, key=lambda point: point.value)
+    return (
+        f"{series}: from {figure_of(first.value)} at step {first.step:,} to {figure_of(last.value)} at "
+        f"step {last.step:,}; lowest {figure_of(low.value)} at {low.step:,}, highest {figure_of(high.value)} at "
+        f"{high.step:,}."
+    )
+
+
+def figure_of(value: float) -> str:
+    """Return a measured value as text, small ones with their first digits: a learning rate is no 0.000."""
+    return f"{value:.3g}" if abs(value) < 0.01 else figure(value)

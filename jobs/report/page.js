@@ -1,0 +1,66 @@
+// Draws the page's charts, copies its commands, and on a page that is served while its run goes on keeps it up to date.
+"use strict";
+(() => {
+  const UPDATE_MILLISECONDS = 5000;
+  const drawn = {};
+
+  // A tooltip without styles of its own: the page's policy takes none but its own.
+  const options = (config) => ({
+    config, renderer: "svg", actions: false, mode: "vega-lite",
+    tooltip: { disableDefaultStyle: true },
+  });
+
+  async function draw(page) {
+    const { config, charts } = JSON.parse(page.querySelector("#charts").textContent);
+    for (const [id, spec] of Object.entries(charts)) {
+      const place = document.getElementById(id);
+      const text = JSON.stringify(spec);
+      if (!place || drawn[id] === text) continue;
+      await vegaEmbed(place, spec, options(config));
+      drawn[id] = text;
+    }
+    document.documentElement.dataset.drawn = Object.keys(charts).length;
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const text = button.parentElement.querySelector("code").textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(button.parentElement.querySelector("code"));
+      button.textContent = "Selected";
+    }
+  });
+
+  // Sections that changed are replaced, but for the charts in them, which are drawn anew where their data changed.
+  async function update() {
+    const said = document.querySelector("#live");
+    try {
+      const answer = await fetch(location.href, { cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.statusText);
+      const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const places = (page) => [...page.querySelectorAll("[data-live]")].map((part) => part.id).join();
+      if (places(next) !== places(document)) return location.reload();
+      for (const part of document.querySelectorAll("[data-live]")) {
+        const other = next.getElementById(part.id);
+        if (part.innerHTML !== other.innerHTML && !part.contains(document.activeElement)) {
+          const open = [...part.querySelectorAll("details")].map((each) => each.open);
+          part.replaceChildren(...other.childNodes);
+          part.querySelectorAll("details").forEach((each, number) => { each.open = Boolean(open[number]); });
+        }
+      }
+      await draw(next);
+      said.textContent = `Live: as of ${new Date().toLocaleTimeString()}.`;
+    } catch {
+      said.textContent = "No longer live: trainyard report --follow has ended.";
+    }
+    setTimeout(update, UPDATE_MILLISECONDS);
+  }
+
+  draw(document).then(() => {
+    if (document.querySelector("#live")) setTimeout(update, UPDATE_MILLISECONDS);
+  });
+})();

@@ -1,0 +1,302 @@
+"""The report of one run: its result, curves, attempts and money, classes, what it was made of, and what next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any
+
+from jobs.contract.budget import duration_seconds, spent
+from jobs.contract.outlook import cards_name
+from jobs.contract.phases import PHASES, lost_steps, phases
+from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.records import Attempt
+from jobs.contract.spec import JobSpec
+from jobs.contract.words import counted, duration, figure, result_rows, savings, usd, verdict
+from jobs.report import charts
+from jobs.report.curves import EVENTS, curves, events, time_axis
+from jobs.report.rendering import render
+
+_MIXED_UP = 10
+
+_EVENT_ICONS = {
+    "attempt": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-attempt)" stroke-width="2"/>',
+    "resume": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-resume)" stroke-width="2" '
+    'stroke-dasharray="6 3"/>',
+    "reclaim": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-reclaim)" stroke-width="2" '
+    'stroke-dasharray="2 2"/>',
+    "end": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-reclaim)" stroke-width="2" '
+    'stroke-dasharray="8 2"/>',
+    "checkpoint": '<path d="M6 3 L16 3 L11 12 Z" fill="var(--event-checkpoint)"/>',
+    "evaluation": '<path d="M6 7 L11 2 L16 7 L11 12 Z" fill="var(--event-evaluation)"/>',
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that is read first."""
+
+    label: str
+    value: str
+    beside: str = ""
+
+
+def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, live: bool = False) -> str:
+    """Return the page. `recipe`: the ready spec that the run's arguments are held against; None: the kind's defaults.
+
+    `live`: the page asks where it came from for newer content now and then.
+    """
+    axis, found = time_axis(run), phases(run.attempts)
+    measured = curves(run)
+    kinds = {event.kind for event in events(run)}
+    drawn: dict[str, Any] = {curve.id: curve.spec for curve in measured}
+    if found:
+        drawn["timeline"] = charts.timeline(found, axis, description=_timeline_text(run))
+    classes = _classes(run)
+    if classes["confusion"]:
+        drawn["confusion"] = classes["confusion"]
+    sections = [("result", "Result")]
+    sections += [("curves", "Curves")] * bool(measured) + [("attempts", "Attempts and money")] * bool(run.attempts)
+    sections += [("classes", "Classes")] * bool(run.classes)
+    sections += [("made-of", "What it was made of"), ("next", "Go on from here")]
+    return render(
+        "run.html",
+        charts=drawn,
+        now=now,
+        live=live,
+        run=run,
+        head=_head(run),
+        sections=sections,
+        verdict=verdict(run.result),
+        tiles=_tiles(run),
+        result=result_rows(run.result),
+        curves=measured,
+        curves_note=f"{len(run.metrics):,} lines of metrics, over one axis of time.",
+        curve_height=charts.CURVE_HEIGHT,
+        events=[(kind, text) for kind, text in EVENTS.items() if kind in kinds],
+        marks={
+            kind: f'<svg viewBox="0 0 22 14" aria-hidden="true">{icon}</svg>' for kind, icon in _EVENT_ICONS.items()
+        },
+        happened=[(axis.text(event.at), event.text) for event in events(run)],
+        timeline_height=drawn["timeline"]["height"] if found else 0,
+        timeline_note=_timeline_text(run),
+        attempts=_attempts(run),
+        **_money(run),
+        **classes,
+        made_of=_made_of(run),
+        data="\n".join(run.data.lines()) if run.data else "",
+        differences=differences(run.spec, recipe) if run.spec else [],
+        recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
+        commands=_commands(run),
+    )
+
+
+def _head(run: RecordedRun) -> str:
+    job = run.receipt.job if run.receipt else run.spec.job if run.spec else "a job"
+    return f"{job} of team {run.team}, submitted {run.submitted_at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _tiles(run: RecordedRun) -> list[Tile]:
+    found: list[Tile] = []
+    result, receipt = run.result, run.receipt
+    if "eval_accuracy" in result:
+        baseline = result.get("eval_majority_accuracy")
+        beside = f"the largest class alone: {figure(baseline)}" if baseline is not None else ""
+        found.append(Tile("Accuracy", figure(result["eval_accuracy"]), beside))
+    if "eval_f1" in result:
+        found.append(Tile("F1", figure(result["eval_f1"]), f"of {result.get('eval_samples', '?')} held-out examples"))
+    if "eval_perplexity" in result:
+        found.append(Tile("Perplexity", figure(result["eval_perplexity"]), "of the held-out part"))
+    if not result and run.metrics:
+        last = run.metrics[-1]
+        loss = (
+            [Tile("Loss now", figure(last["loss"]), f"at step {last['step']:,}")]
+            if last.get("loss") is not None
+            else []
+        )
+        found += loss or [Tile("Step", f"{last['step']:,}")]
+    if receipt is None:
+        return [*found, Tile("State", "no attempt has begun")]
+    found.append(Tile("Time", duration(receipt.duration_seconds), f"in {counted(len(run.attempts), 'attempt')}"))
+    if receipt.estimated_usd is not None:
+        saved = savings(receipt)
+        beside = f"saved {saved}" if saved else f"On-Demand {usd(receipt.on_demand_usd)}"
+        found.append(Tile("Estimated cost", usd(receipt.estimated_usd), beside))
+    found += _cards(run)
+    speed = result.get("train_samples_per_second")
+    return [*found, Tile("Samples per second", figure(float(speed)))] if speed else found
+
+
+def _cards(run: RecordedRun) -> list[Tile]:
+    """Return how busy the newest attempt's cards are or, once it has ended, were."""
+    last = run.attempts[-1]
+    if last.cards is None:
+        return []
+    if run.state == "running":
+        memory = f"{last.cards.memory_percent:.0f} % of their memory in use"
+        return [Tile(f"{cards_name(last)} busy", f"{last.cards.utilization_percent:.0f} %", memory)]
+    idle = f"of attempt {last.number}; idle for {duration(last.cards.idle_seconds)}"
+    return [Tile(f"{cards_name(last)} busy on average", f"{last.cards.mean_utilization_percent:.0f} %", idle)]
+
+
+def _attempts(run: RecordedRun) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(attempt.number),
+            f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
+            duration(duration_seconds(attempt)),
+            f"{attempt.resumed_from_step:,} to {attempt.last_step:,}",
+            f"{lost_steps(attempt, later):,}",
+            f"{spent([attempt]).usd:.2f}",
+            attempt.reason or _ended_by(attempt, later),
+            f"{attempt.nnodes} x {attempt.instance_type}, {attempt.capacity or 'capacity unknown'}",
+        )
+        for attempt, later in zip_longest(run.attempts, run.attempts[1:])
+    ]
+
+
+def _ended_by(attempt: Attempt, later: Attempt | None) -> str:
+    if attempt.finished_at is None:
+        return "it runs" if later is None else "it was lost without a word; the last that was heard of it counts"
+    return "itself" if attempt.exit_code == 0 else f"exit code {attempt.exit_code}"
+
+
+def _timeline_text(run: RecordedRun) -> str:
+    found = phases(run.attempts)
+    total = {name: sum(phase.instance_seconds for phase in found if phase.name == name) for name in PHASES}
+    parts = [f"{name} {duration(seconds)}" for name, seconds in total.items() if seconds]
+    axis = time_axis(run)
+    before = duration(max(0.0, (axis.begin - run.submitted_at).total_seconds()))
+    ran = sum(duration_seconds(attempt) for attempt in run.attempts)
+    between = duration(max(0.0, axis.seconds - ran))
+    return (
+        f"Time of instances over {counted(len(run.attempts), 'attempt')}: {', '.join(parts) or 'none yet'}. It waited "
+        f"for an instance {before} before the first attempt and {between} between attempts, which costs nothing."
+    )
+
+
+def _money(run: RecordedRun) -> dict[str, Any]:
+    found, receipt = phases(run.attempts), run.receipt
+    all_usd = sum(phase.usd for phase in found)
+    rows = []
+    for name in PHASES:
+        of_phase = [phase for phase in found if phase.name == name]
+        cost = sum(phase.usd for phase in of_phase)
+        share = f"{100 * cost / all_usd:.1f} %" if all_usd else ""
+        hours = sum(phase.instance_seconds for phase in of_phase) / 3600
+        rows.append((name, f"{hours:.3f}", f"{cost:.3f}", share))
+    hours = sum(phase.instance_seconds for phase in found) / 3600
+    prices: list[tuple[str, str]] = []
+    if receipt:
+        prices = [
+            ("all On-Demand", usd(receipt.on_demand_usd)),
+            ("saved", savings(receipt)),
+            ("budget", f"{receipt.budget} used" if receipt.budget else ""),
+            ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
+        ]
+    return {"money": rows, "money_total": ("all", f"{hours:.3f}", f"{all_usd:.3f}", ""), "prices": prices}
+
+
+def _classes(run: RecordedRun) -> dict[str, Any]:
+    report = run.classes
+    found: dict[str, Any] = {"classes": [], "mistakes": [], "mixed_up": [], "confusion": None, "confusion_size": None}
+    if report is None:
+        return found
+    names = [score.name for score in report.classes]
+    rows = [
+        (score.name, str(score.examples), f"{score.precision:.3f}", f"{score.recall:.3f}", f"{score.f1:.3f}")
+        for score in sorted(report.classes, key=lambda score: score.f1)
+    ]
+    mistakes = [
+        (f"{each.text} | {each.pair}" if each.pair else each.text, each.label, each.predicted, f"{each.confidence:.3f}")
+        for each in report.mistakes
+    ]
+    found |= {"classes": rows, "mistakes": mistakes}
+    counts = report.confusion
+    if counts is None:
+        return found
+    pairs = [
+        (count, names[row], names[column])
+        for row, line in enumerate(counts)
+        for column, count in enumerate(line)
+        if count and row != column
+    ]
+    found["mixed_up"] = [(label, guess, str(count)) for count, label, guess in sorted(pairs, reverse=True)[:_MIXED_UP]]
+    text = f"Confusion of {len(names)} classes; what is most often mixed up stands in a table below."
+    found["confusion"] = charts.confusion_chart(names, counts, description=text)
+    found["confusion_size"] = (64 * len(names) + 180, found["confusion"]["height"])
+    return found
+
+
+def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
+    last, code = run.attempts[-1] if run.attempts else None, run.code
+    rows = [("files", run.location)]
+    if code:
+        commit = f"commit {code.commit}{' and changes' if code.dirty else ''}" if code.commit else "in no commit"
+        rows.append(
+            ("own code", f"{counted(code.files, 'file')} of {code.folder}, {commit}, fingerprint {code.fingerprint}")
+        )
+    if run.spec:
+        rows.append(("kind", f"{run.spec.job}: {run.spec.kind.summary}"))
+        rows += [(name, location) for name, location, _ in run.spec.entrypoint_arguments().sources()]
+    if last:
+        nodes = f"{last.nnodes} x {last.instance_type} ({last.capacity or 'capacity unknown'})"
+        rows += [
+            ("ran on", f"{nodes}, {counted(last.world_size, 'rank')} on {last.accelerator}"),
+            ("Batch job", last.job_id or ""),
+        ]
+        rows.append(("image", last.ran_with.get("image", "")))
+        versions = [f"{name} {version}" for name, version in last.ran_with.items() if name != "image"]
+        rows.append(("with", ", ".join(versions)))
+    return rows
+
+
+def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, str]]:
+    """Return the arguments whose values are not the recipe's, with both; of the kind's defaults where there is none."""
+    here = spec.entrypoint_arguments().model_dump(mode="json")
+    if recipe is not None and recipe.job == spec.job:
+        there = recipe.entrypoint_arguments().model_dump(mode="json")
+    else:
+        fields = type(spec.entrypoint_arguments()).model_fields
+        there = {name: None if field.is_required() else field.get_default() for name, field in fields.items()}
+    return [(name, _shown(value), _shown(there.get(name))) for name, value in here.items() if value != there.get(name)]
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_CLASSIFIERS = ("finetune-classification", "finetune-ray")
+
+
+def _commands(run: RecordedRun) -> Sequence[tuple[str, str]]:
+    name, state = run.run_id, run.state
+    found = [("Fetch model, metrics and events", f"trainyard fetch {name}")]
+    if state in ("failed", "interrupted"):
+        found.insert(0, ("See why it ended", f"trainyard logs {name}"))
+        found.insert(1, ("Go on from its newest checkpoint", f"trainyard resume {name}"))
+    if run.spec is not None and run.spec.job == "script":
+        found.append(("Fetch the code that it was submitted with", f"trainyard fetch {name} --code"))
+    if state == "running":
+        found.insert(0, ("Watch it", f"trainyard logs {name} --follow"))
+    if state == "succeeded" and run.receipt and run.receipt.job in _CLASSIFIERS:
+        evaluate = f"trainyard submit jobs/specs/evaluate-reviews.yaml --set arguments.model=run://{name}/model"
+        found.append(("Try it on another table", f"{evaluate} \\\n  --set arguments.data=data://TEAM/TABLE.csv"))
+    if state == "succeeded" and (task := _pipeline(run)):
+        found.append(("Load it, once it is fetched", task))
+    found.append(("Hold it against another run", f"trainyard compare {name} OTHER"))
+    return found
+
+
+def _pipeline(run: RecordedRun) -> str:
+    tasks = {
+        "finetune-classification": ("text-classification", "a sentence to classify"),
+        "finetune-ray": ("text-classification", "a sentence to classify"),
+        "pretrain-mlm": ("fill-mask", "a sentence with one [MASK]"),
+    }
+    job = run.receipt.job if run.receipt else ""
+    if job not in tasks:
+        return ""
+    task, example = tasks[job]
+    folder = f"runs/{run.run_id}/model"
+    return f'from transformers import pipeline\nmodel = pipeline("{task}", model="{folder}")\nprint(model("{example}"))'

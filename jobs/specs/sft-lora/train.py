@@ -1,0 +1,213 @@
+"""Tune a language model with LoRA to answer as the examples do; on an HPU with optimum-habana's Trainer, else TRL's.
+
+    python train.py MODEL examples.jsonl          # lines with `messages`, or with `prompt` and `completion`
+
+The lines with `trainyard` are for the platform. On a machine without it they do nothing, and `output` is made here.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+
+import trainyard
+
+PLAIN_TEMPLATE = (  # for a tokenizer that has none; it is saved with the model
+    "{% for message in messages %}{{ '### ' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### assistant\n' }}{% endif %}"
+)
+
+Example = tuple[list[int], list[int]]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--held-out", type=float, default=0.05, help="share of the examples to measure by")
+    parser.add_argument("--epochs", type=float, default=1.0)
+    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--max-length", type=int, default=512, help="tokens of a packed block, and of an example")
+    parser.add_argument("--batch-size", type=int, default=8, help="blocks of a rank in one step")
+    parser.add_argument("--gradient-accumulation-steps", type=int, default=1)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--lora-rank", type=int, default=16)
+    parser.add_argument("--new-tokens", type=int, default=64, help="length of the sample answers")
+    parser.add_argument("--seed", type=int, default=7)
+    return parser.parse_args()
+
+
+def conversations(path: Path) -> list[list[dict[str, str]]]:
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        row = json.loads(line)
+        if "messages" not in row and not {"prompt", "completion"} <= row.keys():
+            raise SystemExit(f"{path.name}, line {number}: it has neither `messages` nor `prompt` and `completion`")
+        asked = [
+            {"role": "user", "content": row.get("prompt")},
+            {"role": "assistant", "content": row.get("completion")},
+        ]
+        found.append(row.get("messages", asked))
+    return found
+
+
+def encoded(tokenizer: Any, messages: list[dict[str, str]], max_length: int) -> Example:
+    """Return the tokens of a conversation and what is learnt of them: what the assistant says, and that it ends."""
+    tokens, labels, done = [], [], ""
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        asked = tokenizer.apply_chat_template(messages[:number], tokenize=False, add_generation_prompt=True)
+        answered = tokenizer.apply_chat_template(messages[: number + 1], tokenize=False)
+        if not (asked.startswith(done) and answered.startswith(asked)):
+            raise SystemExit("this chat template does not leave what was said before as it was; set a plainer one")
+        for text, is_learnt in ((asked[len(done) :], False), (answered[len(asked) :], True)):
+            part = tokenizer(text, add_special_tokens=False).input_ids
+            tokens += part
+            labels += part if is_learnt else [-100] * len(part)
+        done = answered
+    return tokens[:max_length], labels[:max_length]
+
+
+def packed(examples: list[Example], max_length: int) -> list[Example]:
+    """Put whole examples one after the other into blocks, so that little is padded."""
+    blocks: list[Example] = []
+    for tokens, labels in examples:
+        if not blocks or len(blocks[-1][0]) + len(tokens) > max_length:
+            blocks.append(([], []))
+        blocks[-1][0].extend(tokens)
+        blocks[-1][1].extend(labels)
+    return blocks
+
+
+def collate(rows: list[Example], padding: int, length: int | None) -> dict[str, torch.Tensor]:
+    """Pad to `length`, or to the longest row."""
+    longest = length or max(len(tokens) for tokens, _ in rows)
+    filled = [(tokens, labels, longest - len(tokens)) for tokens, labels in rows]
+    return {
+        "input_ids": torch.tensor([tokens + [padding] * short for tokens, _, short in filled]),
+        "attention_mask": torch.tensor([[1] * len(tokens) + [0] * short for tokens, _, short in filled]),
+        "labels": torch.tensor([labels + [-100] * short for _, labels, short in filled]),
+    }
+
+
+def trainer_classes() -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """Return a Trainer, its arguments, and what is given to both here."""
+    try:
+        from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+    except ImportError:
+        from trl import SFTConfig, SFTTrainer
+
+        return SFTTrainer, SFTConfig, {"dataset_kwargs": {"skip_prepare_dataset": True}}, {}
+    config = GaudiConfig(use_fused_adam=True, use_fused_clip_norm=True, use_torch_autocast=True)
+    hpu = {"use_habana": True, "use_lazy_mode": True, "throughput_warmup_steps": 3}
+    return GaudiTrainer, GaudiTrainingArguments, hpu, {"gaudi_config": config}
+
+
+class KeepsBaseLoss(TrainerCallback):
+    """Keeps the loss of the model that was tuned in each checkpoint, so that it is measured once."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if not any("base_loss" in entry for entry in state.log_history):
+            state.log_history.append({"step": 0, "base_loss": self.loss})
+
+
+def kept_base_loss(checkpoint: str | None) -> float | None:
+    history = json.loads(Path(checkpoint, "trainer_state.json").read_bytes())["log_history"] if checkpoint else []
+    return next((entry["base_loss"] for entry in history if "base_loss" in entry), None)
+
+
+def answer(model: Any, tokenizer: Any, messages: list[dict[str, str]], new_tokens: int) -> str:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    asked = tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False).to(model.device)
+    said = model.generate(**asked, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    return str(tokenizer.decode(said[0, asked.input_ids.shape[1] :], skip_special_tokens=True))
+
+
+def main() -> None:
+    args = arguments()
+    set_seed(args.seed)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=False)
+    tokenizer.chat_template = tokenizer.chat_template or PLAIN_TEMPLATE
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    talks = conversations(args.data)
+    order = torch.randperm(len(talks), generator=torch.Generator().manual_seed(args.seed)).tolist()
+    count = max(1, round(len(talks) * args.held_out))
+    held_out, learnt = ([talks[place] for place in part] for part in (order[:count], order[count:]))
+    rows = [[encoded(tokenizer, talk, args.max_length) for talk in part] for part in (held_out, learnt)]
+    # Of what is cut before the assistant speaks there is nothing to learn.
+    evaluated, examples = ([row for row in part if any(label >= 0 for label in row[1])] for part in rows)
+    blocks = packed(examples, args.max_length)
+
+    trainer_class, arguments_class, of_device, with_it = trainer_classes()
+    is_hpu, has_bf16 = bool(with_it), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model,
+        trust_remote_code=False,
+        torch_dtype=torch.bfloat16 if is_hpu or has_bf16 else torch.float32,
+        **({"attn_implementation": "eager"} if is_hpu else {}),
+    )
+    model.config.use_cache = False
+    if is_hpu:  # GaudiTrainer asks a Llama for these, which only the models that Habana rewrote have
+        for name in ("use_flash_attention", "flash_attention_recompute", "flash_attention_causal_mask"):
+            setattr(model.generation_config, name, False)
+        model.generation_config.attn_softmax_bf16 = False
+    lora = LoraConfig(
+        r=args.lora_rank, lora_alpha=2 * args.lora_rank, lora_dropout=0.05, target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    checkpoint = trainyard.checkpoint()
+    trainer = trainer_class(
+        model=get_peft_model(model, lora),
+        args=arguments_class(
+            output_dir="checkpoints", num_train_epochs=args.epochs, max_steps=args.max_steps, seed=args.seed,
+            per_device_train_batch_size=args.batch_size, per_device_eval_batch_size=args.batch_size,
+            gradient_accumulation_steps=args.gradient_accumulation_steps, learning_rate=args.learning_rate,
+            lr_scheduler_type="cosine", warmup_ratio=0.03, logging_steps=10, save_strategy="no", report_to=[],
+            remove_unused_columns=False, label_names=["labels"], bf16=is_hpu or has_bf16, disable_tqdm=True,
+            use_cpu=not (is_hpu or torch.cuda.is_available()), **of_device,
+        ),
+        data_collator=lambda some: collate(some, tokenizer.pad_token_id, args.max_length if is_hpu else None),
+        train_dataset=blocks,
+        eval_dataset=evaluated,
+        processing_class=tokenizer,
+        callbacks=[trainyard.Callback()],
+        **with_it,
+    )  # fmt: skip
+    base_loss = kept_base_loss(checkpoint)
+    if base_loss is None:
+        base_loss = trainer.evaluate(metric_key_prefix="base")["base_loss"]  # of the model as it came
+    trainer.add_callback(KeepsBaseLoss(base_loss))
+    set_seed(args.seed)  # whether or not there was an evaluation
+    trainer.train(resume_from_checkpoint=checkpoint)
+    loss = trainer.evaluate()["eval_loss"]
+    trainyard.result(base_eval_loss=base_loss, eval_loss=loss, training_examples=len(examples), blocks=len(blocks))
+    trainer.save_model(str(trainyard.output() / "adapter"))
+    if not trainer.is_world_process_zero():
+        return
+    tuned = trainer.model.eval()
+    tuned.config.use_cache = True
+    with (trainyard.output() / "generations.jsonl").open("w", encoding="utf-8") as file:
+        for number, talk in enumerate(held_out[:5]):
+            asked = talk[: next(place for place, message in enumerate(talk) if message["role"] == "assistant")]
+            with tuned.disable_adapter():
+                before = answer(tuned, tokenizer, asked, args.new_tokens)
+            said = {"base": before, "tuned": answer(tuned, tokenizer, asked, args.new_tokens)}
+            file.write(json.dumps({"prompt": asked[-1]["content"], **said}, ensure_ascii=False) + "\n")
+            if number < 3:
+                print(f"asked: {asked[-1]['content']}\n  base:  {said['base']}\n  tuned: {said['tuned']}", flush=True)
+    merged = tuned.merge_and_unload()
+    merged.save_pretrained(trainyard.output() / "model")
+    tokenizer.save_pretrained(trainyard.output() / "model")
+    print(f"held-out loss: {base_loss:.4f} of the base model, {loss:.4f} tuned, {len(evaluated)} examples")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+r"""Have a classifier predict the classes of a table, and hold them against the table's own.
+
+    python -m jobs.train.launch --instance-type=… --nproc-per-node=1 evaluate --model=s3://…/model --data=s3://…/eval.jsonl
+
+It leaves output/predictions.parquet, with the table's texts in their order, and where the table has classes
+output/metrics.parquet and classes.json. An attempt that is interrupted is done again: it has nothing to go on from.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import UsageError
+from jobs.contract.model_files import CONFIGURATION
+from jobs.contract.words import counted
+from jobs.kinds.evaluate import Evaluate
+from jobs.train.accelerator import Accelerator, of_rank
+from jobs.train.data import labelled_text, sources
+from jobs.train.data.labelled_buckets import FORWARD, Pass, choose_widths
+from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
+from jobs.train.data.predictions import classification_metrics, probabilities, write_report
+from jobs.train.kinds.artifact_job import JobMetrics
+from jobs.train.models import pretrained
+from jobs.train.rank import Rank, run
+from jobs.train.stored_checkpoints import check_newest
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from numpy.typing import NDArray
+
+    from jobs.train.trainer.heartbeat import Heartbeats
+
+log = logging.getLogger("trainyard")
+
+OUTPUT = "output"
+PREDICTIONS = "predictions.parquet"
+METRICS = "metrics.parquet"
+
+
+def check(arguments: Evaluate, world_size: int) -> None:
+    """Called by the launcher before any rank starts. Raises UsageError on what cannot work."""
+    arguments.check(world_size)
+
+
+def evaluate(rank: Rank, arguments: Evaluate) -> None:
+    """Predict, measure, and leave both under the run."""
+    if not any(map(sources.is_on_hub, (arguments.model, *arguments.tables()))):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # or transformers asks the hub about local folders
+    accelerator = of_rank(os.environ)
+    s3 = object_store.connect() if rank.is_first_on_node else None
+    if not rank.is_first_on_node:
+        accelerator.trainer_class()  # loading it takes seconds, which the first rank needs for the data
+    folder, prepared = _prepare(rank, arguments, s3)
+    metrics = JobMetrics(rank, s3) if rank.is_first and s3 is not None else None
+    started = time.monotonic()
+    examples = prepared.evaluation
+    batches = InBatches(examples, arguments.batch_size)
+    trainer, heartbeats = _trainer(rank, arguments, folder, accelerator, metrics)
+    logits = batches.in_order(trainer.predict(batches).predictions)
+    heartbeats.end()
+    if metrics is not None and s3 is not None:
+        result = _leave(rank, arguments, prepared, logits, s3)
+        seconds = time.monotonic() - started
+        speed = {"samples_per_second": round(len(examples) / seconds, 3), "runtime_seconds": round(seconds, 3)}
+        metrics.result(1, {**result, "eval_samples": len(examples), **speed})
+    # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
+    rank.once("finished", lambda: True)
+
+
+def class_names(folder: Path, location: str) -> list[str]:
+    """Return the names of a classifier's classes, by its configuration. Raises UsageError where it is none."""
+    config = json.loads((folder / CONFIGURATION).read_bytes())
+    classes = config.get("architectures") or []
+    if not any(name.endswith("ForSequenceClassification") for name in classes):
+        what = ", ".join(classes) or "a model without a head"
+        raise UsageError(
+            f"{location} is no classifier: its config.json names {what}",
+            next_step="fine-tune it first (job: finetune-classification), and name run://NAME/model",
+        )
+    names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
+    if not names:
+        names = {number: f"LABEL_{number}" for number in range(2)}  # what transformers takes where nothing is said
+    return [names[number] for number in sorted(names)]
+
+
+def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
+    """Return model and texts as local files, which one rank of a node fetches and tokenizes."""
+
+    def model() -> str:
+        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        return str(
+            pretrained.model_folder(
+                arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length
+            )
+        )
+
+    def data() -> dict[str, Any]:
+        from transformers import AutoTokenizer
+
+        assert s3 is not None  # noqa: S101
+        names = class_names(folder, arguments.model)
+        bad = labelled_text.bad_rows(arguments)
+        examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
+        for location, count in bad.counts.items():
+            log.warning("warning: left out of %s: %s", location, counted(count, "bad row"))
+        with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        prepared = prepare(
+            names,
+            {"eval": examples},
+            tokenizer=tokenizer,
+            max_length=arguments.max_length,
+            widths=lambda lengths: choose_widths(
+                [Pass(lengths=lengths["eval"], batch=arguments.batch_size, operations=FORWARD)],
+                asked=arguments.length_buckets,
+                max_length=arguments.max_length,
+                row=rank.instance(of_rank(os.environ).name),
+                ranks=rank.world_size,
+                parameters=pretrained.parameters(folder),
+            ),
+            folder=rank.scratch / "examples",
+        )
+        if rank.is_first:
+            if prepared.why_widths is not None:
+                log.info("data: %s", prepared.why_widths)
+            log.info(
+                "data: %s texts, the longest has %s tokens, %s classes", len(examples), prepared.longest, len(names)
+            )
+        return prepared.model_dump(mode="json")
+
+    folder = Path(rank.once_per_node("model", model))
+    return folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _trainer(
+    rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
+) -> "tuple[Any, Heartbeats]":
+    """Return what predicts on the rank's device, and gives a heartbeat for each batch."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.trainer_callback import PrinterCallback
+
+    from jobs.train.trainer.callback import Callback
+    from jobs.train.trainer.heartbeat import Heartbeats
+    from jobs.train.trainer.trainer import Options, trainer_class
+
+    class Shown(Callback):
+        """Shows how far the evaluation is."""
+
+        done = 0
+
+        def on_prediction_step(self, _args: Any, _state: Any, _control: Any, eval_dataloader: Any, **_: Any) -> None:
+            self.done += 1
+            if metrics is not None:
+                metrics.show(self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader))
+
+    heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu")
+    alone = rank.world_size == 1
+    accelerator.prepare(alone=alone)
+    with pretrained.explained_loading(arguments.model, "it cannot be loaded as a classifier"):
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, trust_remote_code=False, **accelerator.model_arguments()
+        )
+    trainer = trainer_class(accelerator.trainer_class())(
+        model=model,
+        args=accelerator.training_arguments_class()(
+            output_dir=str(rank.scratch / "trainer"),
+            per_device_eval_batch_size=arguments.batch_size,
+            remove_unused_columns=False,
+            disable_tqdm=True,
+            report_to=[],
+            **accelerator.training_arguments(alone=alone),
+        ),
+        data_collator=TokenizedExamples.collate,
+        callbacks=[heartbeats, Shown()],
+        options=Options(heartbeats=heartbeats),
+        **accelerator.trainer_arguments(),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer, heartbeats
+
+
+def _leave(
+    rank: Rank, arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]", s3: "S3Client"
+) -> Mapping[str, float]:
+    """Put predictions and metrics on S3, and return the metrics."""
+    folder = rank.scratch / "result"
+    (folder / OUTPUT).mkdir(parents=True)
+    labels = prepared.evaluation.labels
+    result: dict[str, float] = {}
+    if not arguments.predict_only:
+        result = classification_metrics(logits, labels)
+        write_report(folder, logits, labels, prepared.class_names, prepared.evaluation_texts())
+        _write_parquet(folder / OUTPUT / METRICS, {name: [value] for name, value in result.items()})
+    _write_parquet(folder / OUTPUT / PREDICTIONS, _predictions(arguments, prepared, logits))
+    check_newest(s3, rank.run, rank.attempt)
+    object_store.upload_all(s3, folder, object_store.files_below(folder), rank.run)
+    log.info("predictions: %s", rank.run / f"{OUTPUT}/{PREDICTIONS}")
+    return result
+
+
+def _predictions(arguments: Evaluate, prepared: Prepared, logits: "NDArray[Any]") -> dict[str, Any]:
+    """Return the columns of the predictions: the table's own by their names, and what the model makes of them."""
+    names = prepared.class_names
+    columns = {"text": arguments.text_column, "pair": arguments.text_pair_column}
+    own: dict[str, list[str]] = {}
+    for row in prepared.evaluation_texts():
+        for part, text in row.items():
+            own.setdefault(str(columns[part]), []).append(text)
+    if not arguments.predict_only:
+        own[arguments.label_column] = [names[number] for number in prepared.evaluation.labels.tolist()]
+    shares = probabilities(logits)
+    return {
+        **own,
+        "predicted": [names[number] for number in logits.argmax(axis=-1).tolist()],
+        "confidence": shares.max(axis=-1),
+        "probabilities": list(shares.astype(np.float32)),
+    }
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(dict(columns)), path)
+
+
+if __name__ == "__main__":
+    run(evaluate, Evaluate)

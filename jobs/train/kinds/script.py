@@ -1,0 +1,151 @@
+"""A rank of a script of one's own: the script, in a process that its launcher watches over.
+
+    python -m jobs.train.kinds.script FOLDER train.py --epochs 3
+
+A Python script runs in this process, as `python train.py` would: its folder is the first place that it imports from and
+`__main__` is its own. Any other program takes this process's place.
+"""
+
+import contextlib
+import logging
+import os
+import runpy
+import shutil
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.kinds.script import Script
+from jobs.train.rank import Rank, begin, give_first_heartbeat, one_line, tell_the_launcher
+
+log = logging.getLogger("trainyard")
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+"""Those by which a process learns that it has peers; torch.distributed asks for each."""
+
+CLEAN_UP_SECONDS = 10.0
+"""The time that a script which has failed gets for what it does at its exit: its peers are waiting, or gone."""
+
+
+def check(arguments: Script, world_size: int) -> None:
+    """Check the arguments before anything starts. Raises UsageError on what cannot work."""
+    arguments.check(world_size)
+
+
+def run_script(folder: Path, command: list[str]) -> None:
+    """Run the command in the folder. Ends this process, unless the script comes to its end."""
+    begin()
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setpgid(0, 0)  # what it starts ends with it
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
+    try:
+        give_first_heartbeat(Rank.from_environment())
+        asked = watch_environment()
+        os.chdir(folder)
+        if command[0] == "-m":
+            _run_module(folder, command[1], command[2:])
+        elif command[0].endswith(".py"):
+            _run_file(folder / command[0], command[1:])
+        else:
+            _become(command)
+        _say_if_alone(asked)
+    except SystemExit as end:
+        if not end.code:
+            _say_if_alone(asked)
+        raise
+    except (TrainyardError, ConfigurationError) as error:
+        tell_the_launcher(one_line(error), explained=True)
+        _leave()
+    except Exception as error:  # noqa: BLE001 - the process ends here, and says why
+        _print_own(error)
+        tell_the_launcher(f"{type(error).__name__}: {error}")
+        _leave()
+
+
+def watch_environment() -> set[str]:
+    """Return a set that the names of RANK_VARIABLES come into as this process asks for them from now on."""
+    asked: set[str] = set()
+    names = {os.fsencode(name): name for name in RANK_VARIABLES}
+
+    class Watched(dict[bytes, bytes]):
+        def __getitem__(self, name: bytes) -> bytes:
+            # Between the two is os.environ's own lookup. What walks through all variables, as tqdm does, asks for none.
+            if name in names and sys._getframe(2).f_code.co_name != "__iter__":  # noqa: SLF001
+                asked.add(names[name])
+            return super().__getitem__(name)
+
+        def __contains__(self, name: object) -> bool:
+            asked.update(names[known] for known in names if known == name)
+            return super().__contains__(name)
+
+    # Whatever Python code asks for, torch.distributed's included, it asks these two for.
+    os.environ._data = os.environb._data = Watched(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001
+    return asked
+
+
+def _say_if_alone(asked: set[str]) -> None:
+    """Say where the script ended well, and its ranks cannot have known of each other: all did the same work."""
+    if asked:
+        return
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size > 1 and os.environ.get("RANK") == "0":
+        logging.basicConfig(stream=sys.stdout, format="%(message)s")
+        log.warning(
+            "warning: %s ranks did the same work, as it seems: the script has asked for none of %s. "
+            "Next: set resources.nproc_per_node: 1, or arguments.processes: 1",
+            world_size,
+            ", ".join(RANK_VARIABLES),
+        )
+
+
+def _run_file(path: Path, arguments: list[str]) -> None:
+    if not path.is_file():
+        raise UsageError(f"the code has no file '{path}'", next_step="correct arguments.command")
+    sys.argv = [str(path), *arguments]
+    sys.path[0] = str(path.parent)
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def _run_module(folder: Path, module: str, arguments: list[str]) -> None:
+    sys.argv = [module, *arguments]
+    sys.path[0] = str(folder)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _become(command: list[str]) -> None:
+    """Let the program take this process's place; the kernel's word to the launcher's end goes with it."""
+    found = shutil.which(command[0]) or (f"./{command[0]}" if Path(command[0]).is_file() else None)
+    if found is None:
+        raise UsageError(
+            f"there is no program '{command[0]}' in the image, in the requirements, or in the code",
+            next_step="correct arguments.command, or name the package that brings it in the requirements",
+        )
+    sys.stdout.flush()
+    try:
+        os.execv(found, command)  # noqa: S606 - the user's own program, whose words no shell reads
+    except OSError as error:
+        raise UsageError(f"'{command[0]}' cannot be run: {error.strerror}", next_step="is it executable?") from None
+
+
+def _print_own(error: BaseException) -> None:
+    """Print the traceback from the script's own first line on."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _leave() -> None:
+    """End with exit code 1, in some seconds whatever holds this process."""
+    sys.stdout.flush()
+    timer = threading.Timer(CLEAN_UP_SECONDS, os._exit, [1])
+    timer.daemon = True
+    timer.start()
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    run_script(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,79 @@
+"""The environment of a node's ranks: what libraries read while they are imported, and what holds for one launch."""
+
+import os
+import sys
+from pathlib import Path
+
+from jobs.train import libfabric
+from jobs.train.accelerator import Accelerator
+from jobs.train.launcher.instance import address_towards
+from jobs.train.launcher.request import Launch, Node
+from jobs.train.rank import ALLOW_CHANGES_VARIABLE, INSTANCE_TYPE_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
+from jobs.train.store import loopback_sockets, sockets_of_interface
+
+RECIPE_CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
+
+RECIPE_CACHE_MB = 8 * 1024
+"""A GB for each of eight cards: what the bridge's own example gives a worker."""
+
+
+def import_environment(launch: Launch) -> dict[str, str]:
+    """Return the variables that PyTorch, transformers and datasets read when they are imported."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return {
+        # Each rank's share of the cores; PyTorch takes them all for each of its processes.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
+        # The one rank of a node that tokenizes turns it on for that time (jobs.train.data.labelled_tokens).
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        # transformers looks for TensorFlow and Flax otherwise, and loads what it finds.
+        "USE_TF": "0",
+        "USE_FLAX": "0",
+        # Releases of datasets before 4 run the code of a data set on the hub otherwise.
+        "HF_DATASETS_TRUST_REMOTE_CODE": "0",
+    }
+
+
+def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    """Return all variables that the launcher sets for its ranks, beside those that torchrun sets."""
+    return {
+        **import_environment(launch),
+        SCRATCH_VARIABLE: str(scratch),
+        "TMPDIR": str(scratch),  # PyTorch leaves folders in there
+        INSTANCE_TYPE_VARIABLE: launch.instance.name,
+        LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
+        **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
+        **accelerator.environment,
+        **_recipe_cache(accelerator, scratch),
+        **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
+    }
+
+
+def _sockets_towards(node: Node) -> dict[str, str]:
+    """Return the variables by which the ranks of several nodes meet on the one interface that leads to the main node.
+
+    Of the main node that is the one with its own address. Where no interface has the address, or there is no way, they
+    choose for themselves. A value that the image or the job's environment has stays.
+    """
+    import psutil
+
+    try:
+        own = address_towards(node.main_address, node.port)
+    except OSError:
+        return {}
+    carriers = [name for name, found in psutil.net_if_addrs().items() if own in (one.address for one in found)]
+    chosen = sockets_of_interface(carriers[0]) if carriers else {}
+    return {name: value for name, value in chosen.items() if name not in os.environ}
+
+
+def _recipe_cache(accelerator: Accelerator, scratch: Path) -> dict[str, str]:
+    """Return the variable by which the HPUs of a node share compiled graphs: each would compile all of them itself.
+
+    A folder, whether to empty it first, and its size in MB: the format that Habana's bridge checks it against. It goes
+    with the attempt. A value that the image has stays.
+    """
+    if accelerator.name != "hpu":
+        return {}
+    shared = f"{scratch / 'recipes'},false,{RECIPE_CACHE_MB}"
+    return {RECIPE_CACHE_VARIABLE: os.environ.get(RECIPE_CACHE_VARIABLE, shared)}

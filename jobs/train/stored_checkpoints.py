@@ -1,0 +1,190 @@
+"""Checkpoints on S3: which files make one, when it is complete, which stay, and how one is fetched and verified.
+
+    s3://…/<run>/checkpoints/step-N/…               the files of one checkpoint
+    s3://…/<run>/checkpoints/step-N/manifest.json   written last: sizes and SHA-256 of all files
+
+Whatever ends an attempt in the middle of an upload leaves a folder without a manifest, which the next attempt ignores.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import NotFoundError, TrainyardError
+from jobs.contract.locations import S3Location
+from jobs.contract.run import ATTEMPTS, MANIFEST, recorded_number
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+_STEP = re.compile(r"step-(\d+)/(.+)")
+
+
+class Decisive(Protocol):
+    """What decides the result of a training: a kind's arguments, or a script with what it is given."""
+
+    def decisive(self) -> dict[str, Any]:
+        """Return the arguments that a run keeps when it is resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The rule by which complete checkpoints stay on S3."""
+
+    newest: int = 2
+    """The number of the newest that stay: the one before is for the day when the newest is corrupt."""
+    every_steps: int | None = None
+    """The first checkpoint at or after each multiple of it stays too: where measurements choose the steps, few of the
+    multiples themselves are saved."""
+
+    def for_good(self, complete: Iterable[int]) -> set[int]:
+        """Return those of the complete checkpoints that stay however many newer ones there are."""
+        if self.every_steps is None:
+            return set()
+        first: dict[int, int] = {}
+        for step in sorted(complete):
+            first.setdefault(step // self.every_steps, step)
+        return {step for multiple, step in first.items() if multiple}
+
+
+class Throughput(BaseModel):
+    """Time and samples of the steps that count: those of earlier attempts up to where this one resumed, and its own."""
+
+    train_seconds: float = 0.0
+    """Wall time of all steps, checkpoint stalls included."""
+    timed_seconds: float = 0.0
+    """The same without the warm-up steps of each attempt."""
+    timed_samples: int = 0
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.timed_samples / self.timed_seconds if self.timed_seconds else 0.0
+
+
+class File(BaseModel):
+    """One file of a checkpoint."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(BaseModel):
+    """The file that makes a checkpoint complete: which files it has, and what it was made with."""
+
+    step: int
+    world_size: int
+    fingerprint: str
+    """Hash of the arguments. A checkpoint is resumed with the same ones only, unless others were asked for."""
+    arguments: dict[str, Any]
+    """The arguments that decide the result of the training."""
+    written_at: datetime
+    throughput: Throughput
+    files: dict[str, File]
+
+
+def fingerprint(arguments: Mapping[str, Any]) -> str:
+    """Return the hash of the arguments that decide the result of a training."""
+    return hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()
+
+
+def listing(s3: "S3Client", remote: S3Location) -> dict[int, list[str]]:
+    """Return the names of the files below each `step-N/`."""
+    steps: dict[int, list[str]] = {}
+    for name in object_store.sizes(s3, remote):
+        if match := _STEP.fullmatch(name):
+            steps.setdefault(int(match[1]), []).append(match[2])
+    return steps
+
+
+def complete(steps: Mapping[int, list[str]]) -> list[int]:
+    """Return the steps of a `listing` that have a manifest, in their order."""
+    return sorted(step for step, names in steps.items() if MANIFEST in names)
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Return size and hash of each file, as the manifest has them."""
+    names = object_store.files_below(folder)
+    digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
+    return {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
+        for name, digest in zip(names, digests, strict=True)
+    }
+
+
+class SupersededError(TrainyardError):
+    """The attempt is not the newest of its run any more: another one goes on with it."""
+
+
+def check_newest(s3: "S3Client", run: S3Location, attempt: int | None) -> None:
+    """Raise SupersededError where a newer attempt of the run has begun, wherever this one was taken for lost.
+
+    Two that write to one run would mix their files. None: it has no number, and nothing is known.
+    """
+    if attempt is None:
+        return
+    numbers = [recorded_number(name) or 0 for name in object_store.sizes(s3, run / ATTEMPTS)]
+    if (newest := max(numbers, default=0)) > attempt:
+        raise SupersededError(
+            f"attempt {newest} of this run has begun, so this one, attempt {attempt}, ends and saves nothing more",
+            next_step=f"none: attempt {newest} goes on with the run",
+        )
+
+
+class IncompleteError(TrainyardError):
+    """A checkpoint that must not be used."""
+
+
+def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
+    """Download the checkpoint at `remote` and verify it. Raises IncompleteError with what is wrong with it."""
+    content = object_store.read(s3, remote / MANIFEST)
+    if content is None:
+        raise IncompleteError("it has no manifest: its upload was cut off")
+    try:
+        manifest = Manifest.model_validate_json(content)
+    except ValidationError as error:
+        raise IncompleteError(f"its manifest is damaged: {error.errors()[0]['msg']}") from None
+    present = object_store.sizes(s3, remote)
+    for name, file in manifest.files.items():
+        if name not in present:
+            raise IncompleteError(f"{name} is missing")
+        if present[name] != file.bytes:
+            raise IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
+    shutil.rmtree(local, ignore_errors=True)
+    try:
+        object_store.download_all(s3, remote, manifest.files, local)
+    except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
+        raise IncompleteError(str(error.args[0])) from None
+    damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
+    if damaged:
+        shutil.rmtree(local)
+        raise IncompleteError(f"the checksum of {damaged[0]} does not match")
+    (local / MANIFEST).write_bytes(content)
+    return manifest
+
+
+def prune(s3: "S3Client", remote: S3Location, retention: Retention, *, newest: int, best: int | None = None) -> None:
+    """Delete the checkpoints that are not to stay, now that step `newest` is complete; their manifests go first.
+
+    `best` is a step whose checkpoint stays too.
+
+    A complete one of a later step was skipped when this attempt began, since it is damaged. It goes, or it would stand
+    among the newest for one that can be used. What has no manifest there is perhaps being uploaded.
+    """
+    steps = listing(s3, remote)
+    whole = complete(steps)
+    sound = [step for step in whole if step <= newest]
+    kept = {*sound[-retention.newest :], *retention.for_good(sound), best}
+    for step, names in steps.items():
+        if (step < newest or step in whole) and step not in kept:
+            folder = remote / f"step-{step}"
+            object_store.delete_all(s3, folder, [MANIFEST])
+            object_store.delete_all(s3, folder, names)

@@ -1,0 +1,248 @@
+"""`trainyard.Callback` inside the platform: it gives the Trainer of a script what the Trainer of our own kinds has.
+
+It comes as one callback, and finds its Trainer among those who call it. That one becomes of the class that
+`trainer_class` makes of its own (it keeps all that the script's class does), and gets the callbacks of our kinds beside
+its own.
+"""
+
+import functools
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import TrainerCallback
+
+from jobs.contract.errors import TrainyardError
+from jobs.train.stored_checkpoints import Retention, Throughput
+from jobs.train.trainer.background_save import BackgroundSave
+from jobs.train.trainer.callback import Callback
+from jobs.train.trainer.checkpoint import CheckpointUploads
+from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.heartbeat import Heartbeats
+from jobs.train.trainer.metrics import RunMetrics
+from jobs.train.trainer.platform import Platform, at_exit, here
+from jobs.train.trainer.resume import LossSinceLog, Resume
+from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.trainer import Options, trainer_class
+
+log = logging.getLogger("trainyard")
+
+_STATE = "trainer_state.json"
+
+
+def checkpoint() -> str | None:
+    """Return the folder to resume from, or None. With it comes the best checkpoint, where that is another one."""
+    platform = here()
+    resume = platform.resume
+    _Asked.checkpoint = True
+    return str(resume.folder) if resume else None
+
+
+class _Asked:
+    """True once the script has asked for the checkpoint."""
+
+    checkpoint = False
+
+
+class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """The one callback that the script sees."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint_every_steps: int | Literal["auto"] | None = "auto",
+        mean_hours_between_reclaims: float = 6.0,
+        keep: int = 2,
+        keep_every_steps: int | None = None,
+    ) -> None:
+        self._platform = here()
+        self._every = checkpoint_every_steps
+        self._mean_hours = mean_hours_between_reclaims
+        self._retention = Retention(newest=keep, every_steps=keep_every_steps)
+        self._is_attached = False
+
+    def on_init_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        self._attach()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        for part in self._attach():  # where it was added later: they miss what is being called
+            part.on_train_begin(args, state, control)
+        self._platform.begin()
+        if not _Asked.checkpoint and self._platform.rank.is_first:
+            log.warning(
+                "warning: the script does not ask for its checkpoint, so each attempt begins anew. "
+                "Next: trainer.train(resume_from_checkpoint=trainyard.checkpoint())"
+            )
+        elif self._platform.resume and state.global_step != self._platform.resume.step:
+            raise TrainyardError(
+                f"the training begins at step {state.global_step}, and the checkpoint that trainyard.checkpoint() gave "
+                f"is of step {self._platform.resume.step}",
+                next_step="give trainer.train what trainyard.checkpoint() returns",
+            )
+
+    def _attach(self) -> list[Any]:
+        """Give the Trainer its parts, once. Returns those that it has just been given."""
+        if self._is_attached:
+            return []
+        self._is_attached = True
+        trainer = _calling_trainer()
+        parts = _Parts(self._platform, trainer, self._retention)
+        later: list[Any] = [parts.metrics, parts.uploads, parts.shutdown, parts]
+        if isinstance(self._every, int):
+            later.append(_RegularSaves(self._every))
+        elif self._every == "auto":
+            later.append(
+                ChosenSaves(
+                    self._platform.rank,
+                    mean_hours_between_reclaims=self._mean_hours,
+                    warmup_steps=self._platform.accelerator.warmup_steps,
+                    complete_seconds=lambda: parts.uploads.seconds,
+                )
+            )
+        handler = trainer.callback_handler
+        handler.callbacks = [parts.heartbeats, *handler.callbacks, *later]  # another list: somebody walks through that
+        return [parts.heartbeats, *later]
+
+
+class _RegularSaves(Callback):
+    """Asks for a save every so many steps, and at the last one."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
+            control.should_save = True
+
+
+class _Parts(Callback):
+    """What one Trainer has been given, and the end of its training."""
+
+    def __init__(self, platform: Platform, trainer: Any, retention: Retention) -> None:
+        rank, args, resume = platform.rank, trainer.args, platform.resume
+        self._platform = platform
+        self._trainer = trainer
+        self._is_over = False
+        args.save_only_model = False  # a checkpoint without the optimizer is none to go on from
+        platform.accelerator.prepare()
+        self.heartbeats = Heartbeats(rank, compiles=platform.accelerator.name == "hpu", is_patient=True)
+        self.metrics = RunMetrics(
+            rank,
+            platform.s3 if rank.is_first else None,
+            resumed_from_step=resume.step if resume else 0,
+            throughput=resume.throughput if resume else Throughput(),
+            samples_per_step=args.train_batch_size * args.gradient_accumulation_steps * rank.world_size,
+            warmup_steps=platform.accelerator.warmup_steps,
+            changed=resume.changed if resume else None,
+            logs_all=True,
+            arguments=args.to_sanitized_dict(),
+            memory=platform.accelerator.memory,
+            shape=lambda: self.heartbeats.training_shape,
+        )
+        # An attempt that comes after the last evaluation makes none, and its result is that of the run.
+        self._values = self.metrics.evaluated_before()
+        self.uploads = CheckpointUploads(
+            rank,
+            platform.s3,
+            platform.arguments,
+            self.metrics,
+            retention,
+            waits=self.heartbeats.still,
+            best=functools.partial(_best_step, trainer),
+        )
+        self.shutdown = Shutdown(rank)
+        _become_resumable(
+            trainer,
+            Options(
+                heartbeats=self.heartbeats,
+                background_save=BackgroundSave(rank.run, self.uploads),
+                loss_since_log=LossSinceLog(rank, resume),
+                checks_ties=False,
+            ),
+        )
+        if resume:
+            _bring_best(platform, resume)
+        at_exit(self._close)
+
+    def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
+        self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        self.metrics.evaluated(state.global_step, self._values)
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Have all checkpoints complete; where the attempt was asked to stop, end this process."""
+        self.heartbeats.end()
+        self.uploads.finish()
+        if not self.shutdown.reason:
+            self.shutdown.close()
+        if self.shutdown.reason:
+            self.metrics.close()
+            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {state.global_step}")
+            # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
+            self._platform.rank.once("saved", lambda: True)
+            raise SystemExit(0)  # the launcher knows by the word just left that the work is not done
+        self._is_over = True
+
+    def _close(self) -> None:
+        if self.shutdown.reason:
+            return
+        self.uploads.finish()
+        if self._is_over:
+            speed = self.metrics.throughput
+            result = {
+                **self._values,
+                "train_samples_per_second": round(speed.samples_per_second, 3),
+                "train_runtime_seconds": round(speed.train_seconds, 3),
+            }
+            self.metrics.result(self._trainer.state.global_step, result)
+        self.metrics.close()
+
+
+def _become_resumable(trainer: Any, options: Options) -> None:
+    own = type(trainer)
+    resumable = trainer_class(own)
+    # What prints the class, a model's card for instance, shows the script's own.
+    resumable.__name__, resumable.__qualname__, resumable.__module__ = own.__name__, own.__qualname__, own.__module__
+    trainer.__class__ = resumable
+    trainer.take(options)
+
+
+def _calling_trainer() -> Any:
+    """Return the Trainer that is calling its callbacks: it hands itself to none of them."""
+    frame = sys._getframe(1)  # noqa: SLF001 - there is no other way to it from one line of a script
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if hasattr(found, "callback_handler") and hasattr(found, "training_step"):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]  # the last one has none
+    raise TrainyardError(
+        "trainyard.Callback was called by nobody that is a Trainer of transformers",
+        next_step="give it to a Trainer's callbacks; for a loop of your own use trainyard.Run",
+    )
+
+
+def _best_step(trainer: Any) -> int | None:
+    """Return the step of the checkpoint that the Trainer loads at its end; None where it loads none."""
+    best = trainer.state.best_model_checkpoint
+    if not (trainer.args.load_best_model_at_end and best):
+        return None
+    return int(Path(best).name.rpartition("-")[2])
+
+
+def _bring_best(platform: Platform, resume: Resume) -> None:
+    """Put the best checkpoint beside the newest, and have the Trainer look for it there."""
+    path = resume.folder / _STATE
+    state = json.loads(path.read_bytes())
+    best = state.get("best_model_checkpoint")
+    if not best:
+        return
+    step = int(Path(best).name.rpartition("-")[2])
+    folder = resume.folder if step == resume.step else platform.fetch_beside(resume, step)
+
+    def write() -> bool:
+        path.write_text(json.dumps({**state, "best_model_checkpoint": str(folder) if folder else None}))
+        return True
+
+    platform.rank.once_per_node("resume/best", write)

@@ -1,0 +1,252 @@
+"""`trainyard.Run` inside the platform: a loop of a script's own gets what a Trainer of our kinds has.
+
+The same parts accompany it (Callback), told of each step as a Trainer tells them.
+"""
+
+import logging
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from jobs.contract.errors import TrainyardError
+from jobs.train.stored_checkpoints import Retention, Throughput
+from jobs.train.trainer.background_save import Snapshot, available_bytes, bytes_of
+from jobs.train.trainer.checkpoint import CheckpointUploads
+from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.heartbeat import Heartbeats
+from jobs.train.trainer.metrics import RunMetrics
+from jobs.train.trainer.platform import at_exit, here
+from jobs.train.trainer.shutdown import Shutdown
+
+log = logging.getLogger("trainyard")
+
+_STATE = "state.pt"
+
+
+@dataclass
+class _Place:
+    """How far the loop is, in the words of a Trainer's state, arguments and control."""
+
+    output_dir: str
+    max_steps: float
+    global_step: int = 0
+    epoch: float = 0.0
+    should_save: bool = False
+    should_training_stop: bool = False
+
+
+class OwnLoop:
+    """One rank's part of a script's own loop. All ranks call the same methods in the same order."""
+
+    def __init__(
+        self,
+        *,
+        total_steps: int | None,
+        samples_per_step: int,
+        save_every_steps: int | Literal["auto"],
+        mean_hours_between_reclaims: float,
+        keep: int,
+        keep_every_steps: int | None,
+    ) -> None:
+        platform = here()
+        platform.begin()
+        rank, resume = platform.rank, platform.resume
+        self._platform = platform
+        self._folder = resume.folder if resume else None
+        self._state: Any = None
+        self._every = save_every_steps
+        self._snapshot: Snapshot | None = None
+        self._saved_step: int | None = None
+        self._place = _Place(
+            output_dir=str(rank.scratch / "own-loop"),
+            max_steps=total_steps or math.inf,
+            global_step=resume.step if resume else 0,
+        )
+        self._heartbeats = Heartbeats(rank, compiles=False, is_patient=True)
+        self._metrics = RunMetrics(
+            rank,
+            platform.s3 if rank.is_first else None,
+            resumed_from_step=self._place.global_step,
+            throughput=resume.throughput if resume else Throughput(),
+            samples_per_step=samples_per_step,
+            warmup_steps=platform.accelerator.warmup_steps,
+            changed=resume.changed if resume else None,
+            logs_all=True,
+            arguments=platform.arguments.decisive(),
+            memory=platform.accelerator.memory,
+        )
+        # An attempt that comes after the last step logs nothing itself, and its result is that of the run.
+        self._logged = self._metrics.logged_before()
+        self._uploads = CheckpointUploads(
+            rank,
+            platform.s3,
+            platform.arguments,
+            self._metrics,
+            Retention(newest=keep, every_steps=keep_every_steps),
+            waits=self._heartbeats.still,
+        )
+        self._shutdown = Shutdown(rank)
+        self._chosen = ChosenSaves(
+            rank,
+            mean_hours_between_reclaims=mean_hours_between_reclaims,
+            warmup_steps=platform.accelerator.warmup_steps,
+            complete_seconds=lambda: self._uploads.seconds,
+        )
+        for part in (self._heartbeats, self._metrics, self._chosen):
+            part.on_train_begin(self._place, self._place, self._place)
+        self._chosen.on_step_begin(self._place, self._place, self._place)
+        at_exit(self.finish)
+        self._is_over = False
+
+    @property
+    def steps_done(self) -> int:
+        return self._place.global_step
+
+    @property
+    def state(self) -> Any:
+        """What the script has saved last, on the CPU; None in a run that begins."""
+        if self._folder is not None and self._state is None:
+            # The run's own file, whose hash the manifest has: it may hold whatever the script has put there.
+            self._state = torch.load(self._folder / _STATE, map_location="cpu", weights_only=False)
+        return self._state
+
+    def restore(self, objects: Mapping[str, Any]) -> int:
+        """Load the saved states into these, set this rank's random numbers as they were, return the steps done."""
+        if self._folder is None:
+            return 0
+        saved = self.state
+        missing = sorted(set(objects) - set(saved))
+        if missing:
+            raise TrainyardError(
+                f"checkpoint step-{self.steps_done} has no '{missing[0]}'; it has {', '.join(sorted(saved))}",
+                next_step="restore what the script saves, under the same names",
+            )
+        for name, target in objects.items():
+            target.load_state_dict(saved[name])
+        path = self._folder / _random_file(self._platform.rank.rank)
+        if path.exists():
+            _set_random_state(torch.load(path, map_location="cpu", weights_only=False))
+        return self.steps_done
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {name: float(_detached(value)) for name, value in values.items()}
+        self._logged |= numbers
+        self._metrics.logged(step, numbers, total_steps=self._place.max_steps)
+
+    def step(self, step: int | None) -> None:
+        """A step has ended: it is counted, and whether to save or to stop is agreed."""
+        place = self._place
+        place.global_step = place.global_step + 1 if step is None else step
+        place.should_save = False
+        if isinstance(self._every, int):
+            place.should_save = place.global_step % self._every == 0 or place.global_step >= place.max_steps
+        for part in (self._heartbeats, self._metrics, self._uploads, self._shutdown):
+            part.on_step_end(place, place, place)
+        if self._every == "auto":
+            self._chosen.on_step_end(place, place, place)
+        if not place.should_save:
+            self._chosen.on_step_begin(place, place, place)
+
+    def should_save(self) -> bool:
+        return self._place.should_save
+
+    def should_stop(self) -> bool:
+        if self._place.should_training_stop:
+            saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
+            self._platform.leave_stopped(f"{self._shutdown.reason}; {saved}")
+        return self._place.should_training_stop
+
+    def save(self, step: int, objects: Mapping[str, Any]) -> None:
+        """Write the states of these, and each rank's random numbers; the upload goes on beside the loop."""
+        place, rank = self._place, self._platform.rank
+        place.global_step = step
+        self._heartbeats.saving()
+        self._uploads.finish()
+        folder = Path(place.output_dir) / f"checkpoint-{step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(_random_state(), folder / _random_file(rank.rank))
+        if rank.is_first:
+            self._write(folder, {name: _state_of(item) for name, item in objects.items()})
+        self._uploads.on_save(place, place, place)
+        self._saved_step = step
+        if place.should_training_stop:
+            # The script is about to leave; its last checkpoint is complete before.
+            self._uploads.finish()
+            rank.once(f"saved/{step}", lambda: True)
+        place.should_save = False
+        self._chosen.on_step_begin(place, place, place)
+
+    def busy(self, seconds: float) -> None:
+        self._heartbeats.busy(seconds)
+
+    def finish(self) -> None:
+        """Have everything on S3: at the end of the process, or before where the script says so."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._heartbeats.end()
+        self._uploads.finish()
+        self._metrics.on_train_end(self._place, self._place, self._place)
+        if not self._place.should_training_stop:
+            self._shutdown.stop_listening()
+            speed = self._metrics.throughput
+            self._metrics.result(
+                self._place.global_step,
+                {
+                    **self._logged,
+                    "train_samples_per_second": round(speed.samples_per_second, 3),
+                    "train_runtime_seconds": round(speed.train_seconds, 3),
+                },
+            )
+        self._metrics.close()
+
+    def _write(self, folder: Path, state: dict[str, Any]) -> None:
+        """Copy the state and leave the copy to be written, where there is memory for one; else write it now."""
+        if self._snapshot is None:
+            available, needed = available_bytes(), bytes_of(state)
+            if available is not None and 2 * needed > available:
+                torch.save(state, folder / _STATE)
+                return
+            self._snapshot = Snapshot(state)
+        copy = self._snapshot.of(state)
+        self._uploads.write_first(lambda place: torch.save(copy, place / _STATE))
+
+
+def _state_of(item: Any) -> Any:
+    return item.state_dict() if hasattr(item, "state_dict") else item
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank}.pt"
+
+
+def _random_state() -> dict[str, Any]:
+    import numpy as np
+
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

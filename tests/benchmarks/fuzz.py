@@ -1,0 +1,100 @@
+"""Hostile input at every door: specs, command lines, settings, requests to the embedded AWS.
+
+python -m tests.benchmarks.fuzz                                the round of the table below, some ten minutes
+python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input, other draws, fewer of them
+
+    specs       5,000, drawn from the JSON Schema of a spec, whole or malformed, through `submit --dry-run`; what is
+                accepted has to be a request that AWS Batch takes and arguments that the container reads
+    commands    1,000 command lines, over all commands, run here as the console script runs them; a twentieth as
+                processes too
+    inputs      500 data files and folders of models that `submit` looks into, the worst that we know and damaged ones
+    settings    rows through the checks until 500 have passed, and those through a synthesis
+    requests    every operation of every service that the stacks and commands use, by hand and from a page in Chromium,
+                by those who may not: each has to be answered 403, and its owner otherwise
+
+Faults are tracebacks, what takes over five seconds twice, nonsense that is accepted, and commands of the input that
+run. Exit code 1: there was one. The same seed gives the same input on the same machine.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from jobs.aws.connection import Aws
+from jobs.contract.stage import DEFAULT_STAGE
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, environment_of, run_embedded_aws
+from tests.support.fuzz import commands, inputs, settings, specs, web
+from tests.support.fuzz.findings import Round
+
+COUNTS = {"specs": 5_000, "commands": 1_000, "inputs": 500, "settings": 500, "requests": 0}
+"""How many of each; of settings so many that pass. Of requests there are as many as AWS has operations."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("kinds", metavar="KIND", nargs="*", help=f"{', '.join(COUNTS)}; default: all of them")
+    parser.add_argument("--seed", type=int, default=1, help="of the draws (default: 1)")
+    parser.add_argument("--count", type=int, help="how many of each kind but requests")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(COUNTS):
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+    with TemporaryDirectory(prefix="trainyard-fuzz-") as name, deployed(Path(name)) as aws:
+        rounds = [
+            look(kind, aws, Path(name), count=options.count or COUNTS[kind], seed=options.seed)
+            for kind in options.kinds or COUNTS
+        ]
+    return int(any(round_.findings for round_ in rounds))
+
+
+def look(kind: str, aws: EmbeddedAws, folder: Path, *, count: int, seed: int) -> Round:
+    """Make the round of a kind, print what came of it, and return it."""
+    round_, began = Round(kind, canary=folder / "canary"), time.monotonic()
+    match kind:
+        case "specs":
+            specs.fuzz(round_, Aws(), DEFAULT_STAGE, folder, count=count, number=seed)
+        case "commands":
+            commands.fuzz(round_, folder, count=count, number=seed, every_as_process=20)
+        case "settings":
+            settings.fuzz(round_, count=count, number=seed, synthesise=count)
+        case "inputs":
+            inputs.fuzz(round_, Aws(), DEFAULT_STAGE, folder, count=count, number=seed)
+        case "requests":
+            web.fuzz(round_, aws)
+    print(f"{round_}  ({time.monotonic() - began:.0f} s)", flush=True)
+    for finding in round_.findings:
+        print(finding, flush=True)
+    return round_
+
+
+@contextmanager
+def deployed(folder: Path) -> Iterator[EmbeddedAws]:
+    """Yield an embedded AWS with a stage; this process talks to it, has an empty home, and works in `folder`."""
+    with run_embedded_aws(folder) as aws:
+        subprocess.run(
+            [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint],
+            env=dict(aws.environment),
+            capture_output=True,
+            timeout=DEPLOY_SECONDS,
+            check=True,
+        )
+        for variable in [name for name in os.environ if name.startswith(("AWS_", "TRAINYARD_"))]:
+            del os.environ[variable]
+        os.environ.update({**environment_of(aws.endpoint), "HOME": str(folder), "CDK_VALIDATION": "false"})
+        os.chdir(folder)
+        specs.put_inputs(Aws(), DEFAULT_STAGE)
+        yield aws
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

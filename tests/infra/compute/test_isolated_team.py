@@ -1,0 +1,169 @@
+"""An isolated team's instances: no other team's jobs come to them, no other's instances reach them."""
+
+from typing import Any
+
+import pytest
+
+from infra.stages import Stage, Team
+from jobs.contract.queues import QUEUES
+from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
+from tests.support.infra.instances import CPU, GAUDI, boot_parts, capacity, environments, launch_data, queues
+from tests.support.infra.instances import queue_environments as environments_of
+from tests.support.infra.synthesis import Templates, resources, stacks_of
+
+LIMITS: dict[str, Any] = {
+    "name": "test",
+    "region": "us-east-1",
+    "max_nodes": 3,
+    "max_on_demand_nodes": 2,
+    "max_multinode_nodes": 2,
+    "fsx_gib": 1_200,
+    "interface_endpoints": True,
+}
+SHARED = Stage(**LIMITS, teams=(Team(name="health"), Team(name="product")))
+ISOLATED = Stage(**LIMITS, teams=(Team(name="health", isolated=True), Team(name="product")))
+OWN = f"{GAUDI}-of-health"
+AGENT = "ecs:Poll"
+MEMBER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f"
+
+
+@pytest.fixture(scope="module")
+def before() -> Templates:
+    return stacks_of(SHARED)
+
+
+@pytest.fixture(scope="module")
+def after() -> Templates:
+    return stacks_of(ISOLATED)
+
+
+def test_nothing_of_the_others_changes_but_what_their_instances_may_do(before: Templates, after: Templates) -> None:
+    # A new logical id, or another name of an instance, would end what waits and runs.
+    old, new = before["compute"]["Resources"], after["compute"]["Resources"]
+    properties = {name: new[name].get("Properties") for name in old}
+    assert properties == {name: item.get("Properties") for name, item in old.items()}
+    added = {name for name in new.keys() - old.keys() if "health" not in name}
+    # The one thing besides: instances that teams share are denied to speak as one of the isolated team's.
+    assert {new[name]["Type"] for name in added} == {"AWS::IAM::Policy"}
+    assert before["network"] == after["network"]
+    assert before["jobs"]["Resources"].keys() == after["jobs"]["Resources"].keys()
+
+
+def test_it_has_every_queue_of_the_stage_to_itself_on_instances_of_its_own(after: Templates) -> None:
+    compute = after["compute"]
+    own = {name.removeprefix("health/"): name for name in _team_queues(compute)}
+    assert own.keys() == QUEUES.keys()
+    assert set(queues(compute)) == QUEUES.keys(), "the others have theirs as before"
+    assert _environments_of(compute, "health/spot") == [f"{OWN}-spot", f"{OWN}-on-demand"]
+    assert _environments_of(compute, "health/on-demand") == [f"{OWN}-on-demand"]
+    assert _environments_of(compute, "health/multinode") == [f"{OWN}-multinode"]
+    assert _environments_of(compute, "health/cpu-spot") == [f"{CPU}-of-health-spot"]
+    assert environments_of(compute, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    # Each with the stage's limit once more, and launch templates that no other environment uses.
+    assert capacity(compute, f"{OWN}-spot")["MaxvCpus"] == capacity(compute, f"{GAUDI}-spot")["MaxvCpus"] == 3 * 96
+    templates = [
+        item["ComputeResources"]["LaunchTemplate"]["LaunchTemplateId"]["Ref"] for item in environments(compute).values()
+    ]
+    assert len(set(templates)) == len(templates) == 8
+
+
+def test_its_security_group_admits_its_own_members_and_nobody_else(after: Templates) -> None:
+    compute = after["compute"]
+    ((group, properties),) = resources(compute, "AWS::EC2::SecurityGroup").items()
+    own = {"Fn::GetAtt": [group, "GroupId"]}
+    assert "SecurityGroupIngress" not in properties
+    for name, item in environments(compute).items():
+        interfaces = launch_data(compute, name).get("NetworkInterfaces", [])
+        groups = item["ComputeResources"].get("SecurityGroupIds", []) + [
+            group for card in interfaces for group in card["Groups"]
+        ]
+        assert groups
+        assert all((group == own) is ("-of-health" in name) for group in groups), name
+    let_in = [
+        rule["SourceSecurityGroupId"]
+        for rule in resources(compute, "AWS::EC2::SecurityGroupIngress").values()
+        if rule["GroupId"] == own
+    ]
+    servers = {"Ref": _parameter(compute, "/trainyard/test/security-group/fsx")}
+    assert [source for source in let_in if source not in (own, servers)] == []
+    assert own in let_in, "ranks of one job reach each other"
+    # It reaches what instances have to: file servers, and AWS through the stage's endpoints.
+    admitted = [
+        (rule["GroupId"], rule["FromPort"])
+        for rule in resources(compute, "AWS::EC2::SecurityGroupIngress").values()
+        if rule.get("SourceSecurityGroupId") == own and rule["GroupId"] != own
+    ]
+    endpoints = {"Ref": _parameter(compute, "/trainyard/test/security-group/endpoints")}
+    assert admitted == [(endpoints, 443), (servers, 988), (servers, 1018)]
+    fsx, network = after["storage"], after["network"]
+    assert _value(fsx, "/trainyard/test/security-group/fsx") in _groups_of(fsx, "AWS::FSx::FileSystem")
+    assert _value(network, "/trainyard/test/security-group/endpoints") in _groups_of(network, "AWS::EC2::VPCEndpoint")
+
+
+def test_what_its_instances_are_called_and_tagged_names_the_team_from_the_start(after: Templates) -> None:
+    compute = after["compute"]
+    names = [item["ComputeResources"]["Tags"]["Name"] for item in environments(compute).values()]
+    # Trap: watch_instances tells environments apart by their instances' names.
+    assert len(set(names)) == len(names)
+    for name, item in environments(compute).items():
+        team = "health" if "-of-health" in name else None
+        assert item["ComputeResources"]["Tags"].get("trainyard:team") == team
+        assert item["Tags"].get("trainyard:team") == team
+        scripts = "\n".join(text for _, text in boot_parts(launch_data(compute, name)))
+        tag = 'ECS_CONTAINER_INSTANCE_TAGS={"trainyard:team":"health"}'
+        assert (tag in scripts.splitlines()) is (team is not None)
+
+
+def test_keys_of_an_instance_are_no_use_against_instances_of_an_isolated_team(
+    before: Templates, after: Templates
+) -> None:
+    stage = DeployedStage("test", after)
+    shared, own = stage.role("compute", "InstanceRole"), stage.role("compute", "isolatedhealthInstanceRole")
+    of_team = {"aws:ResourceTag/trainyard:team": "health"}
+    of_another = {"aws:ResourceTag/trainyard:team": "finance"}
+    for role, context, allowed in (
+        (shared, {}, True),
+        (shared, of_team, False),
+        (own, of_team, True),
+        (own, {}, True),  # before it has tagged itself
+        (own, of_another, False),
+    ):
+        assert (role.decide_in(AGENT, MEMBER, context) == "allowed") is allowed, (role.logical_id, context)
+    # Without such a team there is nothing to deny.
+    assert DeployedStage("test", before).role("compute", "InstanceRole").decide_in(AGENT, MEMBER, of_team) == "allowed"
+    profiles = resources(after["compute"], "AWS::IAM::InstanceProfile")
+    for name, item in environments(after["compute"]).items():
+        profile = profiles[item["ComputeResources"]["InstanceRole"]["Fn::GetAtt"][0]]
+        assert profile["Roles"] == [{"Ref": (own if "-of-health" in name else shared).logical_id}]
+
+
+def _team_queues(compute: dict[str, Any]) -> dict[str, str]:
+    """Return the logical ids of queues by the names under which isolated teams find them."""
+    return {
+        item["Name"].split("/team-queue/")[1]: item["Value"]["Fn::GetAtt"][0]
+        for item in resources(compute, "AWS::SSM::Parameter").values()
+        if "/team-queue/" in item["Name"]
+    }
+
+
+def _environments_of(compute: dict[str, Any], name: str) -> list[str]:
+    by_id = {
+        logical_id: item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]
+        for logical_id, item in resources(compute, "AWS::Batch::ComputeEnvironment").items()
+    }
+    queue = resources(compute, "AWS::Batch::JobQueue")[_team_queues(compute)[name]]
+    return [by_id[item["ComputeEnvironment"]["Fn::GetAtt"][0]] for item in queue["ComputeEnvironmentOrder"]]
+
+
+def _parameter(template: dict[str, Any], name: str) -> str:
+    (found,) = (key for key, value in template["Parameters"].items() if value.get("Default") == name)
+    return str(found)
+
+
+def _value(template: dict[str, Any], name: str) -> Any:
+    (found,) = (item["Value"] for item in resources(template, "AWS::SSM::Parameter").values() if item["Name"] == name)
+    return found
+
+
+def _groups_of(template: dict[str, Any], resource_type: str) -> list[Any]:
+    return [group for item in resources(template, resource_type).values() for group in item.get("SecurityGroupIds", [])]

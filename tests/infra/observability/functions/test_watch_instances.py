@@ -1,0 +1,196 @@
+"""Instances that boot and never join: judged by what EC2 says of them, and ended through the embedded AWS."""
+
+import json
+import uuid
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from infra.observability.functions.watch_instances import (
+    JOINED_TAG,
+    NEVER_JOINED,
+    Instance,
+    Rules,
+    explain,
+    handler,
+    metrics,
+    never_joined,
+)
+from jobs.contract import stage as contract
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.messages import Inbox
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+RULES = Rules(
+    stage="test",
+    topic="topic",
+    namespace="trainyard/test",
+    path="/trainyard/test/",
+    log_group="boot-logs",
+    prices={"dl1.24xlarge": {"spot": 4.0, "on-demand": 13.0}},
+    minutes=30,
+    launches=3,
+)
+BOOTING = Instance(
+    id="i-1",
+    type="dl1.24xlarge",
+    capacity="spot",
+    environment="trainyard-test-dl1-spot",
+    state="running",
+    launched=NOW - timedelta(minutes=5),
+    joined=False,
+)
+
+
+def aged(minutes: float, **changes: Any) -> Instance:
+    return replace(BOOTING, launched=NOW - timedelta(minutes=minutes), **changes)
+
+
+def gone(minutes: float, code: str = "Client.InstanceInitiatedShutdown") -> Instance:
+    return aged(minutes, id=f"i-{minutes:g}", state="terminated", ended_by=code)
+
+
+def culprits(*instances: Instance, since: datetime | None = None) -> list[str]:
+    return [instance.id for instance in never_joined(instances, RULES, NOW, since)]
+
+
+def test_one_that_has_not_joined_in_time_is_found_and_one_that_boots_is_not() -> None:
+    assert culprits(aged(29)) == []
+    assert culprits(aged(30)) == ["i-1"]
+    assert culprits(aged(300, joined=True)) == []
+    # One of a job of several nodes, which waits for the others, has joined
+    assert culprits(aged(40, id="i-late"), aged(50, joined=True)) == ["i-late"]
+
+
+def test_boots_that_fail_in_a_row_are_found_by_their_number() -> None:
+    failed = [gone(25), gone(15), gone(5)]
+    assert culprits(*failed[:2], BOOTING) == []
+    assert culprits(*failed) == ["i-5", "i-15", "i-25"]
+    # One that works among them, and all is well before it
+    assert culprits(*failed, aged(10, joined=True)) == []
+    # Spot is no failure of the boot, and neither is what was found before
+    assert culprits(*failed[:2], gone(5, "Server.SpotInstanceTermination")) == []
+    assert culprits(*failed, since=NOW - timedelta(minutes=10)) == []
+
+
+def test_it_is_told_with_the_instances_and_how_they_ended() -> None:
+    assert explain("trainyard-test-dl1-spot", [aged(31)], RULES) == (
+        "trainyard-test-dl1-spot has started an instance of dl1.24xlarge that never joined it within 30 minutes: "
+        "i-1 (running); the logs of the boot are the streams i-1/ in log group boot-logs"
+    )
+    assert explain("x", [gone(5), gone(15)], RULES) == (
+        "x has started 2 instances of dl1.24xlarge that never joined it before it ended: "
+        "i-5 (terminated, Client.InstanceInitiatedShutdown), i-15 (terminated, Client.InstanceInitiatedShutdown); "
+        "the logs of the boot are the streams i-5/ in log group boot-logs"
+    )
+
+
+def test_what_runs_is_counted_and_priced_with_a_job_or_without() -> None:
+    spot, on_demand = metrics([BOOTING, aged(90, joined=True), gone(5)], RULES)
+    assert (spot["Instances"], spot["RunningNodes"], spot["SpendUsdPerHour"]) == ("dl1.24xlarge spot", 2, 8.0)
+    assert (on_demand["RunningNodes"], on_demand["SpendUsdPerHour"]) == (0, 0.0)
+    (directive,) = spot["_aws"]["CloudWatchMetrics"]
+    assert (directive["Namespace"], directive["Dimensions"]) == ("trainyard/test", [["Instances"]])
+
+
+@pytest.fixture
+def stage(embedded_aws: EmbeddedAws, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A stage of its own, by its name."""
+    name = f"watch-{uuid.uuid4().hex[:8]}"
+    for variable, value in {
+        "STAGE": name,
+        "TOPIC_ARN": inbox.topic,
+        "METRIC_NAMESPACE": f"trainyard/{name}",
+        "PARAMETER_PATH": f"/trainyard/{name}/",
+        "LOG_GROUP": "boot-logs",
+        "PRICES": json.dumps({"m5.large": {"on-demand": 2.0}}),
+        "MINUTES": "0",  # all that has not joined is overdue
+        "LAUNCHES": "3",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    return name
+
+
+@pytest.fixture
+def environments(embedded_aws: EmbeddedAws, _network: dict[str, Any], stage: str) -> list[str]:
+    """Two environments of the stage, as the compute stack makes them, by the names that their instances have too."""
+    names = [f"environment-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    for name in names:
+        resources = {**_network, "type": "EC2", "tags": {"Name": name, "trainyard:stage": stage}}
+        embedded_aws.client("batch").create_compute_environment(
+            computeEnvironmentName=name, type="MANAGED", computeResources=resources, tags={"trainyard:stage": stage}
+        )
+    return names
+
+
+def launched(aws: EmbeddedAws, **tags: str) -> str:
+    ec2 = aws.client("ec2")
+    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    tag_list = [{"Key": key.replace("trainyard_", "trainyard:"), "Value": value} for key, value in tags.items()]
+    specification = {"ResourceType": "instance", "Tags": tag_list}
+    [instance] = ec2.run_instances(
+        ImageId=image, MinCount=1, MaxCount=1, InstanceType="m5.large", TagSpecifications=[specification]
+    )["Instances"]
+    instance_id: str = instance["InstanceId"]
+    return instance_id
+
+
+def state_of(aws: EmbeddedAws, instance: str) -> str:
+    [reservation] = aws.client("ec2").describe_instances(InstanceIds=[instance])["Reservations"]
+    state: str = reservation["Instances"][0]["State"]["Name"]
+    return state
+
+
+def test_one_that_joins_is_left_alone_and_one_that_never_does_ends_with_its_environment(
+    embedded_aws: EmbeddedAws,
+    environments: list[str],
+    stage: str,
+    inbox: Inbox,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aws = embedded_aws
+    well, sick = environments
+    # GIVEN one that joins, by ECS's event, one that does not, and one that is nobody's
+    member = launched(aws, Name=well, trainyard_stage=stage)
+    joined = {"source": "aws.ecs", "detail": {"ec2InstanceId": member, "status": "ACTIVE"}}
+    handler(joined, None)
+    tags = aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [member]}])["Tags"]
+    assert JOINED_TAG in {tag["Key"] for tag in tags}
+    stranger = launched(aws, Name=sick)
+    never = launched(aws, Name=sick, trainyard_stage=stage)
+    capsys.readouterr()
+
+    # WHEN the account's other instances change their state: nothing
+    handler({"source": "aws.ec2", "detail": {"instance-id": stranger, "state": "running"}}, None)
+    assert (capsys.readouterr().out, inbox.read()) == ("", [])
+
+    # WHEN the schedule comes
+    handler({"source": "aws.events"}, None)
+
+    # THEN the environment starts no more, what never joined is not paid for any longer, and people are told why
+    described = aws.client("batch").describe_compute_environments(computeEnvironments=[well, sick])
+    states = {item["computeEnvironmentName"]: item["state"] for item in described["computeEnvironments"]}
+    assert states == {well: "ENABLED", sick: "DISABLED"}
+    assert [state_of(aws, name) for name in (member, never, stranger)] == ["running", "terminated", "running"]
+    [message] = inbox.read()
+    assert f"{sick} has started an instance of m5.large that never joined it within 0 minutes: {never}" in message
+    assert f"aws logs tail boot-logs --since 1d --log-stream-name-prefix {never}/" in message
+    assert f"update-compute-environment --compute-environment {sick} --state ENABLED" in message
+    [line] = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["RunningNodes"], json.loads(line)["SpendUsdPerHour"]) == (2, 4.0)
+    name = f"/trainyard/{stage}/{NEVER_JOINED}{sick}"
+    assert never in json.loads(aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])["reason"]
+    assert f"{contract.NEVER_JOINED}/" == NEVER_JOINED
+
+    # AND it says so once; what was is forgotten as soon as an instance joins again
+    handler({"source": "aws.events"}, None)
+    assert inbox.read() == []
+    aws.client("batch").update_compute_environment(computeEnvironment=sick, state="ENABLED")
+    again = launched(aws, Name=sick, trainyard_stage=stage)
+    handler({"source": "aws.ecs", "detail": {"ec2InstanceId": again, "status": "ACTIVE"}}, None)
+    with pytest.raises(aws.client("ssm").exceptions.ParameterNotFound):
+        aws.client("ssm").get_parameter(Name=name)
+    assert state_of(aws, again) == "running"
+    aws.client("ec2").terminate_instances(InstanceIds=[member, stranger, again])

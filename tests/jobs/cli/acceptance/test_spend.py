@@ -1,0 +1,124 @@
+"""The meter, with a clock of the test's."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from jobs.cli.acceptance.runner import LimitReachedError
+from jobs.cli.acceptance.spend import Meter, Running
+
+BEGIN = datetime(2026, 11, 25, 12, tzinfo=timezone.utc)
+
+
+@dataclass
+class Account:
+    """What runs, and what time it is."""
+
+    time: datetime = BEGIN
+    running: list[Running] = field(default_factory=list)
+    idle_usd_per_hour: float = 0.0
+    silent: bool = False
+    kept: list[tuple[datetime, float]] = field(default_factory=list)
+
+    def instances(self) -> list[Running]:
+        if self.silent:
+            raise TimeoutError
+        return self.running
+
+    def meter(self, *, limit_usd: float = 40.0, spent_usd: float = 0.0, metered_at: datetime = BEGIN) -> Meter:
+        return Meter(
+            limit_usd=limit_usd,
+            spent_usd=spent_usd,
+            metered_at=metered_at,
+            instances=self.instances,
+            idle_usd_per_hour=lambda: self.idle_usd_per_hour,
+            keep=lambda at, usd: self.kept.append((at, usd)),
+            now=lambda: self.time,
+        )
+
+    def pass_minutes(self, minutes: float) -> None:
+        self.time += timedelta(minutes=minutes)
+
+    def launch(self, name: str, usd_per_hour: float) -> None:
+        self.running.append(Running(id=name, launched_at=self.time, usd_per_hour=usd_per_hour))
+
+
+def test_it_counts_from_the_launch_to_the_end_and_what_stands_idle() -> None:
+    account = Account(idle_usd_per_hour=0.05)
+    meter = account.meter()
+    meter.look()
+    account.launch("i-1", 12.0)
+    account.pass_minutes(30)
+    meter.look()
+    assert meter.spent_usd == pytest.approx(6.0 + 0.025)
+    account.launch("i-2", 24.0)
+    account.pass_minutes(30)
+    meter.look()
+    assert meter.spent_usd == pytest.approx(12.0 + 12.0 + 0.05)
+    account.running.clear()  # it may have gone at the very end
+    account.pass_minutes(1)
+    meter.look()
+    assert meter.spent_usd == pytest.approx(24.05 + 36 / 60 + 0.05 / 60)
+    account.pass_minutes(60)
+    meter.look()
+    assert meter.spent_usd == pytest.approx(24.05 + 36 / 60 + 0.05 / 60 + 0.05)
+    assert account.kept[-1] == (account.time, meter.spent_usd)
+
+
+def test_a_run_that_goes_on_counts_what_ran_on_without_it_and_nothing_twice() -> None:
+    account = Account()
+    account.launch("i-1", 10.0)
+    account.pass_minutes(60)
+    meter = account.meter(spent_usd=5.0, metered_at=BEGIN + timedelta(minutes=30))
+    meter.look()
+    assert meter.spent_usd == pytest.approx(5.0 + 5.0)
+
+
+def test_it_ends_the_run_while_there_is_money_to_take_away_what_runs() -> None:
+    account = Account()
+    meter = account.meter(limit_usd=20.0)
+    account.launch("i-1", 16.0)
+    account.pass_minutes(59)
+    meter.look()
+    meter.check()
+    account.pass_minutes(1.5)
+    meter.look()
+    with pytest.raises(LimitReachedError, match=r"16\.13 USD are spent and 4\.00 USD are kept for the end"):
+        meter.check()
+
+
+def test_no_answer_for_five_minutes_counts_as_the_limit() -> None:
+    account = Account()
+    meter = account.meter()
+    account.launch("i-1", 12.0)
+    meter.look()
+    account.silent = True
+    account.pass_minutes(4.9)
+    meter.look()
+    meter.check()
+    account.pass_minutes(0.1)
+    with pytest.raises(LimitReachedError, match="EC2 has not said for 5 minutes what runs"):
+        meter.check()
+    account.silent = False
+    account.pass_minutes(1)
+    meter.look()
+    meter.check()
+    assert meter.spent_usd == pytest.approx(12.0 * 6 / 60)
+
+
+def test_it_looks_by_itself_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.cli.acceptance.spend.LOOK_SECONDS", 0.01)
+    account = Account()
+    account.launch("i-1", 12.0)
+    with account.meter().counting() as meter:
+        account.pass_minutes(30)
+        for _ in range(500):
+            if meter.spent_usd:
+                break
+            import time
+
+            time.sleep(0.01)
+        assert meter.spent_usd == pytest.approx(6.0)
+        account.pass_minutes(30)
+    assert meter.spent_usd == pytest.approx(12.0)

@@ -1,0 +1,54 @@
+"""`trainyard compare`: runs side by side on a terminal, as JSON and as a page."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.cli.app import app
+from jobs.cli.compare import compare
+from jobs.contract.errors import UsageError
+from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from tests.support.jobs.recorded_runs import files_of, sweep
+
+
+@pytest.fixture
+def runs(embedded: Aws, stage: DeployedStage) -> list[RecordedRun]:
+    found = sweep()
+    for run in found:
+        for name, content in files_of(run).items():
+            embedded.s3.put_object(Bucket=stage.run_bucket, Key=f"research/{run.run_id}/{name}", Body=content)
+    return found
+
+
+def test_two_runs_are_columns_and_seven_are_rows(
+    embedded: Aws, runs: list[RecordedRun], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [run.run_id for run in runs]
+    page = tmp_path / "pages" / "two.html"
+    compare(embedded, DEFAULT_STAGE, ids[2:4], html=page, output="table")
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ids[2:4]
+    assert ["accuracy", "0.850", "0.880"] in lines
+    assert ["learning_rate", "2e-05", "3e-05"] in lines
+    assert str(page) in err
+    assert "held against each other" in page.read_text()
+    compare(embedded, DEFAULT_STAGE, ids, html=None, output="table")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:3] == ["RUN", "STATE", "ACCURACY"]
+    assert [line[:3] for line in lines[1:]] == [
+        [name, "succeeded", accuracy]
+        for name, accuracy in zip(ids, ["0.790", "0.820", "0.850", "0.880", "0.850", "0.820", "0.790"], strict=True)
+    ]
+    app(["compare", *ids[2:4], "-o", "json"], standalone_mode=False)
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["learning_rate"] for row in answer] == ["2e-05", "3e-05"]
+    assert answer[1]["result"]["eval_accuracy"] == 0.88
+
+
+def test_one_run_twice_is_no_comparison(embedded: Aws, runs: list[RecordedRun]) -> None:
+    with pytest.raises(UsageError, match=rf"^there is one run to compare, {runs[-1].run_id}"):
+        compare(embedded, DEFAULT_STAGE, [runs[-1].run_id, "massive"], html=None, output="table")

@@ -1,0 +1,47 @@
+"""`trainyard costs`: receipts on S3, added up."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.cli.app import app
+from jobs.contract.stage import DeployedStage
+from tests.support.jobs.recorded_runs import files_of, sweep
+
+
+def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
+    embedded: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = f"{stage.teams[0]}/"
+    runs = sweep()[:2]
+    for run in runs:
+        key = f"{prefix}{run.run_id}/receipt.json"
+        embedded.s3.put_object(Bucket=stage.run_bucket, Key=key, Body=files_of(run)["receipt.json"])
+    broken = f"{prefix}broken-20261101-120000-00ab/receipt.json"
+    embedded.s3.put_object(Bucket=stage.run_bucket, Key=broken, Body=b"{}")
+
+    def printed(output: str, month: str = "2026-11") -> tuple[str, str]:
+        arguments = ["costs", "--by", "run", "--month", month, "--team", stage.teams[0], "-o", output]
+        app(arguments, standalone_mode=False)
+        out, err = capsys.readouterr()
+        assert "broken-20261101-120000-00ab" in err
+        return out, err
+
+    try:
+        out, err = printed("table")
+        assert "at the prices that each names" in err
+        lines = [line.split() for line in out.splitlines()]
+        assert lines[0][:4] == ["RUN", "RUNS", "HOURS", "USD"]
+        assert [line[0] for line in lines[1:]] == [*(run.run_id for run in runs), "all"]
+        assert lines[-1][3:7] == ["0.71", "2.37", "70", "%"]
+        rows = list(csv.DictReader(io.StringIO(printed("csv")[0])))
+        assert rows == [{key: str(value) for key, value in row.items()} for row in json.loads(printed("json")[0])]
+        assert [row["run"] for row in rows] == [run.run_id for run in runs]
+        app(["costs", "--by", "run", "--month", "all", "--team", "no-such-team"], standalone_mode=False)
+        assert "no run of stage 'dev' took anything ever" in capsys.readouterr().err
+        assert printed("json", "2020-01") == ("[]\n", printed("table", "2020-01")[1])
+    finally:
+        embedded.s3.delete_object(Bucket=stage.run_bucket, Key=broken)

@@ -1,0 +1,62 @@
+"""`trainyard estimate`: from the stage's own runs, from published figures, and from nothing at all."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jobs.aws.connection import Aws
+from jobs.contract.locations import S3Location
+from jobs.contract.run import new_run_id, run_prefix
+from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
+from tests.support.jobs.recorded_runs import files_of, three_attempts
+from tests.support.jobs.submitting import SPEC
+
+READY_SPECS = Path(__file__).parents[3] / "jobs/specs"
+
+
+def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
+    trainyard: Trainyard, deployed_environment: Mapping[str, str], embedded: Aws, stage: DeployedStage, spec: Path
+) -> None:
+    unknown = yaml.safe_dump({**SPEC, "arguments": {**SPEC["arguments"], "max_length": 64}})  # type: ignore[dict-item]
+    spec.with_name("unknown.yaml").write_text(unknown)
+    nothing = trainyard("estimate", "unknown.yaml", environment=deployed_environment)
+    assert (nothing.returncode, nothing.stdout) == (4, "")
+    assert "nothing is known of 'model' in 'finetune-classification'" in nothing.stderr
+
+    run_id = new_run_id("past", now=datetime.now(timezone.utc))
+    run = three_attempts(100, run_id=run_id)
+    files = {**files_of(run), "spec.yaml": yaml.safe_dump({**SPEC, "name": "past"}).encode()}
+    place = S3Location(stage.run_bucket, run_prefix("research", run_id))
+    for name in ("spec.yaml", "receipt.json"):
+        embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=files[name])
+
+    answer = json.loads(trainyard("estimate", spec, "-o", "json", environment=deployed_environment).stdout)
+    assert answer["samples"] == 3 * 540, "three epochs of 600 rows, of which a tenth is held out"
+    [found] = [each for each in answer["estimates"] if each["place"] == "dl1.24xlarge"]
+    last = run.attempts[-1]
+    assert last.training_started_at is not None
+    start = (last.training_started_at - last.started_at).total_seconds()
+    assert found["seconds"] > start + 1620 / 907.3
+    assert found["low_usd"] == pytest.approx(found["low_seconds"] / 3600 * 3.93)
+    assert f"{run_id}: 907.3 samples/s (1 x dl1.24xlarge)" in found["arithmetic"]
+
+    table = trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml", environment=deployed_environment)
+    assert "steps: 3668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
+    assert "nothing is known of p4d.24xlarge" in table.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("finetune-massive.yaml", "next: say how many there are: --examples"), ("my-script.yaml", "none of it trains")],
+)
+def test_what_cannot_be_reckoned_is_refused(
+    name: str, message: str, trainyard: Trainyard, deployed_environment: Mapping[str, str]
+) -> None:
+    refused = trainyard("estimate", READY_SPECS / name, environment=deployed_environment)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in refused.stderr

@@ -1,0 +1,231 @@
+"""`trainyard exec`: commands in the containers of jobs that run."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.cli.submit import send
+from jobs.client import batch
+from jobs.client.job import Job
+from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
+from tests.support.embedded_aws import EmbeddedAws, environment_of
+from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
+from tests.support.jobs.notebooks import wait_until
+from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.terminal import TRAINYARD, Terminal
+
+Start = Callable[..., Job]
+
+SLEEP = "echo of the job > marker; exec sleep 120"
+
+
+@pytest.fixture
+def start(embedded: Aws, stage: DeployedStage) -> Iterator[Start]:
+    """Starts a job of a shell script and returns it once it is in `state`."""
+    submitted: list[str] = []
+
+    def start_one(script: str = SLEEP, *, state: str | None = "RUNNING", definition: str | None = None) -> Job:
+        plan = planned_to_run(embedded, stage, ["sh", "-c", script], name="entered")
+        request = {**plan.request, **({"jobDefinition": definition} if definition else {})}
+        submitted.append(send(embedded, replace(plan, request=request)))
+        return wait_for(embedded, stage, submitted[-1], state=state)
+
+    yield start_one
+    for job in batch.describe(embedded, stage, submitted):
+        batch.terminate(embedded, job, reason="the test is over")
+    for job_id in submitted:
+        wait_for(embedded, stage, job_id)
+
+
+@pytest.fixture
+def run(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Trainyard:
+    """`trainyard exec …`, pointed at the embedded AWS."""
+    return lambda *arguments: trainyard("exec", *arguments, environment=deployed_environment)
+
+
+def test_a_command_runs_with_the_environment_and_in_the_folder_of_the_job(
+    start: Start, run: Trainyard, deployed_aws: EmbeddedAws
+) -> None:
+    job = start()
+    asked = "cat marker; echo $AWS_BATCH_JOB_ID; echo $1; exit 3"
+    finished = run(job.run_id, "sh", "-c", asked, "-", "--region")
+    # Global options are looked for everywhere before `--`.
+    assert finished.returncode == 2
+    finished = run(job.run_id, "--", "sh", "-c", asked, "-", "--region")
+    # THEN what it says comes as it is, and how it ended is not told: on AWS nobody could
+    assert finished.stdout.splitlines() == ["of the job", job.id, "--region"]
+    assert (finished.returncode, finished.stderr) == (0, "")
+    # AND it is on record who ran what
+    assert re.search(rf"'.+' runs \"sh -c .*exit 3.* in job {job.id}", deployed_aws.log.read_text())
+
+
+def test_a_shell_on_a_terminal_keeps_ctrl_c_to_itself_and_ends_with_the_job(
+    start: Start, embedded: Aws, clean_environment: dict[str, str], deployed_environment: dict[str, str], tmp_path: Path
+) -> None:
+    job = start()
+    environment = {**clean_environment, **deployed_environment, "PS1": "$ "}
+    # As a terminal's own shell starts it, of which Ctrl-C reaches what is in front.
+    command: list[str | Path] = ["setsid", "--ctty", "--wait", TRAINYARD, "exec", job.run_id]
+    with Terminal(command, environment=environment, folder=tmp_path) as terminal:
+        terminal.type("sleep 100 && echo never\n")
+        terminal.wait_until_shown("sleep 100")
+        wait_until(lambda: "sleep\0" + "100" in commands_of_children(terminal.process.pid), what="the sleep")
+        terminal.type("\x03")
+        terminal.type("cat marker; echo still $((40 + 2))\n")
+        terminal.wait_until_shown("still 42")
+        assert "of the job\r\n" in terminal.shown
+        # WHEN the job ends, THEN nothing stays in its folder
+        batch.terminate(embedded, job, reason="the test")
+        terminal.wait_until_shown(f"{job.run_id} has ended")
+        assert terminal.wait() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def commands_of_children(pid: int) -> str:
+    """Return the command lines of all processes that descend from one."""
+    found = ""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += Path(f"/proc/{child}/cmdline").read_text() + commands_of_children(int(child))
+    return found
+
+
+def test_where_nothing_runs_it_says_what_next(start: Start, run: Trainyard) -> None:
+    assert run("no-such-run").returncode == 4
+    ended = start("true", state=None)
+    finished = run(ended.run_id, "ls")
+    assert finished.returncode == 1
+    assert f"error: {ended.run_id} has ended (SUCCEEDED): there is no container" in finished.stderr
+    assert f"next: trainyard logs {ended.run_id}; " in finished.stderr
+    job = start()
+    finished = run("--node", "1", job.run_id, "ls")
+    assert finished.returncode == 2
+    assert f"{job.run_id} has no node 1: its nodes are 0 to 0" in finished.stderr
+    finished = run(job.run_id, "no-such-program")
+    assert finished.returncode == 1
+    assert f"error: no-such-program does not run in {job.run_id}: No such file" in finished.stderr
+
+
+def test_where_the_stage_has_it_switched_off_nobody_gets_in(
+    start: Start, run: Trainyard, embedded: Aws, stage: DeployedStage, deployed_aws: EmbeddedAws
+) -> None:
+    # GIVEN a job of a definition as a stage with commands_in_jobs=False has it
+    given = stage.job_definition("research", "finetune-classification")
+    [definition] = embedded.batch.describe_job_definitions(jobDefinitions=[given])["jobDefinitions"]
+    [task] = definition["ecsProperties"]["taskProperties"]
+    assert task["enableExecuteCommand"] is True
+    task["enableExecuteCommand"] = False
+    closed = embedded.batch.register_job_definition(
+        jobDefinitionName="closed", type="container", ecsProperties={"taskProperties": [task]}
+    )["jobDefinitionArn"]
+    job = start(definition=closed)
+    finished = run(job.run_id)
+    assert finished.returncode == 3
+    assert f"error: nobody may run commands in {job.run_id}: stage 'dev' has that switched off" in finished.stderr
+    assert "next: commands_in_jobs in infra/settings.py" in finished.stderr
+    # AND not by asking the server itself either
+    assert embedded.ask_embedded(f"/trainyard/jobs/{job.id}/enter", {}) is None
+    assert embedded.ask_embedded(f"/trainyard/jobs/{start().id}/enter", {}) is not None
+
+
+SESSION = {"sessionId": "ecs-execute-command-0f", "streamUrl": "wss://ssmmessages.example/", "tokenValue": "t0ken"}
+
+
+class EcsProxy(FaultyProxy):
+    """Answers ExecuteCommand as the API reference of Amazon ECS has it, which the embedded AWS has not."""
+
+    asked: dict[str, object]
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        if request.headers.get("X-Amz-Target", "").endswith(".ExecuteCommand") and not self.faults["executecommand"]:
+            self.asked = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
+            self._answer(request, 200, {}, json.dumps({"session": SESSION}).encode())
+        else:
+            super().handle(request)
+
+
+@pytest.fixture
+def on_aws(embedded: Aws, deployed_aws: EmbeddedAws) -> Iterator[EcsProxy]:
+    """The embedded AWS behind an address that is not the usual loopback: as on AWS, jobs run elsewhere."""
+    with EcsProxy(deployed_aws.endpoint, host="127.0.0.2") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A folder with a stand-in of the Session Manager plugin, which shows what it was called with.
+
+    The plugin itself ends where its input has ended and is no terminal ("Cannot perform start session: EOF").
+    """
+    program = tmp_path / "bin" / "session-manager-plugin"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        'sys.exit("Cannot perform start session: EOF") if not os.isatty(0) else print(json.dumps(sys.argv[1:]))\n'
+    )
+    program.chmod(0o755)
+    return program.parent
+
+
+def test_on_aws_the_plugin_gets_the_session_that_ecs_opens_in_the_jobs_container(
+    start: Start, on_aws: EcsProxy, plugin: Path, trainyard: Trainyard, deployed_aws: EmbeddedAws
+) -> None:
+    job = start()
+    environment = {**environment_of(on_aws.url), "PATH": f"{plugin}{os.pathsep}{os.environ['PATH']}"}
+    finished = trainyard("exec", job.run_id, "echo", "two words", environment=environment)
+    assert finished.returncode == 0, finished.stderr
+    [detail] = deployed_aws.client("batch").describe_jobs(jobs=[job.id])["jobs"]
+    [task] = detail["ecsProperties"]["taskProperties"]
+    assert on_aws.asked == {
+        "cluster": task["taskArn"].split("/")[1],
+        "task": task["taskArn"],
+        "container": task["containers"][0]["name"],
+        "command": "echo 'two words'",
+        "interactive": True,
+    }
+    session, *rest = json.loads(finished.stdout)
+    assert json.loads(session) == SESSION
+    assert rest == ["us-east-1", "StartSession"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said", "next_step"),
+    [
+        ("AccessDeniedException", 3, "only people of team 'research' may", "assume the role of team 'research'"),
+        ("InvalidParameterException", 1, "ECS does not let anybody into", "again in a minute"),
+    ],
+)
+def test_what_ecs_refuses_is_told_with_what_next(
+    *,
+    start: Start,
+    on_aws: EcsProxy,
+    plugin: Path,
+    trainyard: Trainyard,
+    fault: str,
+    code: int,
+    said: str,
+    next_step: str,
+) -> None:
+    on_aws.faults["executecommand"].append(Fault("answer", status=400, code=fault))
+    environment = {**environment_of(on_aws.url), "PATH": f"{plugin}{os.pathsep}{os.environ['PATH']}"}
+    finished = trainyard("exec", start().run_id, environment=environment)
+    assert finished.returncode == code, finished.stderr
+    assert said in finished.stderr
+    assert f"next: {next_step}" in finished.stderr
+
+
+def test_without_the_plugin_it_says_where_to_get_it(start: Start, on_aws: EcsProxy, trainyard: Trainyard) -> None:
+    environment = {**environment_of(on_aws.url), "PATH": "/nowhere"}
+    finished = trainyard("exec", start().run_id, environment=environment)
+    assert finished.returncode == 3
+    assert "error: 'session-manager-plugin' is not on the PATH" in finished.stderr
+    assert "next: install the AWS CLI's Session Manager plugin: https://" in finished.stderr
+    assert not hasattr(on_aws, "asked")  # and no session was opened for nobody

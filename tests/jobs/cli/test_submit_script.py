@@ -1,0 +1,232 @@
+"""A script of one's own, submitted as its user does: the ready spec, its folder, and what is refused beforehand."""
+
+import csv
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from jobs.aws.connection import Aws
+from jobs.cli.requirements import check_requirements
+from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.client.code import pack_folder, packed, put_code
+from jobs.contract.code import MAX_CODE_BYTES
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
+from jobs.contract.locations import S3Location
+from jobs.contract.spec import parse_spec
+from jobs.contract.stage import DeployedStage
+from tests.support.train.reviews import reviews
+from tests.support.train.scripts import write_files
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_ready_spec_trains_and_gives_its_code_back(
+    trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return trainyard("submit", "spec.yaml", *arguments, environment=deployed_environment)
+
+    shutil.copytree(READY_SPECS / "my-script", tmp_path / "code", ignore=shutil.ignore_patterns("__pycache__"))
+    write_files(tmp_path / "code", {"notes.txt": "mine", ".trainyardignore": "notes.*\n"})
+    with (tmp_path / "reviews.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["text", "label"])
+        writer.writeheader()
+        writer.writerows(reviews(200, seed=1, labels=(0, 1)))
+    spec = yaml.safe_load((READY_SPECS / "my-script.yaml").read_text())
+    spec["arguments"] |= {"code": "code", "inputs": {"reviews": "reviews.csv"}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+
+    looked = submit("--dry-run")
+    assert [line.split()[-1] for line in looked.stderr.splitlines() if line.startswith("code:")] == ["train.py"]
+    command = json.loads(looked.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"]
+    assert "--command=train.py {inputs.reviews}" in command
+
+    done = submit()
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_id = done.stdout.splitlines()[0]
+    assert "1 file, " in done.stderr
+    assert ", uploaded" in done.stderr
+    assert "of 20 held-out reviews are told right" in done.stdout
+    assert "eval_accuracy" in done.stdout, "the receipt has the metrics"
+
+    fetched = trainyard("fetch", run_id, "--code", environment=deployed_environment)
+    assert fetched.stdout.split() == [f"runs/{run_id}/code/train.py"]
+    assert (tmp_path / fetched.stdout.strip()).read_bytes() == (tmp_path / "code/train.py").read_bytes()
+    assert "1 file of " in trainyard("receipt", run_id, environment=deployed_environment).stdout
+    again = submit("--detach", "--set", "name=again")
+    assert "on S3 before" in again.stderr
+    assert trainyard("cancel", "again", environment=deployed_environment).returncode == 0
+
+
+def test_whoever_waits_for_the_upload_is_told_how_far_it_is(
+    embedded: Aws, stage: DeployedStage, tmp_path: Path
+) -> None:
+    write_files(tmp_path, {"train.py": f"# {tmp_path}"})
+    pack = pack_folder(tmp_path)
+    place = pack.location(stage.run_bucket, "research")
+    spec = SimpleNamespace(entrypoint_arguments=lambda: SimpleNamespace(code=str(place)))
+    plan = SimpleNamespace(pack=pack, spec=spec, run_location=S3Location(stage.run_bucket, "research/told/"))
+    told: list[tuple[int, int]] = []
+    for is_new in (True, False):
+        assert put_code(embedded, plan, sent=lambda *sent: told.append(sent)) == is_new  # type: ignore[arg-type]
+    stored = embedded.s3.head_object(Bucket=place.bucket, Key=place.key)["ContentLength"]
+    assert sum(more for more, _ in told) == stored
+    assert {total for _, total in told} == {stored}
+
+
+WAITS = """
+import os, time
+folder = os.environ["TRAINYARD_CHECKPOINTS"]
+open(f"{folder}/step.tmp", "w").write("7")
+os.rename(f"{folder}/step.tmp", f"{folder}/step")
+time.sleep(600)
+"""
+
+GOES_ON = """
+import os
+print("the changed script goes on from", open(os.path.join(os.environ["TRAINYARD_CHECKPOINTS"], "step")).read())
+"""
+
+
+def test_a_cancelled_script_goes_on_with_changed_code_where_that_is_asked_for(
+    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return trainyard(*arguments, environment=deployed_environment)
+
+    write_files(tmp_path / "code", {"train.py": WAITS})
+    arguments = {"code": "code", "command": "train.py"}
+    spec = {"name": "changes", "job": "script", "resources": {"nproc_per_node": 1}, "arguments": arguments}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    run_id = command("submit", "spec.yaml", "--detach").stdout.strip()
+    manifest = f"research/{run_id}/checkpoints/step-1/manifest.json"
+    embedded.s3.get_waiter("object_exists").wait(
+        Bucket=stage.run_bucket, Key=manifest, WaiterConfig={"Delay": 1, "MaxAttempts": 120}
+    )
+    assert command("cancel", run_id, "--yes").returncode == 0
+
+    write_files(tmp_path / "code", {"train.py": GOES_ON})
+    change = ("resume", run_id, "--set", "arguments.code=code")
+    refused = command(*change)
+    assert refused.returncode == 2
+    assert "arguments.code: " in refused.stderr
+    assert "--allow-changes" in refused.stderr
+    done = command(*change, "--allow-changes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the changed script goes on from 7" in done.stdout
+    assert "changed since checkpoint step-1, as asked: code " in done.stdout
+
+    [fetched] = command("fetch", run_id, "--code").stdout.split()
+    assert (tmp_path / fetched).read_text() == GOES_ON, "the code that it goes on with"
+    assert command("report", run_id).returncode == 0
+    [page] = tmp_path.rglob("*.html")
+    assert f"trainyard fetch {run_id} --code" in page.read_text()
+
+
+def test_the_ready_spec_names_a_folder_that_is_there() -> None:
+    spec = read_spec(READY_SPECS / "my-script.yaml")
+    folder = Path(spec.arguments["code"])
+    assert (folder / str(spec.arguments["command"]).split()[0]).is_file()
+
+
+KEY = "-----BEGIN OPENSSH " + "PRIVATE KEY-----\n"
+
+BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], str]] = {
+    "no such folder": ({}, {"code": "elsewhere"}, NotFoundError, "/elsewhere is not there"),
+    "an empty folder": ({}, {}, UsageError, "has no files for a job"),
+    "no such script": ({"tain.py": ""}, {}, UsageError, "has no file 'train.py'; did you mean 'tain.py'?"),
+    "an ignored script": ({"train.py": "", "a": "", ".trainyardignore": "*.py"}, {}, UsageError, "names it"),
+    "no requirements": ({"train.py": ""}, {"requirements": "r.txt"}, UsageError, "arguments.requirements: "),
+    "a file of secrets": ({"train.py": "", "app/.env": ""}, {}, UsageError, "app/.env (it is called as files of keys"),
+    "a key in a file": ({"train.py": KEY}, {}, UsageError, "train.py (it seems to hold a private key)"),
+    "a folder called jobs": ({"train.py": "", "jobs/a.py": ""}, {}, UsageError, "has 'jobs' at its top"),
+    "too large": ({"train.py": "", "weights.bin": "big"}, {}, UsageError, "more than 100: weights.bin (101.0 MB)"),
+    "another torch": (
+        {"train.py": "", "r.txt": "# of ours\npeft\ntransformers>=5\n"},
+        {"requirements": "r.txt"},
+        UsageError,
+        "r.txt, line 3: 'transformers>=5' would replace transformers ",
+    ),
+    "no requirement": (
+        {"train.py": "", "r.txt": "a b c\n"},
+        {"requirements": "r.txt"},
+        UsageError,
+        "r.txt, line 1: no requirement",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_no_job_should_get_is_refused_before_anything_is_uploaded(
+    case: str, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, arguments, kind, message = BAD[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    write_files(tmp_path / "code", files)
+    if "weights.bin" in files:
+        with (tmp_path / "code/weights.bin").open("wb") as file:
+            file.truncate(MAX_CODE_BYTES + 1_000_000)
+    spec = parse_spec(
+        {"name": "a", "job": "script", "arguments": {"code": "code", "command": "train.py", **arguments}}, origin="a"
+    )
+    with pytest.raises(kind) as refused:
+        check_requirements(stage, spec, packed(spec, stage)[1])
+    assert message in str(refused.value)
+    assert "\nNext: " in str(refused.value) or "module" in case
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"command": "bash run.sh"}, "begins with 'bash', which is no Python script"),
+        ({"command": ""}, "it names no script"),
+        ({"command": "train.py 'a"}, "its quotes do not fit together"),
+        ({"command": "train.py {inputs.texts}"}, "names {inputs.texts}, which is no place"),
+        ({"command": "../train.py"}, "'../train.py' is no file below the folder"),
+        ({"inputs": {"Texts": "data://a/b"}}, "'Texts' cannot name an input"),
+        ({"inputs": {"texts": "ftp://a"}}, "arguments.inputs.texts: ftp://a: only hf://"),
+        ({"streamed_inputs": ["texts"]}, "'texts' is no input"),
+        ({"processes": 2}, "arguments.processes"),
+        ({"wheelhouse": "data://a/b"}, "'wheelhouse' is what 'requirements' come from"),
+    ],
+)
+def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_spec(
+            {"name": "a", "job": "script", "arguments": {"code": ".", "command": "train.py", **arguments}}, origin="a"
+        )
+    assert message in str(refused.value)
+
+
+def test_the_same_files_are_the_same_code_and_git_says_which_they_are(tmp_path: Path, stage: DeployedStage) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+        subprocess.run(["git", "-C", tmp_path / "one", *identity, *arguments], check=True, capture_output=True)
+
+    write_files(tmp_path / "one", {"train.py": "1\n", "ignored.bin": "", ".gitignore": "*.bin\n"})
+    write_files(tmp_path / "two", {"train.py": "1\n", ".gitignore": "*.bin\n", "__pycache__/train.pyc": ""})
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+
+    def pack_of(folder: str) -> tuple[str, bool, bool]:
+        arguments = {"code": str(tmp_path / folder), "command": "train.py"}
+        spec = parse_spec({"name": "a", "job": "script", "arguments": arguments}, origin="a")
+        resolved, pack = packed(spec, stage)
+        assert pack is not None
+        assert resolved.arguments["code"] == f"s3://{stage.run_bucket}/research/code/{pack.fingerprint}.tar.gz"
+        return pack.fingerprint, bool(pack.commit), pack.dirty
+
+    same = pack_of("one")
+    assert same[1:] == (True, False)
+    assert pack_of("two") == (same[0], False, False)
+    write_files(tmp_path / "one", {"new.py": ""})
+    assert pack_of("one")[1:] == (True, True)
+    assert pack_of("one")[0] != same[0]

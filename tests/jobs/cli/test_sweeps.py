@@ -1,0 +1,230 @@
+"""A sweep, from its spec to its best model: submitted once, one worker reclaimed, one point failed and run again."""
+
+import json
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from jobs.aws.connection import Aws
+from jobs.cli.submit import plan_run, plan_runs
+from jobs.client import batch, storage
+from jobs.client.job import Job
+from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
+from jobs.contract.spec import JobSpec, parse_spec
+from jobs.contract.stage import DeployedStage
+from jobs.contract.sweep import Claim, SweepRecord, claim_name
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.train.scripts import write_files
+from tests.support.waiting import wait_until
+
+Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import trainyard
+
+rate, seed, here = float(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+assert os.environ["TRAINYARD_PARAMETER_RATE"] == sys.argv[1]
+run = trainyard.Run(save_every_steps=1)
+assert run.state is None or run.state["rate"] == rate
+if rate == 2 and seed == 1 and not (here / "mended").exists():
+    raise RuntimeError("this point fails")
+stopped = waits = False
+while not stopped and (waits or run.steps_done < 2):
+    run.step()
+    run.save(run.steps_done, rate=rate)
+    waits = rate == 1 and seed == 1 and not (here / "go").exists()
+    time.sleep(0.2)
+    stopped = run.should_stop()
+if not stopped:
+    run.log(run.steps_done, eval_loss=rate + seed / 100)
+    (trainyard.output() / "rate.txt").write_text(str(rate))
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> dict[str, Any]:
+    write_files(tmp_path / "code", {"train.py": SCRIPT})
+    return {
+        "name": f"rates-{uuid.uuid4().hex[:8]}",
+        "job": "script",
+        "resources": {"nproc_per_node": 1},
+        "max_usd": 500,
+        "sweep": {"arguments.parameters.rate": [1, 2], "arguments.parameters.seed": [1, 2], "parallel": 2},
+        "arguments": {
+            "code": "code",
+            "command": f"train.py {{parameters.rate}} {{parameters.seed}} {tmp_path}",
+            "parameters": {"rate": 5},
+        },
+    }
+
+
+@pytest.mark.timeout(600)
+def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_alone_again(
+    *,
+    trainyard: Trainyard,
+    embedded: Aws,
+    stage: DeployedStage,
+    deployed_aws: EmbeddedAws,
+    deployed_environment: Mapping[str, str],
+    spec: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def say(*arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        done = trainyard(*arguments, environment=deployed_environment)
+        assert done.returncode == expect, done.stdout + done.stderr
+        return done
+
+    # GIVEN a sweep that is planned as one
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    submitted = say("submit", "spec.yaml", "--detach")
+    assert "4 points of parameters.rate, parameters.seed, 2 at once; one budget over all" in submitted.stderr
+    assert "2 x dl1.24xlarge" in submitted.stderr
+    run_id = submitted.stdout.strip()
+    run = storage.find_run(embedded, stage, spec["name"])
+    assert run.run_id == run_id == storage.find_run(embedded, stage, "latest").run_id
+    record = SweepRecord.model_validate_json(object_at(embedded, run.location / "sweep.json"))
+    points = [S3Location(run.location.bucket, f"research/{point.run_id}/") for point in record.points]
+    [job] = batch.find_jobs(embedded, stage, run_id)
+    with pytest.raises(UsageError, match=r"which still runs: 0 of 4 points done"):
+        plan_run(embedded, stage, reading(spec["name"]))
+
+    # WHEN the worker of the first point is reclaimed after that has saved a step
+    wait_until(lambda: storage.newest_checkpoint(embedded, points[0]), lambda step: step is not None)
+    claim = Claim.model_validate_json(object_at(embedded, run.location / claim_name(job.id, 1)))
+    deployed_aws.reclaim(f"{job.id}:{claim.child}")
+    wait_until(lambda: storage.read_receipt(embedded, points[0]), lambda bill: bill and bill.state == "interrupted")
+    (tmp_path / "go").touch()
+    ended = finished(embedded, stage, job.id)
+
+    # THEN it went on with its own point, from that step, and the others have ended as they did
+    assert (ended.state, ended.points, ended.attempts, sum(ended.nodes.values())) == ("FAILED", 4, (), 2)
+    bills = [storage.read_receipt(embedded, point) for point in points]
+    reasons = [attempt.reason for bill in bills if bill for attempt in bill.attempts]
+    assert [bill and (bill.state, len(bill.attempts)) for bill in bills] == [
+        ("succeeded", 2),
+        ("succeeded", 1),
+        ("failed", 1),
+        ("succeeded", 1),
+    ], reasons
+    assert bills[0] is not None
+    assert bills[0].attempts[1].resumed_from_step >= 1
+    assert {attempt.job_id for bill in bills if bill for attempt in bill.attempts} == {job.id}
+    status = say("status", run_id).stdout
+    assert "3 of 4 points done, 1 failed" in status
+    assert " of 500.00 USD used" in status
+    listed = json.loads(say("list", "--limit", "1", "-o", "json").stdout)[0]
+    assert (listed["points"], listed["metric"]) == (
+        "3 of 4 points done, 1 failed",
+        {"name": "eval_loss", "value": 1.01},
+    )
+    table = say("sweep", spec["name"])
+    rows = [line.split() for line in table.stdout.splitlines()]
+    assert rows[0] == ["POINT", "RATE", "SEED", "LOSS", "USD", "STATE"]
+    assert [[*row[:4], row[-1]] for row in rows[1:4]] == [
+        ["1", "1", "1", "1.010", "succeeded"],
+        ["2", "1", "2", "1.020", "succeeded"],
+        ["4", "2", "2", "2.020", "succeeded"],
+    ]
+    assert (rows[4][:3], rows[4][-1]) == (["3", "2", "1"], "failed")
+    assert "point 3: " in table.stderr
+    assert "this point fails" in table.stderr
+    # AND a point is a run of its own, but for its job
+    assert say("receipt", record.points[1].run_id).stdout.startswith("run ")
+    assert "train.py" in say("fetch", record.points[1].run_id, "--code").stdout
+    for command in ("resume", "cancel", "logs", "why"):
+        said = say(command, record.points[2].run_id, expect=2).stderr
+        assert f"is a point of the sweep {run_id}" in said
+        assert f"trainyard {command} {run_id}" in said
+    # AND the best point's files are there for others to read
+    planned = plan_run(embedded, stage, reading(spec["name"]))
+    assert planned.spec.arguments["inputs"]["rate"] == f"{points[0]}output/rate.txt"
+    with pytest.raises(UsageError, match=f"is a sweep, .*run://{spec['name']}@best/"):
+        plan_run(embedded, stage, reading(spec["name"], best=""))
+
+    # WHEN what failed is mended, and the sweep resumed
+    assert "keeps its points" in say("resume", run_id, "--set", "sweep.seed=1", expect=2).stderr
+    (tmp_path / "mended").touch()
+    resumed = say("resume", run_id, "-o", "json")
+    # THEN that point alone ran again
+    answer = json.loads(resumed.stdout)
+    assert (answer["sweep"]["progress"], answer["job"]["points"]) == ("4 of 4 points done", 1)
+    assert [point["number"] for point in answer["sweep"]["points"]] == [1, 2, 3, 4]
+    assert answer["sweep"]["best"] == record.points[0].run_id
+    bills = [storage.read_receipt(embedded, point) for point in points]
+    assert [len(bill.attempts) for bill in bills if bill] == [2, 1, 2, 1]
+    assert answer["sweep"]["usd"] == pytest.approx(sum(bill.estimated_usd or 0 for bill in bills if bill), abs=1e-4)
+    assert "has succeeded" in say("resume", run_id, expect=2).stderr
+
+
+def test_cancel_ends_all_workers_and_their_points_save(
+    *,
+    trainyard: Trainyard,
+    embedded: Aws,
+    stage: DeployedStage,
+    deployed_environment: Mapping[str, str],
+    spec: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    # GIVEN a sweep whose first two points wait
+    spec["sweep"] = {"arguments.parameters.rate": [1, 1.0, 3], "parallel": 2}
+    spec["arguments"]["parameters"] = {"rate": 5, "seed": 1}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
+    assert trainyard("submit", "spec.yaml", "--detach", environment=deployed_environment).returncode == 0
+    run = storage.find_run(embedded, stage, spec["name"])
+    [job] = batch.find_jobs(embedded, stage, run.run_id)
+    record = SweepRecord.model_validate_json(object_at(embedded, run.location / "sweep.json"))
+    first, second, _ = (S3Location(run.location.bucket, f"research/{point.run_id}/") for point in record.points)
+    for point in (first, second):
+        wait_until(lambda at=point: storage.newest_checkpoint(embedded, at), lambda step: step is not None)  # type: ignore[misc]
+    # WHEN it is cancelled
+    assert trainyard("cancel", run.run_id, environment=deployed_environment).returncode == 0
+    # THEN all of it ends, and nothing is begun any more
+    assert finished(embedded, stage, job.id).state == "CANCELLED"
+    bill = storage.read_receipt(embedded, first)
+    assert bill is not None
+    assert bill.state == "interrupted"
+    shown = trainyard("sweep", run.run_id, environment=deployed_environment)
+    assert "0 of 3 points done, 1 not run, 2 interrupted" in shown.stderr
+
+
+def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written(
+    embedded: Aws, stage: DeployedStage, spec: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = {"name": "bad", "job": "finetune-classification", "arguments": {"model": "data://tests/model"}}
+    swept = {"arguments.train_data": ["data://tests/train.jsonl", "data://tests/none.jsonl"]}
+    with pytest.raises(UsageError, match=r"sweep: 'arguments\.model\.x' leads into a value"):
+        parse_spec({**base, "sweep": {"arguments.model.x": [1]}}, origin="a")
+    with pytest.raises(Exception, match=r"none\.jsonl"):
+        plan_run(embedded, stage, parse_spec({**base, "sweep": swept}, origin="a"))
+    odd = {"arguments.train_data": ["data://tests/train.jsonl"], "arguments.global_batch_size": [32, 31]}
+    with pytest.raises(UsageError, match="point 2 of 2: global_batch_size 31 does not divide"):
+        plan_run(embedded, stage, parse_spec({**base, "sweep": odd}, origin="a"))
+    [first, *_] = plan_runs(embedded, stage, [parse_spec(spec, origin="a")])
+    with pytest.raises(UsageError, match="shows when the sweep has ended"):
+        plan_run(embedded, stage, reading(spec["name"]), earlier=[first])
+    assert storage.runs_of_team(embedded, stage, "research", prefix="bad-") == []
+
+
+def reading(name: str, *, best: str = "@best") -> JobSpec:
+    arguments = {"code": "code", "command": "train.py", "inputs": {"rate": f"run://{name}{best}/output/rate.txt"}}
+    return parse_spec({"name": "reader", "job": "script", "arguments": arguments}, origin="the test")
+
+
+def object_at(aws: Aws, place: S3Location) -> bytes:
+    return aws.s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read()
+
+
+def finished(aws: Aws, stage: DeployedStage, job_id: str) -> Job:
+    return wait_until(lambda: batch.describe(aws, stage, [job_id])[0], lambda job: job.ended)

@@ -1,0 +1,81 @@
+"""Tables as `trainyard data show` reads them: whole, with what no job could use left out and named."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from jobs.cli.app import app
+from jobs.client.table_summary import summarize
+from jobs.contract.arguments import Columns
+from jobs.contract.data_summary import DataSummary
+from jobs.contract.errors import NotFoundError, UsageError
+
+COLUMNS = Columns(texts=("text",), label="label", named_by="name it with --text-column")
+ROWS: list[dict[str, Any]] = [
+    {"text": "a good game", "label": "games"},
+    {"text": "a good game", "label": "games "},
+    {"text": "bad", "label": "films"},
+]
+
+
+def no_aws() -> Any:
+    pytest.fail("nothing here lies on S3")
+
+
+def shown(*tables: Path, held_out: list[Path] | None = None) -> DataSummary:
+    return summarize(no_aws, list(map(str, tables)), list(map(str, held_out or [])), COLUMNS)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["text", "label"])
+        writer.writeheader()
+        writer.writerows([*ROWS, {"text": "no class", "label": ""}])
+    return path
+
+
+def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({key: [row[key] for row in ROWS] for key in ("label", "text")}), tmp_path / "t.parquet")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    by_csv = shown(table)
+    assert [(item.name, item.training) for item in by_csv.classes] == [("films", 1), ("games", 1), ("games ", 1)]
+    assert {item.unit: item.at for item in by_csv.lengths} == {"characters": [11, 11, 11, 11], "words": [3, 3, 3, 3]}
+    assert by_csv.named_bad_rows == [f"{table}, line 5: 'label' is '', which is no class"]
+    for name in ("t.parquet", "t.jsonl"):
+        found = shown(tmp_path / name)
+        assert found == by_csv.model_copy(update={"bad_rows": {}, "named_bad_rows": []})
+
+
+def test_what_is_in_both_parts_is_told(table: Path) -> None:
+    found = shown(table, held_out=[table])
+    assert (found.training, found.held_out, found.shared, found.repeated) == (3, 3, 3, 1)
+
+
+def test_the_command_prints_it_and_needs_no_aws(table: Path) -> None:
+    said = CliRunner().invoke(app, ["data", "show", str(table)])
+    assert said.exit_code == 0, said.output
+    lines = said.stdout.splitlines()
+    assert lines[0] == "3 training examples, 3 classes"
+    assert "warning: 'games' and 'games ' differ by blanks or case only, and are 2 classes" in lines
+    assert f"  {table}, line 5: 'label' is '', which is no class" in lines
+    as_json = CliRunner().invoke(app, ["data", "show", str(table), "-o", "json"])
+    assert json.loads(as_json.stdout)["training"] == 3
+
+
+def test_what_cannot_be_shown_is_refused(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"none\.csv does not exist"):
+        shown(tmp_path / "none.csv")
+    (tmp_path / "t.parquet").write_bytes(table.read_bytes())
+    with pytest.raises(UsageError, match=r"t\.parquet cannot be read as Parquet"):
+        shown(tmp_path / "t.parquet")
+    (tmp_path / "bad.csv").write_text("text,label\na,\n")
+    with pytest.raises(UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is no class"):
+        shown(tmp_path / "bad.csv")

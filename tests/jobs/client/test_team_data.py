@@ -1,0 +1,140 @@
+"""A team's files in the data bucket: sent whole or gone on with, listed with a fingerprint, removed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.aws.connection import Aws
+from jobs.client import team_data
+from jobs.contract.artifact import content_fingerprint
+from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.stage import DeployedStage
+from jobs.train.data.artifacts import identity_of
+from tests.jobs.conftest import point_at
+from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.planning import STAGE
+
+BUCKET = "team-data"
+PART = 5 << 20
+"""S3's least size of a part that is not the last."""
+
+
+@pytest.fixture(scope="module")
+def aws(embedded_aws: EmbeddedAws) -> Iterator[Aws]:
+    with pytest.MonkeyPatch.context() as patch:
+        point_at(patch, embedded_aws.endpoint)
+        connected = Aws()
+        connected.s3.create_bucket(Bucket=BUCKET)
+        yield connected
+
+
+@pytest.fixture
+def stage(aws: Aws) -> Iterator[DeployedStage]:
+    yield replace(STAGE, data_bucket=BUCKET)
+    for item in aws.s3.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+        aws.s3.delete_object(Bucket=BUCKET, Key=item["Key"])
+
+
+def put(aws: Aws, stage: DeployedStage, source: Path, location: str, sent: list[int] | None = None) -> list[bool]:
+    files = team_data.files_of(source, team_data.place_of(stage, location))
+    said = [] if sent is None else sent
+    uploads = source.parent / "uploads"
+    return [team_data.put(aws, path, place, uploads=uploads, sent=said.append) for path, place in files.items()]
+
+
+def test_a_folder_is_put_listed_and_removed(aws: Aws, stage: DeployedStage, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    (source / "deep").mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    (source / "deep" / "a.txt").write_text("abc")
+    assert put(aws, stage, source, "data://research/model") == [True, True]
+    assert put(aws, stage, source, "data://research/model") == [False, False], "it is there already"
+    [listed] = team_data.entries(aws, stage, team_data.place_of(stage, "data://research"))
+    assert (listed.location, listed.files, listed.size) == ("data://research/model/", 2, 5)
+    files = [*team_data.entries(aws, stage, team_data.place_of(stage, "data://research/model"))]
+    assert [file.location for file in files] == ["data://research/model/config.json", "data://research/model/deep/"]
+
+    (source / "config.json").write_text("[]")
+    assert put(aws, stage, source, "data://research/model") == [True, False], "it has changed"
+    changed = team_data.entry(aws, stage, team_data.place_of(stage, "data://research/model"))
+    assert changed.fingerprint != listed.fingerprint
+    identity = identity_of(f"s3://{BUCKET}/research/model", s3=lambda: aws.s3)
+    assert content_fingerprint(identity) == changed.fingerprint, "what a run writes down"
+
+    (tmp_path / "models.txt").write_text("begins alike")
+    put(aws, stage, tmp_path / "models.txt", "data://research/")
+    team_data.remove(aws, team_data.place_of(stage, "data://research/model"))
+    assert [left.location for left in team_data.entries(aws, stage, team_data.place_of(stage, "data://research/"))] == [
+        "data://research/models.txt"
+    ]
+    with pytest.raises(NotFoundError, match=r"data://research/model/ holds nothing"):
+        list(team_data.entries(aws, stage, team_data.place_of(stage, "data://research/model")))
+
+
+def test_an_upload_that_was_interrupted_goes_on_with_the_parts_that_are_there(
+    aws: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_data, "PART_BYTES", PART)
+    source = tmp_path / "large.bin"
+    source.write_bytes(b"".join(bytes([number]) * PART for number in range(3)) + b"end")
+    real, parts = aws.s3.upload_part, list[int]()
+
+    def fail_at_the_third(**asked: Any) -> Any:
+        parts.append(asked["PartNumber"])
+        if parts == [1, 2, 3]:
+            raise KeyboardInterrupt
+        return real(**asked)
+
+    monkeypatch.setattr(aws.s3, "upload_part", fail_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        put(aws, stage, source, "data://research/large.bin")
+    sent: list[int] = []
+    assert put(aws, stage, source, "data://research/large.bin", sent) == [True]
+    assert parts == [1, 2, 3, 3, 4]
+    assert sent == [PART, PART, PART, 3]
+    place = {"Bucket": BUCKET, "Key": "research/large.bin"}
+    assert aws.s3.get_object(**place)["Body"].read() == source.read_bytes()  # type: ignore[arg-type]
+    assert not list((tmp_path / "uploads").iterdir())
+    assert put(aws, stage, source, "data://research/large.bin") == [False]
+
+
+def test_an_upload_that_the_bucket_has_dropped_begins_anew(
+    aws: Aws, stage: DeployedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team_data, "PART_BYTES", PART)
+    source = tmp_path / "large.bin"
+    source.write_bytes(b"a" * PART + b"b")
+    complete = aws.s3.complete_multipart_upload
+    monkeypatch.setattr(aws.s3, "complete_multipart_upload", lambda **_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        put(aws, stage, source, "data://research/large.bin")
+    monkeypatch.setattr(aws.s3, "complete_multipart_upload", complete)
+    [upload] = aws.s3.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+    aws.s3.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+    assert put(aws, stage, source, "data://research/large.bin") == [True]
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "message"),
+    [
+        ("s3://bucket/x", UsageError, "'s3://bucket/x' is no place for data\nNext: name it data://TEAM/NAME"),
+        ("data://", UsageError, "is no place for data"),
+        ("data://research/../product/x", UsageError, "is no place for data"),
+        ("data://reserch/x", NotFoundError, "team 'reserch' not found in stage 'dev'; did you mean 'research'?"),
+    ],
+)
+def test_what_is_no_place_of_a_team_is_refused(location: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        team_data.place_of(STAGE, location)
+    assert message in str(caught.value)
+
+
+def test_what_is_not_there_cannot_be_put(tmp_path: Path) -> None:
+    place = team_data.place_of(STAGE, "data://research/x")
+    with pytest.raises(NotFoundError, match="does not exist"):
+        team_data.files_of(tmp_path / "none", place)
+    with pytest.raises(NotFoundError, match="holds no files"):
+        team_data.files_of(tmp_path, place)

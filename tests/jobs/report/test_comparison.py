@@ -1,0 +1,74 @@
+"""Runs held against each other."""
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import pytest
+
+from jobs.contract.recorded_run import RecordedRun
+from jobs.report.comparison import comparison_page, curves_of_all, differing_arguments, facts
+from jobs.report.comparison_charts import parallel_coordinates, scatter
+from tests.support.jobs.recorded_runs import sweep, three_attempts
+
+NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[RecordedRun]:
+    return sweep()
+
+
+def test_results_time_and_money_stand_side_by_side_and_the_best_is_marked(runs: list[RecordedRun]) -> None:
+    found = {fact.label: fact for fact in facts(runs)}
+    assert found["accuracy"].cells == ["0.790", "0.820", "0.850", "0.880", "0.850", "0.820", "0.790"]
+    assert found["accuracy"].best == 3
+    assert found["loss"].best is None, "all have the same"
+    assert found["USD"].cells == ["0.36"] * 7
+    assert (found["USD a point"].cells[3], found["USD a point"].best) == ("0.0040", 3)
+    assert found["saved"].cells == ["70 %"] * 7
+    assert found["ran on"].cells[0] == "1 x dl1.24xlarge, spot"
+
+
+def test_of_a_loss_the_smallest_is_the_best(runs: list[RecordedRun]) -> None:
+    bill = runs[0].receipt
+    assert bill is not None
+    better = replace(runs[0], receipt=bill.model_copy(update={"result": {**bill.result, "eval_loss": 0.2}}))
+    assert next(fact for fact in facts([runs[1], better]) if fact.label == "loss").best == 1
+
+
+def test_only_arguments_that_differ_are_told(runs: list[RecordedRun]) -> None:
+    assert differing_arguments(runs) == {"learning_rate": [3e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 3e-4]}
+    assert differing_arguments(runs[:1] * 2) == {}
+    without_spec = replace(runs[0], spec=None)
+    assert differing_arguments([runs[1], without_spec])["epochs"] == [5.0, None]
+
+
+def test_curves_lie_over_each_other_by_step(runs: list[RecordedRun]) -> None:
+    found = {curve.id: curve for curve in curves_of_all(runs)}
+    assert list(found)[:2] == ["curve-loss", "curve-eval_accuracy"]
+    values = found["curve-loss"].spec["data"]["values"]
+    assert {value["r"] for value in values} == {f"run {number}" for number in range(1, 8)}
+    assert max(value["n"] for value in values) == 2000
+
+
+def test_an_axis_over_decades_shows_digits_and_one_without_a_range_its_middle() -> None:
+    chart = parallel_coordinates(["a", "b", "c"], {"rate": [1e-6, 1e-5, 1e-4], "same": [2, 2, 2]}, description="x")
+    heights = [(value["a"], value["y"]) for value in chart["layer"][0]["data"]["values"]]
+    assert heights == [("rate", 0), ("rate", 0.5), ("rate", 1), *[("same", 0.5)] * 3]
+
+
+def test_a_scatter_has_room_around_its_points_even_where_all_cost_the_same() -> None:
+    chart = scatter(["a", "b"], [("a", 0.5, 1), ("b", 0.5, 3)], x="USD", y="F1", description="x")
+    assert chart["encoding"]["x"]["scale"]["domain"] == pytest.approx((0.45, 0.55))
+    assert chart["encoding"]["y"]["scale"]["domain"] == pytest.approx((0.8, 3.2))
+
+
+def test_runs_that_have_only_begun_can_be_compared() -> None:
+    new = [
+        RecordedRun(run_id=f"new-20261101-12000{number}-00ab", team="research", location="s3://runs/x/")
+        for number in (1, 2)
+    ]
+    page = comparison_page(new, now=NOW)
+    assert "not started" in page
+    assert "All arguments are the same." in page
+    assert comparison_page([new[0], three_attempts(50)], now=NOW).count("Arguments that differ") == 2

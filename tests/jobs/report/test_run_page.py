@@ -1,0 +1,183 @@
+"""A run's page, as its records make it."""
+
+import re
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from html import unescape
+
+import pytest
+
+from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.records import CardUse
+from jobs.contract.spec import parse_spec
+from jobs.report.charts import TimeAxis
+from jobs.report.curves import Point, curves, events, stretches
+from jobs.report.page import differences, run_page
+from tests.support.jobs.recorded_runs import BEGIN, class_report, three_attempts
+
+NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def run() -> RecordedRun:
+    return three_attempts()
+
+
+@pytest.fixture(scope="module")
+def html(run: RecordedRun) -> str:
+    return run_page(run, now=NOW)
+
+
+def text_of(html: str) -> str:
+    """What stands on the page, without its scripts and tags."""
+    bare = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", html, flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", bare))
+
+
+def test_ten_thousand_points_and_three_attempts_make_a_page_of_under_3_mb(html: str) -> None:
+    assert len(html.encode()) < 3_000_000
+
+
+def test_result_stands_next_to_its_baseline_and_money_next_to_what_was_saved(html: str) -> None:
+    text = text_of(html)
+    assert "Accuracy 0.874 the largest class alone: 0.070" in text
+    assert "Estimated cost 6.24 USD saved 14.57 USD, 70 % of the On-Demand price" in text
+    assert "It learnt nothing" not in text
+
+
+def test_attempts_say_how_they_ended_and_what_they_lost(html: str) -> None:
+    text = text_of(html)
+    assert "0 to 45,000 0 2.76 Spot notice: terminate at 12:45:00Z; saved step 45000" in text
+    assert "45,000 to 81,200 1,200 2.23 it was lost without a word" in text
+    assert "It waited for an instance 5 s before the first attempt and 12 min 00 s between attempts" in text
+
+
+def test_image_code_data_and_versions_are_told(html: str) -> None:
+    text = text_of(html)
+    assert "image trainyard/gaudi:1.21.0-0123456789ab with python 3.10.12, torch 2.6.0" in text
+    assert f"own code 2 files of /home/me, commit {'c0ffee' * 6}, fingerprint ab12" in text
+    assert "11,514 training and 2,033 held-out examples, 5 classes" in text
+    assert "read: s3://data/shared/massive/train.jsonl (fingerprint 0f1e2d3c)" in text
+
+
+def test_a_model_that_is_no_better_than_the_largest_class_is_told_so(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    worse = {**run.receipt.result, "eval_accuracy": 0.07}
+    page = run_page(replace(run, receipt=run.receipt.model_copy(update={"result": worse})), now=NOW)
+    assert "naming the largest class each time has an accuracy of 0.070, the model one of 0.070." in text_of(page)
+
+
+def test_what_others_wrote_is_shown_and_never_obeyed(html: str) -> None:
+    assert "<script>alert(1)" not in html
+    assert "<b>calendar</b>" not in html
+    assert "wake me &lt;script&gt;alert(1)&lt;/script&gt; at nine" in html
+
+
+def test_the_page_asks_nobody_for_anything_unless_it_is_served(run: RecordedRun, html: str) -> None:
+    assert "default-src 'none'" in html
+    assert "connect-src 'none'" in unescape(html)
+    live = run_page(run, now=NOW, live=True)
+    assert "connect-src 'self'" in unescape(live)
+    assert 'id="live"' in live
+    assert 'id="live"' not in html
+
+
+def test_events_of_the_run_are_in_their_order(run: RecordedRun) -> None:
+    found = [event for event in events(run) if event.kind not in ("checkpoint", "evaluation")]
+    assert [event.kind for event in found] == ["attempt", "reclaim", "attempt", "resume", "end", "attempt", "resume"]
+    assert found[4].text == "attempt 2 ends at step 81200: it was lost without a word"
+    kinds = [event.kind for event in events(run)]
+    assert (kinds.count("evaluation"), kinds.count("checkpoint")) == (8, 2)
+
+
+def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> None:
+    heights = [1.0] * 10_000
+    heights[4321], heights[7654] = 99.0, -99.0
+    values = [Point(BEGIN + timedelta(seconds=row), row, height, "loss") for row, height in enumerate(heights)]
+    drawn = stretches(values, [BEGIN, BEGIN + timedelta(seconds=5000)])
+    assert len(drawn) <= 302
+    assert max(part.high for part in drawn) == 99
+    assert min(part.low for part in drawn) == -99
+    assert [part.attempt for part in drawn] == sorted(part.attempt for part in drawn)
+    assert {part.attempt for part in drawn} == {1, 2}
+    few = stretches(values[:50], [BEGIN])
+    assert [(part.low, part.value, part.high) for part in few] == [(1, 1, 1)] * 50
+
+
+def test_how_busy_the_cards_are_is_drawn_over_the_steps_that_they_made_meanwhile(run: RecordedRun) -> None:
+    by_id = {curve.id: curve for curve in curves(run)}
+    busy, memory = by_id["curve-accelerator_utilization_percent"], by_id["curve-accelerator_memory_percent"]
+    assert (busy.title, memory.title) == ("Utilisation of the cards, %", "Memory of the cards in use, %")
+    assert "lowest 4.000 at 0" in busy.summary
+    steps = [int(step.replace(",", "")) for _, step, _, _ in busy.rows]
+    assert steps == sorted(steps)
+    assert 90_000 < steps[-1] <= 100_000
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("running", "HPUs busy 93 % 61 % of their memory in use"),
+        ("succeeded", "HPUs busy on average 88 % of attempt 3; idle for 4 min 00 s"),
+    ],
+)
+def test_the_first_figures_say_how_busy_the_cards_are_and_what_their_idling_cost(end: str, told: str) -> None:
+    run = three_attempts(200, end=end)
+    assert run.receipt is not None
+    cards = CardUse(utilization_percent=93.0, memory_percent=61.0, mean_utilization_percent=88.0, idle_seconds=240.0)
+    attempts = [*run.attempts[:-1], run.attempts[-1].model_copy(update={"cards": cards})]
+    text = text_of(run_page(replace(run, receipt=run.receipt.model_copy(update={"attempts": attempts})), now=NOW))
+    assert told in text
+
+
+def test_what_own_code_measured_has_a_curve_too_and_what_is_no_number_has_none(run: RecordedRun) -> None:
+    lines = [{"step": 1, "time": BEGIN, "my_reward": 3, "note": "text", "broken": None, "loss": None, "yes": True}]
+    assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()))] == ["curve-my_reward"]
+
+
+def test_arguments_are_held_against_the_ready_spec_or_the_kinds_defaults(run: RecordedRun) -> None:
+    assert run.spec is not None
+    assert ("learning_rate", "3e-05", "5e-05") in differences(run.spec, None)
+    assert ("epochs", "5.0", "3.0") in differences(run.spec, None)
+    changed = {**run.spec.arguments, "epochs": 2.0, "eval_data": ["a.csv", "b.csv"]}
+    recipe = parse_spec({"name": "massive", "job": run.spec.job, "arguments": changed}, origin="the test")
+    assert differences(run.spec, recipe) == [("eval_data", "", "a.csv, b.csv"), ("epochs", "5.0", "2.0")]
+
+
+def test_a_run_that_goes_on_says_how_to_watch_it_and_one_that_failed_how_to_resume_it() -> None:
+    running = three_attempts(100, end="running")
+    assert "trainyard logs massive-20261101-120000-00ab --follow" in run_page(running, now=NOW)
+    assert running.receipt is not None
+    failed = replace(running, receipt=running.receipt.model_copy(update={"state": "failed"}))
+    assert "trainyard resume massive-20261101-120000-00ab" in run_page(failed, now=NOW)
+    assert "Loss now" in run_page(failed, now=NOW)
+
+
+def test_a_classifier_says_how_it_is_tried_on_another_table(run: RecordedRun) -> None:
+    page = run_page(run, now=NOW)
+    assert f"--set arguments.model=run://{run.run_id}/model" in page
+    assert f"runs/{run.run_id}/model" in page
+
+
+def test_a_run_that_has_only_been_submitted_has_a_page(run: RecordedRun) -> None:
+    text = text_of(run_page(replace(run, receipt=None, metrics=(), checkpoints=(), classes=None), now=NOW))
+    assert "no attempt has begun" in text
+    assert "hf://FacebookAI/xlm-roberta-large" in text
+    nothing = RecordedRun(run_id=run.run_id, team="research", location="s3://runs/x/")
+    assert "not started" in text_of(run_page(nothing, now=NOW))
+
+
+def test_many_classes_have_a_table_and_no_picture(run: RecordedRun) -> None:
+    report = class_report([f"class {number}" for number in range(60)]).model_copy(update={"confusion": None})
+    page = run_page(replace(run, classes=report), now=NOW)
+    assert 'id="confusion"' not in page
+    assert "class 59" in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(0, "seconds"), (179, "seconds"), (600, "minutes"), (20_000, "hours"), (400_000, "days")]
+)
+def test_the_axis_has_the_unit_that_suits_its_length(seconds: float, unit: str) -> None:
+    axis = TimeAxis(begin=BEGIN, end=BEGIN + timedelta(seconds=seconds))
+    assert axis.unit[0] == unit
+    assert axis.value(BEGIN) == 0

@@ -1,0 +1,143 @@
+"""Ranks that are forked from one process: they look, print and end as those that were started anew."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENTRYPOINT = """
+import json, os, signal, sys, tempfile, threading, time
+def preload(arguments):
+    sys.modules["shared_by_ranks"] = sys
+    if os.environ.get("PRELOAD") == "thread":
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    if os.environ.get("PRELOAD") == "error":
+        raise ValueError("what is to be imported is broken")
+if __name__ == "__main__":
+    way = sys.argv[1]
+    print(json.dumps({
+        "argv": sys.argv[1:], "rank": os.environ["RANK"], "stray": os.environ.get("STRAY"),
+        "path": os.path.abspath(sys.path[0]),
+        "temporary": tempfile.gettempdir(), "leads": os.getsid(0) == os.getpgid(0) == os.getpid(),
+        "spec": __spec__.name, "interrupt": str(signal.getsignal(signal.SIGINT)),
+        "terminate": str(signal.getsignal(signal.SIGTERM)), "handlers": len(__import__("logging").root.handlers),
+        "encoding": sys.stdout.encoding, "through": sys.stdout.write_through,
+        "files": sorted(os.listdir("/proc/self/fd")),
+    }))
+    print("forked" if "shared_by_ranks" in sys.modules else "fresh", file=sys.stderr)
+    if way == "fails":
+        sys.exit(3)
+    if way == "says why":
+        sys.exit("no such thing")
+    if way == "raises":
+        raise ValueError("unexpected")
+    if way == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
+    if way == "waits":
+        signal.pause()
+"""
+
+LAUNCHER = """
+import contextlib, json, os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from jobs.train.launcher.fork_server import fork_server
+from jobs.train.launcher.request import parse
+
+folder, ways = Path(sys.argv[1]), sys.argv[2:]
+launch = parse(
+    ["--instance-type=dl1.24xlarge", "--nproc-per-node=8", "finetune-classification",
+     "--model=s3://data/model", "--train-data=s3://data/reviews.csv"],
+    {"TRAINYARD_RUN_URI": "s3://runs/research/run/", "TRAINYARD_ACCELERATOR": "cpu"},
+)
+launch = replace(launch, kind=replace(launch.kind, entrypoint="behaving"))
+
+def started(start, handler, ways):
+    handlers = [
+        handler(
+            entrypoint=sys.executable, args=("-m", "behaving", way, "--flag=a b"), env={"RANK": str(number)},
+            stdout=str(folder / f"{start}-{number}.out"), stderr=str(folder / f"{start}-{number}.err"),
+            local_rank_id=number, numa_options=None,
+        )
+        for number, way in enumerate(ways)
+    ]
+    waits = handlers[-1]
+    with contextlib.suppress(Exception):
+        waits.proc.wait(0.3)
+    running = waits.proc.poll()
+    name = Path(f"/proc/{waits.proc.pid}/cmdline").read_text().replace("\\0", " ")
+    while b"forked" not in (text := (folder / f"{start}-{len(ways) - 1}.err").read_bytes()) and b"fresh" not in text:
+        pass
+    waits.close(signal.SIGTERM)
+    return {"codes": [item.proc.wait(60) for item in handlers], "running": running, "name": name}
+
+os.environ["TMPDIR"] = str(folder)
+found = {}
+for preload, those in (("", ways), ("thread", ["done", "waits"]), ("error", ["done", "waits"])):
+    os.environ |= {"PRELOAD": preload, "STRAY": "the launcher has it no more when the ranks are started"}
+    with fork_server(launch) as server:
+        from torch.distributed.elastic.multiprocessing import api
+        fresh = api.get_subprocess_handler
+        del os.environ["STRAY"]
+        server.begin(folder)
+        server.replace_start_of(len(those))
+        found[f"forked{preload}"] = started(f"forked{preload}", api.get_subprocess_handler, those)
+        api.get_subprocess_handler = fresh
+found["fresh"] = started("fresh", fresh, ways)
+print(json.dumps(found))
+"""
+
+WAYS = ("done", "fails", "says why", "raises", "killed", "interrupted", "waits")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What becomes of ranks that behave in these ways, started anew and forked, by one launcher."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "behaving.py").write_text(ENTRYPOINT)
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, str(folder), *WAYS],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    for start, of_start in found.items():
+        for name in ("out", "err"):
+            ranks = range(len(of_start["codes"]))
+            of_start[name] = [(folder / f"{start}-{rank}.{name}").read_text() for rank in ranks]
+    return {**found, "folder": folder}
+
+
+def test_a_forked_rank_is_started_and_ends_as_a_fresh_one(found: dict[str, Any]) -> None:
+    fresh, forked = found["fresh"], found["forked"]
+    assert forked["codes"] == fresh["codes"] == [0, 3, 1, 1, -signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM]
+    assert forked["running"] is fresh["running"] is None
+    assert forked["out"] == fresh["out"]
+    assert json.loads(forked["out"][6])["temporary"] == str(found["folder"])
+    assert [text.splitlines()[0] for text in fresh["err"]] == ["fresh"] * len(WAYS)
+    assert [text.splitlines()[0] for text in forked["err"]] == ["forked"] * len(WAYS)
+    assert forked["err"][2].splitlines()[1:] == fresh["err"][2].splitlines()[1:] == ["no such thing"]
+    assert forked["err"][3].splitlines()[-1] == fresh["err"][3].splitlines()[-1] == "ValueError: unexpected"
+    assert forked["name"].strip() == "python -m behaving [rank 6] waits --flag=a b"
+
+
+def test_ranks_are_fresh_where_what_they_import_starts_a_thread(found: dict[str, Any]) -> None:
+    assert found["forkedthread"]["err"] == ["fresh\n", "fresh\n"]
+    assert found["forkedthread"]["codes"] == [0, -signal.SIGTERM]
+
+
+def test_ranks_find_by_themselves_what_cannot_be_imported(found: dict[str, Any]) -> None:
+    assert found["forkederror"]["err"] == ["forked\n", "forked\n"]
+    assert found["forkederror"]["codes"] == [0, -signal.SIGTERM]

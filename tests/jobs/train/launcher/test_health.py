@@ -1,0 +1,159 @@
+"""The check of a node before its ranks start: real processes that multiply and add up, on nodes that pass and fail."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.contract.health import BAD_NODE_FILE, Health
+from jobs.contract.instance_types import INSTANCE_TYPES, instance_type
+from jobs.train.accelerator import choose
+from jobs.train.launcher import health
+from jobs.train.launcher.health import Measured, driver_fault, measured_faults
+from tests.support.train.launching import NewRun, Run
+from tests.support.train.metadata_service import MetadataService
+
+QUICK = ("--largest-message-bytes=4096", "--seconds-per-measurement=0.01")
+INSTANCE_ID = "/latest/meta-data/instance-id"
+
+
+def option(**values: float) -> str:
+    return f"--health={json.dumps(values)}"
+
+
+def test_a_healthy_node_says_what_it_reaches_and_the_job_runs(run: Run) -> None:
+    floors = {"min_teraflops": 1e-6, "min_gigabytes_per_second": 1e-6}
+    launched = run.attempt(*QUICK, kind="fabric-check", nproc=2, options=[option(seconds=0.4, **floors)])
+    (said,) = (line for line in launched.lines if line.startswith("health: "))
+    assert said.startswith("health: node 0 is well: ")
+    assert "TFLOP/s on the slowest (at least 1e-06), all-reduce at " in said
+    assert launched.lines.index(said) < next(i for i, line in enumerate(launched.lines) if line.startswith("fabric: "))
+    assert not list(run.scratch.iterdir())
+
+
+def test_a_node_below_the_floor_ends_with_75_is_named_and_told_to_its_host(run: Run, tmp_path: Path) -> None:
+    # WHEN no CPU multiplies as fast as that
+    disks = tmp_path / "disks"
+    disks.mkdir()
+    program = (
+        f"import pathlib, sys; from jobs.train.launch import main; sys.exit(main(disks=pathlib.Path({str(disks)!r})))"
+    )
+    with MetadataService() as metadata:
+        metadata.news[INSTANCE_ID] = "i-0abc"
+        launched = run.attempt(
+            *QUICK,
+            kind="fabric-check",
+            nproc=1,
+            expect=75,
+            program=("-c", program),
+            options=[option(seconds=0.2, min_teraflops=1e6)],
+            TRAINYARD_ACCELERATOR="cpu",
+            **metadata.environment,
+        )
+    # THEN the attempt is to be made again, elsewhere: node, instance, rank, what it reached and what it had to
+    reason = launched.lines[-1].removeprefix("interrupted: ").rstrip()
+    assert reason.startswith("node 0 (i-0abc) is bad: rank 0 multiplies at ")
+    assert "TFLOP/s, less than 1e+06; a next attempt" in reason
+    assert run.recorded_attempt(1).reason == reason
+    assert run.receipt().state == "interrupted"
+    # The ranks never started, and the host finds the word
+    assert "fabric: " not in launched.output
+    assert (disks / BAD_NODE_FILE).read_text().startswith("node 0 (i-0abc): rank 0 multiplies at ")
+    run.wait_until_gone()
+
+
+def test_a_bad_node_of_several_ends_the_attempt_of_all(new_run: NewRun) -> None:
+    run = new_run()
+    environment: dict[str, Any] = {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0"}
+    main: dict[str, Any] = {"AWS_BATCH_JOB_ID": "health#0", "AWS_BATCH_JOB_NODE_INDEX": "0"}
+    child: dict[str, Any] = {
+        "AWS_BATCH_JOB_ID": "health#1",
+        "AWS_BATCH_JOB_NODE_INDEX": "1",
+        "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
+    }
+    checks = (option(seconds=0.2), option(seconds=0.2, min_teraflops=1e6))
+    nodes = [
+        run.start(*QUICK, kind="fabric-check", options=[check], **environment, **own)
+        for own, check in zip((main, child), checks, strict=True)
+    ]
+    assert [node.wait() for node in nodes] == [75, 75]
+    # The main node, which is well, names the other one in the attempt's record
+    assert "node 1 (" in (run.recorded_attempt(1).reason or "")
+    assert "is bad: rank 0 multiplies at" in (run.recorded_attempt(1).reason or "")
+    run.wait_until_gone()
+
+
+def test_what_a_card_did_wrong_is_told_with_its_number() -> None:
+    fast, slow = Measured(teraflops=100, gigabytes_per_second=5), Measured(teraflops=40, gigabytes_per_second=4)
+    said = measured_faults([fast, fast, slow], Health(), card="HPU")
+    # Nothing is published for a Gaudi: its neighbours are the measure
+    assert said == ["HPU 2 multiplies at 40 TFLOP/s, less than 50"]
+    assert measured_faults([fast, fast, slow], Health(min_teraflops=30), card="HPU") == []
+    floors = Health(min_teraflops=30, min_gigabytes_per_second=8)
+    assert measured_faults([fast, slow], floors, card="GPU") == [
+        "an all-reduce among its GPUs runs at 4 GB/s, less than 8"
+    ]
+    wrong = Measured(teraflops=100, fault="multiplies wrongly")
+    assert measured_faults([fast, wrong], Health(), card="GPU") == ["GPU 1 multiplies wrongly"]
+
+
+def test_a_process_that_dies_or_never_ends_is_a_bad_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = choose("cpu", nproc_per_node=1)
+    monkeypatch.setattr(sys, "executable", "false")
+    (dead,) = health.measure(1, cpu, tmp_path, seconds=0.1)
+    assert dead.fault == "failed with exit code 1 in the multiplication of the check"
+    stuck_program = tmp_path / "stuck"
+    stuck_program.write_text("#!/bin/sh\nexec sleep 60\n")
+    stuck_program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stuck_program))
+    monkeypatch.setattr(health, "START_SECONDS", 0.2)
+    (stuck,) = health.measure(1, cpu, tmp_path, seconds=0.1)
+    assert stuck.fault == "did not come to an end in the multiplication of the check"
+
+
+def test_the_driver_is_held_against_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "hl-smi"
+    tool.write_text(
+        "#!/bin/sh\ncat <<'TABLE'\n"
+        "| HL-SMI Version:                              hl-1.20.0-fw-58.1.1.1          |\n"
+        "| Driver Version:                                     1.20.0-bd87f71          |\n"
+        "| Nic Driver Version:                                 1.20.0-e4fe12d          |\nTABLE\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert health.driver_version() == "1.20.0"
+    assert driver_fault("1.20.0", "1.20.1.97") is None
+    assert driver_fault("1.20.0", "1.21.0.555") == "its driver is 1.20.0, and the image's release is 1.21.0.555"
+    assert driver_fault(None, "1.21.0.555") is None  # who cannot tell ends nothing
+
+
+def test_missing_cards_are_the_nodes_fault_only_where_its_health_is_checked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from jobs.contract.errors import UsageError
+    from jobs.train import accelerator
+
+    monkeypatch.setattr(accelerator, "_hpus", lambda: (7, ""))
+    assert choose("hpu", nproc_per_node=8, cards=8).devices == 7
+    with pytest.raises(UsageError, match="8 ranks need a card each, but this node has 7"):
+        choose("hpu", nproc_per_node=8)
+    monkeypatch.setattr(accelerator, "_hpus", lambda: (8, ""))
+    with pytest.raises(UsageError, match="9 ranks need a card each"):  # never its fault
+        choose("hpu", nproc_per_node=9, cards=8)
+
+
+def test_instances_with_accelerators_are_checked_by_default_and_nothing_else_is() -> None:
+    assert Health().seconds_on("hpu", on_instance=True) == 10
+    assert Health().seconds_on("cpu", on_instance=True) == 0
+    assert Health().seconds_on("cuda", on_instance=False) == 0
+    assert Health(seconds=0).seconds_on("cuda", on_instance=True) == 0
+    a100 = Health().with_floors_of(instance_type("p4d.24xlarge"), "cuda")
+    assert (a100.min_teraflops, a100.min_gigabytes_per_second) == (156, 30)
+    given = Health(min_teraflops=1).with_floors_of(instance_type("p4d.24xlarge"), "cuda")
+    assert given.min_teraflops == 1
+    # On a laptop that stands in for the instance its floors mean nothing
+    assert Health().with_floors_of(instance_type("p4d.24xlarge"), "cpu") == Health()
+    several = [row for row in INSTANCE_TYPES.values() if row.accelerators > 1]
+    assert all(row.link_gigabytes_per_second for row in several)

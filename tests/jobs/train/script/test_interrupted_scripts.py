@@ -1,0 +1,213 @@
+"""Scripts with the library: a Trainer with its callback, and a loop of one's own, interrupted and resumed."""
+
+import signal
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.train.launching import NewRun, Run
+from tests.support.train.metadata_service import NOTICE, MetadataService
+from tests.support.train.scripts import script_flags, write_files
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+TRAINER = """
+import os
+import time
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import default_data_collator, set_seed
+import trainyard
+
+set_seed(7)
+chance = torch.Generator().manual_seed(1)
+data = [
+    {"input_ids": torch.randint(5, 50, (8,), generator=chance), "labels": torch.randint(0, 2, (), generator=chance)}
+    for _ in range(96)
+]
+model = BertForSequenceClassification(
+    BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+)
+trainer = Trainer(
+    model,
+    TrainingArguments(
+        "out", max_steps=60, per_device_train_batch_size=4, logging_steps=7, report_to=[], use_cpu=True,
+        disable_tqdm=True, eval_strategy="steps", eval_steps=10, save_strategy="steps", save_steps=10,
+        load_best_model_at_end=True, learning_rate=1e-2,
+    ),
+    train_dataset=data,
+    eval_dataset=data[:16],
+    data_collator=lambda rows: time.sleep(0.05) or default_data_collator(rows),  # or it ends before it is killed
+    callbacks=[trainyard.Callback(checkpoint_every_steps=4)],
+)
+trainer.train(resume_from_checkpoint=trainyard.checkpoint())
+print("best", trainer.state.best_model_checkpoint, flush=True)
+trainer.save_model(str(trainyard.output() / "model"))
+"""
+
+LOOP = """
+import time
+import torch
+import torch.distributed as dist
+import trainyard
+
+dist.init_process_group("gloo")
+torch.manual_seed(3)
+layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+model = torch.nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+run = trainyard.Run(total_steps=400, samples_per_step=8, save_every_steps=50)
+step = run.restore(model=model, optimizer=optimizer)
+assert (run.state is None) == (step == 0)
+torch.manual_seed(dist.get_rank()) if step == 0 else None
+while step < 400 and not run.should_stop():
+    loss = model(torch.randn(4, 8)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    time.sleep(0.005)  # or it were at its end before a SIGTERM on a busy machine
+    run.step(step)
+    if step % 10 == 0:
+        run.log(step, loss=loss)
+    if run.should_save():
+        run.save(step, model=model, optimizer=optimizer)
+if step == 400 and dist.get_rank() == 0:
+    torch.save(model.state_dict(), trainyard.output() / "model.pt")
+"""
+
+
+EAGER = (
+    "import sys; from jobs.train import launch; from jobs.train.launcher import shutdown; "
+    "shutdown.POLL_SECONDS = 0.2; sys.exit(launch.main())"
+)
+"""A launcher that looks for a notice more often than EC2 asks for: these trainings take seconds."""
+
+
+def give_notice(metadata: MetadataService) -> str:
+    """Returns what the launcher calls it."""
+    ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
+    metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
+    return f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"
+
+
+def assert_same(run: Run, whole: Run, model: str) -> None:
+    assert run.read(model) == whole.read(model)
+    assert run.curve() == whole.curve()
+
+
+def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": TRAINER}), "train.py")
+    whole = new_run()
+    uninterrupted = whole.attempt(*flags, nproc=2, kind="script")
+    run = new_run()
+
+    # WHEN SIGTERM comes
+    first = run.start(*flags, nproc=2, kind="script")
+    first.wait_for_line("[progress] 14/60")
+    assert first.kill(signal.SIGTERM) == 75
+    # THEN a step is saved, and the script does not go on beyond its training
+    record = run.recorded_attempt(1)
+    assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
+    assert run.complete_checkpoints()[-1] == record.last_step
+    assert "best" not in first.output
+
+    # WHEN the node is lost without a word, after further checkpoints
+    second = run.start(*flags, nproc=2, attempt=2, kind="script")
+    second.wait_for_line("[progress] 35/60")
+    second.kill()
+    run.wait_until_gone()
+    # THEN the last attempt goes on from the newest, and all is as if nothing had happened
+    third = run.attempt(*flags, nproc=2, attempt=3, kind="script")
+    assert any("start: resumed from checkpoint step-" in line for line in third.lines)
+    [best] = [line.rpartition("-")[2] for line in uninterrupted.lines if line.startswith("best")]
+    assert [line.rpartition("-")[2] for line in third.lines if line.startswith("best")] == [best]
+    assert_same(run, whole, "output/model/model.safetensors")
+    assert run.receipt().result["eval_loss"] == whole.receipt().result["eval_loss"]
+    assert int(best) in run.complete_checkpoints()
+    assert not run.keys("output/checkpoint")
+
+
+def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP}), "train.py")
+    whole = new_run()
+    whole.attempt(*flags, nproc=2, kind="script")
+    run = new_run()
+
+    first = run.start(*flags, nproc=2, kind="script")
+    first.wait_for_line("[progress] 110/400")
+    assert first.kill(signal.SIGTERM) == 75
+    record = run.recorded_attempt(1)
+    assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
+    # WHEN EC2 gives notice while the next attempt goes on
+    with MetadataService() as metadata:
+        second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **metadata.environment)
+        second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
+        second.wait_for_line("[progress] ")
+        notice = give_notice(metadata)
+        assert second.wait() == 75
+    later = run.recorded_attempt(2).last_step
+    assert run.recorded_attempt(2).reason == f"{notice}; saved step {later}", second.output
+    assert record.last_step < later < 400
+    # WHEN the next one is lost without a word
+    third = run.start(*flags, nproc=2, attempt=3, kind="script")
+    third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
+    third.wait_for_line("[progress] ")
+    third.kill()
+    run.wait_until_gone()
+    # THEN the last one goes on from the newest step that was saved
+    fourth = run.attempt(*flags, nproc=2, attempt=4, kind="script")
+    [resumed] = [line for line in fourth.lines if line.startswith("start: resumed from checkpoint step-")]
+    assert int(resumed.rpartition("-")[2]) >= later
+
+    assert_same(run, whole, "output/model.pt")
+    # An attempt after the last step, of a node that was lost while it left, has nothing to do, and leaves the same
+    run.attempt(*flags, nproc=2, attempt=5, kind="script")
+    assert_same(run, whole, "output/model.pt")
+    assert run.receipt().result["loss"] == whole.receipt().result["loss"]
+    assert run.tensorboard_losses(tmp_path / "events")
+
+
+UNCHANGED = """
+import os, signal, sys, time
+folder = os.environ["TRAINYARD_CHECKPOINTS"]
+step = int(open(f"{folder}/step").read()) if os.path.exists(f"{folder}/step") else 0
+print("begins at", step, flush=True)
+
+def save_and_end(*_):
+    print("asked to end", flush=True)
+    open(f"{folder}/step.tmp", "w").write(str(step))
+    os.rename(f"{folder}/step.tmp", f"{folder}/step")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save_and_end)
+print("trains", flush=True)
+end = step + 3 if step else 6000
+while step < end:
+    step += 1
+    time.sleep(0.1)
+"""
+
+
+def test_a_script_that_knows_nothing_of_the_platform_hears_of_a_notice_as_sigterm(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": UNCHANGED}), "train.py")
+    with MetadataService() as metadata:
+        first = run.start(*flags, attempt=1, nproc=1, kind="script", program=("-c", EAGER), **metadata.environment)
+        first.wait_for_line("trains")
+        time.sleep(0.5)
+        notice = give_notice(metadata)
+        assert first.wait() == 75
+    assert "asked to end\n" in first.lines
+    assert first.lines[-1].startswith(f"interrupted: {notice}; the script got SIGTERM"), first.output
+    assert run.complete_checkpoints() == [1]
+    second = run.attempt(*flags, kind="script", attempt=2)
+    [begun] = [line for line in second.lines if line.startswith("begins at ")]
+    assert int(begun.split()[-1]) >= 3

@@ -1,0 +1,180 @@
+"""Scripts that fail, hang, are deaf, or are no Python: the log says what it was, and nothing of them stays."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError, UsageError
+from jobs.kinds.script import Script
+from jobs.train.script import inputs, job
+from tests.jobs.train.launcher.test_shutdown import HASTY_LAUNCHER
+from tests.support.train.launching import NewRun, Run
+from tests.support.train.scripts import script_flags, write_files
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+FAILS = """
+import os, sys, time
+sys.stdout.buffer.write(bytes(range(128, 256)) + b"\\n")
+for share in range(50):
+    print(f"\\r{share} %", end="")
+print("x" * 200_000)
+if os.environ["RANK"] == "1":
+    raise ValueError("no such column")
+time.sleep(600)
+"""
+
+DEAF = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+leaves = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
+left = subprocess.run([sys.executable, "-c", leaves, *sleeps], stdout=subprocess.PIPE, text=True).stdout
+print("children", subprocess.Popen(sleeps).pid, int(left), flush=True)
+time.sleep(600)
+"""
+
+NESTED = """
+import os
+import trainyard
+
+run = trainyard.Run(total_steps=3)
+while run.steps_done < 3:
+    run.step()
+run.log(3, loss=0.5, ranks=int(os.environ["WORLD_SIZE"]))
+run.save(3, words=["any", "thing"])
+"""
+
+
+def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": FAILS}), "train.py")
+    failed = run.attempt(*flags, expect=1, nproc=2, kind="script")
+    assert failed.lines[-1] == "error: rank 1 of node 0: ValueError: no such column\n"
+    [own] = [line for line in failed.lines if line.startswith("[rank 1] ") and "in <module>" in line]
+    assert 'code/train.py", line 8' in own
+    assert "runpy" not in failed.output
+    assert any(line.count("\ufffd") > 100 for line in failed.lines), "bytes that are no text become a line"
+    assert "jobs/train" not in failed.output
+    # How many of the bar's states the log gets is a matter of time; it is not all of them.
+    assert len([line for line in failed.lines if re.match(r"\d+ %", line)]) < 10
+    assert run.recorded_attempt(1).reason == "rank 1 of node 0: ValueError: no such column"
+
+
+def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": DEAF}), "train.py")
+    deaf = run.start(*flags, kind="script", program=("-c", HASTY_LAUNCHER))
+    children = [psutil.Process(int(word)) for word in deaf.wait_for_line("children ").split()[1:]]
+    assert deaf.kill(signal.SIGTERM) == 75
+    assert re.match(
+        r"interrupted: SIGTERM; the script had not ended \d+ s after SIGTERM, and was killed", deaf.lines[-1]
+    )
+    assert psutil.wait_procs(children, timeout=10)[1] == [], "the one that has left its session, too"
+    run.wait_until_gone()
+
+
+def test_one_that_ends_well_but_leaves_nothing_or_does_the_same_work_in_each_rank_is_told(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import sys, torch\nprint('hello')\nsys.exit()\n"})
+    done = run.attempt(*script_flags(s3, code, "train.py"), nproc=2, kind="script")
+    warnings = [line for line in done.lines if line.startswith("warning: ")]
+    assert len(warnings) == 2, done.output
+    assert warnings[0].startswith("warning: 2 ranks did the same work, as it seems: the script has asked for none of")
+    assert "Next: set resources.nproc_per_node: 1" in warnings[0]
+    assert warnings[1].startswith(
+        "warning: the script ended well and has left nothing with the run. Next: let it write"
+    )
+    assert run.receipt().state == "succeeded"
+
+
+def test_a_disk_that_lacks_room_is_named_before_the_ranks_start(
+    run: Run, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.put_object(Bucket="data", Key=f"{tmp_path.name}/large", Body=b"123456")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10, used=5, free=5))
+    with pytest.raises(UsageError, match=r"^inputs\.big: s3://data/.*/large has 0\.0 GB; this node's disk has 0\.0"):
+        inputs.bring(s3, "big", f"s3://data/{tmp_path.name}/large", tmp_path)
+
+    def unpack(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(job, "unpack", unpack)
+    monkeypatch.setattr(object_store, "connect", lambda: s3)
+    arguments = Script.model_validate({"code": "s3://runs/code.tar.gz", "command": "train.py"})
+    options = {"node": 0, "nnodes": 1, "nproc_per_node": 1, "main_address": "", "cards": 0, "allow_changes": False}
+    with pytest.raises(
+        TrainyardError, match=r"(?s)code, packages and inputs do not fit the disk of .*Next: stream the lar"
+    ):
+        job.ScriptJob(arguments, run.location, tmp_path, **options).prepare()  # type: ignore[arg-type]
+
+
+def test_one_that_says_nothing_for_too_long_has_hung(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import time\ntime.sleep(600)\n"})
+    flags = script_flags(s3, code, "train.py", silence_timeout_seconds=3)
+    hung = run.attempt(*flags, expect=75, kind="script")
+    assert re.search(r"interrupted: the script has printed nothing and written no file for [34] s; ", hung.lines[-1])
+    assert 'code/train.py", line 2' in hung.output, "where it stands"
+
+
+def test_one_that_keeps_idle_cards_ends_for_good_with_where_it_stands(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    talks = "import time\nwhile True:\n    print('waiting for a file', flush=True)\n    time.sleep(0.5)\n"
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": talks}), "train.py")
+    idle = run.attempt(*flags, expect=1, kind="script", options=["--stop-if-idle-minutes=0.05"])
+    assert re.match(r"error: no card did anything for 0\.[01]\d* minutes, which stop_if_idle_minutes", idle.lines[-1])
+    assert 'code/train.py", line 4' in idle.output, "where it stands"
+    record = run.recorded_attempt(1)
+    assert record.cards is not None
+    assert record.cards.idle_seconds >= 2
+    assert run.receipt().idle_usd
+
+
+def test_programs_that_start_their_own_ranks_have_the_library_in_them(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    code = write_files(tmp_path / "code", {"train.py": NESTED})
+    for command in (
+        "torchrun --standalone --nproc-per-node 2 train.py",
+        "accelerate launch --multi_gpu --num_processes 2 --num_machines {nnodes} --machine_rank {node} train.py",
+    ):
+        run = new_run()
+        run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
+        assert run.receipt().result["ranks"] == 2
+        assert run.complete_checkpoints() == [3]
+
+
+STAND_IN = """#!/usr/bin/env python3
+import os, sys
+print("started as", [os.path.basename(sys.argv[0]), *sys.argv[1:]], flush=True)
+open(os.path.join(os.environ["TRAINYARD_OUTPUT"], "done"), "w").close()
+"""
+
+
+def test_programs_of_the_image_and_of_the_code_get_their_places(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    """deepspeed is a program of an image, optimum-habana's gaudi_spawn.py is copied beside the script."""
+    program = write_files(tmp_path / "bin", {"deepspeed": STAND_IN}) / "deepspeed"
+    program.chmod(0o755)
+    code = write_files(tmp_path / "code", {"gaudi_spawn.py": STAND_IN, "train.py": ""})
+    path = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    deepspeed = "deepspeed --num_gpus {cards} --num_nodes {nnodes} --node_rank {node} --master_addr {main_address}"
+    placed = "deepspeed --num_gpus 1 --num_nodes 1 --node_rank 0 --master_addr 127.0.0.1"
+    for command, words in (
+        (f"{deepspeed} train.py", f"{placed} train.py"),
+        ("gaudi_spawn.py --world_size {cards} --use_mpi train.py", "gaudi_spawn.py --world_size 1 --use_mpi train.py"),
+    ):
+        done = new_run().attempt(*script_flags(s3, code, command, processes=1), kind="script", PATH=path)
+        assert f"started as {words.split()}\n" in done.lines, done.output
+    flags = script_flags(s3, code, "torchrum train.py", processes=1)
+    missing = new_run().attempt(*flags, expect=1, kind="script")
+    assert missing.lines[-1].startswith("error: there is no program 'torchrum' in the image")

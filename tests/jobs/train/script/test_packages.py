@@ -1,0 +1,64 @@
+"""A script's requirements: installed once, from wheels alone, and never in place of the image's own packages."""
+
+import logging
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.contract.errors import UsageError
+from jobs.contract.locations import S3Location
+from jobs.train.script.packages import Environment
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+def wheel(folder: Path, name: str, *, needs: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}.py", f"NAME = '{name}'\n")
+        needed = f"Requires-Dist: {needs}\n" if needs else ""
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needed}")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def environment(s3: "S3Client", folder: Path, requirements: str) -> Environment:
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/r.txt").write_text(requirements)
+    run = S3Location("runs", "packages/a-run/")
+    return Environment(s3, run, folder / "packages", code=folder / "code", requirements="r.txt")
+
+
+def test_packages_are_installed_once_for_all_that_ask_for_the_same(
+    s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    wheels = tmp_path / "wheels"
+    wheel(wheels, "of_mine", needs="pydantic>=2")
+    environment(s3, tmp_path / "one", "of_mine\n").make(wheels=wheels, installs=True)
+    other = environment(s3, tmp_path / "two", "of_mine\n").make(wheels=wheels, installs=False)
+    assert [line.split(" in ")[0] for line in caplog.messages] == [
+        "packages: of_mine",
+        "packages: those of r.txt, made before,",
+    ]
+    shown = [sys.executable, "-c", "import of_mine; print(of_mine.NAME, of_mine.__file__)"]
+    found = subprocess.run(shown, env=other, capture_output=True, text=True, check=True).stdout.split()
+    assert found[0] == "of_mine"
+    assert Path(found[1]).is_relative_to(tmp_path / "two/packages")
+    assert not list((tmp_path / "one/packages").rglob("pydantic*")), "the image has it"
+
+
+def test_what_would_replace_a_package_of_the_image_is_refused_by_its_name(s3: "S3Client", tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "greedy", needs="pydantic>=99")
+    with pytest.raises(UsageError) as refused:
+        environment(s3, tmp_path / "one", "greedy\n").make(wheels=tmp_path / "wheels", installs=True)
+    said = str(refused.value)
+    assert said.startswith("r.txt cannot be installed on top of the image's packages: "), said
+    assert "pydantic" in said
+    assert "\nNext: " in said

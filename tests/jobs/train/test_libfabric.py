@@ -1,0 +1,118 @@
+"""What cards of several nodes talk over: what is said where it is not there, and what is taken where it is.
+
+The real library is read in the gaudi image (tests/images/test_gaudi_image.py), which has one.
+"""
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.contract.errors import ConfigurationError
+from jobs.train import libfabric
+from jobs.train.accelerator import Accelerator
+from jobs.train.launcher.node_ranks import run_ranks
+from jobs.train.launcher.request import parse
+from jobs.train.launcher.utilization import Utilization
+
+
+class Library:
+    """A libfabric that answers with a list of providers, laid out as fi_getinfo(3) says."""
+
+    def __init__(self, *names: str) -> None:
+        self._fabrics = [libfabric._FabricAttributes(provider_name=name.encode()) for name in names]
+        self._infos = [libfabric._Info(fabric=ctypes.pointer(fabric)) for fabric in self._fabrics]
+        for info, following in zip(self._infos, self._infos[1:], strict=False):
+            info.next = ctypes.pointer(following)
+        self.freed = 0
+
+        def fi_getinfo(*arguments: Any) -> int:
+            arguments[-1]._obj.contents = self._infos[0]
+            return 0
+
+        def fi_freeinfo(_: Any) -> None:
+            self.freed += 1
+
+        self.fi_getinfo, self.fi_freeinfo = fi_getinfo, fi_freeinfo
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a node's EFA devices, which has none."""
+    monkeypatch.setattr(libfabric, "EFA_DEVICES", (tmp_path, libfabric.EFA_DEVICES[1]))
+    return tmp_path
+
+
+def test_every_provider_is_named_once_by_what_is_below() -> None:
+    library = Library("efa", "efa", "tcp;ofi_rxm", "tcp", "shm")
+    assert libfabric.providers(library) == ["efa", "tcp", "shm"]  # type: ignore[arg-type]
+    assert library.freed == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "provider"), [(["tcp", "efa"], "efa"), (["tcp", "verbs"], "verbs"), (["shm", "tcp"], "tcp")]
+)
+def test_efa_is_taken_before_verbs_before_tcp(devices: Path, found: list[str], provider: str) -> None:
+    assert libfabric.taken(found) == provider
+
+
+def test_no_provider_that_leaves_the_node_is_an_error(devices: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no provider that reaches another node, only shm"):
+        libfabric.taken(["shm"])
+
+
+def test_tcp_in_place_of_the_efa_that_the_node_has_is_an_error(devices: Path) -> None:
+    (devices / "uverbs0").touch()
+    assert libfabric.taken(["efa", "tcp"]) == "efa"
+    with pytest.raises(ConfigurationError, match="this node has EFA devices, and libfabric has no provider 'efa'"):
+        libfabric.taken(["tcp"])
+
+
+def test_nccl_has_to_take_the_efa_of_nodes_that_start_together(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(libfabric, "_load", lambda _: object())
+    assert libfabric.environment("cuda", nnodes=2) == {}, "nodes without EFA devices talk over TCP"
+    (devices / "uverbs0").touch()
+    assert libfabric.environment("cuda", nnodes=2) == {"NCCL_NET": "Libfabric"}
+    assert libfabric.environment("cuda", nnodes=1) == {}
+    assert libfabric.environment("hpu", nnodes=2) == {}
+    assert not caplog.messages
+
+
+def test_a_job_of_several_nodes_ends_where_the_image_cannot_use_their_efa(
+    devices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("NCCL_NET", raising=False)
+    (devices / "uverbs0").touch()
+    said = r"NCCL would take TCP, .*\.so(\.1)? cannot be loaded(.|\n)*Next: run the job in the image .* NCCL_NET=Socket"
+    with pytest.raises(ConfigurationError, match=said):
+        libfabric.environment("cuda", nnodes=2)
+    # The launcher tells it as the end of the attempt, before any rank starts
+    flags = ["finetune-classification", "--model=s3://data/model", "--train-data=s3://data/reviews.csv"]
+    launch = parse(
+        ["--instance-type=p4d.24xlarge", "--nproc-per-node=8", *flags], {"TRAINYARD_RUN_URI": "s3://runs/research/run/"}
+    )
+    end = run_ranks(
+        replace(launch, node=replace(launch.node, nnodes=2)),
+        Accelerator(name="cuda", devices=8, reason="a test"),
+        tmp_path,
+        None,
+        None,
+        utilization=Utilization("cuda", node=0, limit_seconds=0),
+        server=None,
+    )
+    assert (end.code, end.cause) == (1, "own")
+    assert "NCCL_NET=Socket" in (end.reason or "")
+    # Who asks for TCP by NCCL's own variable gets it
+    monkeypatch.setenv("NCCL_NET", "Socket")
+    assert libfabric.environment("cuda", nnodes=2) == {}
+    assert caplog.messages == ["warning: this node has EFA, and NCCL_NET=Socket has NCCL not use it"]
+
+
+def test_a_card_without_its_libraries_is_an_error_and_a_cpu_needs_none() -> None:
+    assert libfabric.load("cpu") is None
+    with pytest.raises(ConfigurationError, match=r"\.so(\.1)? cannot be loaded .*cannot reach another's"):
+        libfabric.load("hpu")

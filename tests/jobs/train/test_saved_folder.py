@@ -1,0 +1,154 @@
+"""A folder kept on S3 while it is worked on: saved as it changes, and back on another machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from jobs.contract.errors import TrainyardError
+from jobs.contract.locations import S3Location
+from jobs.train import saved_folder
+from jobs.train.saved_folder import SavedFolder
+from jobs.train.stored_checkpoints import SupersededError, check_newest
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> S3Location:
+    return S3Location("runs", f"research/{tmp_path.name}/notebook")
+
+
+@pytest.fixture
+def saved(s3: "S3Client", folder: Path, place: S3Location) -> SavedFolder:
+    return SavedFolder(s3, folder, place)
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, content in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def stored(s3: "S3Client", place: S3Location) -> dict[str, str]:
+    found = s3.list_objects_v2(Bucket=place.bucket, Prefix=f"{place.key}/").get("Contents", [])
+    return {
+        item["Key"].removeprefix(f"{place.key}/"): s3.get_object(Bucket=place.bucket, Key=item["Key"])["Body"]
+        .read()
+        .decode()
+        for item in found
+    }
+
+
+def test_it_follows_what_is_written_changed_moved_and_deleted(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder
+) -> None:
+    assert not saved.save()
+    write(folder, a="1", deep__b="2", deep__er__c="3")
+    assert saved.save()
+    assert stored(s3, place) == {"a": "1", "deep/b": "2", "deep/er/c": "3"}
+    write(folder, a="changed")
+    (folder / "deep/b").rename(folder / "b")
+    (folder / "deep/er/c").unlink()
+    assert saved.save()
+    assert stored(s3, place) == {"a": "changed", "b": "2"}
+
+
+def test_what_has_not_changed_is_not_sent_again(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder
+) -> None:
+    write(folder, a="1", b="2")
+    saved.save()
+    # GIVEN that the saved files are gone, which nobody here knows
+    for name in ("a", "b"):
+        s3.delete_object(Bucket=place.bucket, Key=f"{place.key}/{name}")
+    assert not saved.save()
+    write(folder, b="22")
+    assert saved.save()
+    assert stored(s3, place) == {"b": "22"}
+
+
+def test_copies_and_what_links_lead_to_stay_out(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, tmp_path: Path
+) -> None:
+    write(tmp_path, elsewhere__big="x")
+    (folder / "linked_folder").symlink_to(tmp_path / "elsewhere")
+    (folder / "linked_file").symlink_to(tmp_path / "elsewhere/big")
+    (folder / "dangling").symlink_to(tmp_path / "nowhere")
+    write(folder, a="1")
+    for name in (".ipynb_checkpoints/a-checkpoint", "deep/__pycache__/b.pyc"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("made anew")
+    saved.save()
+    assert stored(s3, place) == {"a": "1"}
+
+
+def test_one_that_has_grown_too_large_says_so_once(
+    folder: Path, saved: SavedFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saved_folder, "LARGE_BYTES", 10)
+    write(folder, a="x" * 10)
+    saved.save()
+    assert not caplog.messages
+    for name in ("b", "c"):
+        write(folder, **{name: "x" * 10})
+        saved.save()
+    [said] = caplog.messages
+    assert said.startswith(f"warning: {folder} has 0.0 GB by now. All of it is uploaded to s3://")
+    assert said.endswith("Next: write what is not to be kept elsewhere, below $TMPDIR for instance")
+
+
+def test_all_of_it_is_back_elsewhere_and_goes_on_from_there(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, tmp_path: Path
+) -> None:
+    write(folder, a="1", deep__b="2")
+    saved.save()
+    other = tmp_path / "there"
+    other.mkdir()
+    restored = SavedFolder(s3, other, place)
+    assert restored.restore() == 2
+    assert (other / "deep/b").read_text() == "2"
+    # It knows what it has restored: nothing is sent, and what is deleted is deleted.
+    assert not restored.save()
+    (other / "a").unlink()
+    assert restored.save()
+    assert stored(s3, place) == {"deep/b": "2"}
+    # AND where nothing is saved, there is nothing to restore
+    assert SavedFolder(s3, tmp_path, place / "nothing").restore() == 0
+
+
+def test_what_s3_did_not_take_is_sent_again(s3: "S3Client", folder: Path, tmp_path: Path) -> None:
+    bucket = f"later-{abs(hash(tmp_path)):x}"
+    place = S3Location(bucket, "notebook")
+    saved = SavedFolder(s3, folder, place)
+    write(folder, a="1")
+    with pytest.raises(TrainyardError, match=f"cannot write s3://{bucket}/notebook/a"):
+        saved.save()
+    s3.create_bucket(Bucket=bucket)
+    assert saved.save()
+    assert stored(s3, place) == {"a": "1"}
+
+
+def test_nothing_is_written_or_deleted_once_a_newer_attempt_has_begun(
+    s3: "S3Client", folder: Path, place: S3Location
+) -> None:
+    run = S3Location(place.bucket, place.key.removesuffix("notebook"))
+    saved = SavedFolder(s3, folder, place, check_may_write=lambda: check_newest(s3, run, 1))
+    write(folder, mine="1", gone="1")
+    assert saved.save()
+    s3.put_object(Bucket=run.bucket, Key=f"{run.key}attempts/2.json", Body=b"{}")
+    assert not saved.save()
+    write(folder, mine="2")
+    (folder / "gone").unlink()
+    with pytest.raises(SupersededError, match="attempt 2 of this run has begun, so this one, attempt 1, ends"):
+        saved.save()
+    assert stored(s3, place) == {"mine": "1", "gone": "1"}

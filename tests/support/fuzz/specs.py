@@ -1,0 +1,302 @@
+"""Specs of every kind drawn from the JSON Schema of a spec, and malformed ones made of them, for `submit --dry-run`."""
+
+import contextlib
+import copy
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jsonschema
+import yaml
+from botocore.validate import ParamValidator
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from jobs.aws.connection import Aws
+from jobs.cli import submit as submitting
+from jobs.cli.failures import run_reporting
+from jobs.cli.submit import How, plan_runs, submit
+from jobs.client.batch import read_stage
+from jobs.client.storage import delete_spec, put_spec
+from jobs.contract.arguments import (
+    ARTIFACT_FOLDER,
+    CONFIGURATION_FOLDER,
+    FILES_FOLDER,
+    MODEL_FOLDER,
+    TOKENIZER_FOLDER,
+    SourceMarker,
+    _marks,
+)
+from jobs.contract.catalog import CATALOG
+from jobs.contract.display import printable
+from jobs.contract.plan import Plan
+from jobs.contract.run import MANIFEST
+from jobs.contract.spec import spec_json_schema
+from jobs.contract.submit_job import MAX_OVERRIDES_CHARACTERS
+from jobs.train.launcher.request import parse
+from tests.support.fuzz import hostile
+from tests.support.fuzz.findings import Nonsense, Round, draw_each
+from tests.support.fuzz.json_schema import instances
+from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY
+
+ARTIFACT_KEY = "tests/artifact"
+
+EXIT_CODES = range(5)
+"""What a command may end with that follows nothing (jobs/contract/errors.py)."""
+
+_SCHEMA = spec_json_schema()
+_MODELS = (f"data://{MODEL_KEY}", "hf://org/model", "hf://org/model?revision=main", "s3://bucket/model")
+_TABLES = (f"data://{DATA_KEY}", "hf://org/name?config=a&split=train", "s3://bucket/a.csv", "run://no-run/a.jsonl")
+_SOURCES = {
+    MODEL_FOLDER: _MODELS,
+    CONFIGURATION_FOLDER: _MODELS,
+    FILES_FOLDER: (f"data://{MODEL_KEY}", "s3://bucket/folder"),
+    ARTIFACT_FOLDER: (f"data://{ARTIFACT_KEY}", "run://no-run", "s3://bucket/artifact"),
+    TOKENIZER_FOLDER: (f"data://{ARTIFACT_KEY}", "run://no-run", "run://no-run/model", "hf://org/model"),
+}
+"""Locations of each sort, so that a good part of the specs gets beyond their arguments."""
+
+
+def put_inputs(aws: Aws, stage: str) -> None:
+    """Put what good specs read into a stage's bucket."""
+    bucket = read_stage(aws, stage).data_bucket
+    files = {
+        f"{MODEL_KEY}/config.json": b"{}",
+        DATA_KEY: b'{"text": "good", "label": 1}\n',
+        f"{ARTIFACT_KEY}/{MANIFEST}": b"{}",
+    }
+    for key, content in files.items():
+        aws.s3.put_object(Bucket=bucket, Key=key, Body=content)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attempt: the file, what `--set` replaces, and whether it is malformed for certain."""
+
+    content: bytes
+    overrides: tuple[str, ...] = ()
+    is_malformed: bool = False
+
+
+def fuzz(round_: Round, aws: Aws, stage: str, folder: Path, *, count: int, number: int) -> None:
+    """Give `count` specs to the code behind `trainyard submit --dry-run`, which asks the AWS that `aws` connects to."""
+    path = folder / "spec.yaml"
+
+    def look_at(case: Case) -> None:
+        path.write_bytes(case.content)
+        round_.look((case.content.decode(errors="replace"), case.overrides), lambda: _submit(aws, stage, path, case))
+
+    draw_each(cases(round_.canary), look_at, count=count, number=number)
+
+
+def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
+    plans: list[Plan] = []
+
+    def command(_arguments: object) -> None:
+        submit(aws, stage, path, case.overrides, how=How.DRY_RUN, yes=False, output="table")
+
+    def planning(*arguments: Any, **options: Any) -> list[Plan]:
+        plans.extend(plan_runs(*arguments, **options))
+        return plans
+
+    with patch.object(submitting, "plan_runs", planning):
+        code, stdout = reported(command)
+    if code == 0:
+        if case.is_malformed:
+            raise Nonsense("a malformed spec was accepted")
+        requests = json.loads(stdout, parse_constant=_no_constant)
+        for planned, request in zip(plans, requests if isinstance(requests, list) else [requests], strict=True):
+            # What a dry run leaves out: arguments that are too long for the command line lie in the run's folder.
+            put_spec(aws, planned)
+            check_request(request, aws)
+            delete_spec(aws, planned)
+    return code == 0
+
+
+def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Run a command as the console script does, and return its exit code and what it printed on stdout.
+
+    Raises Nonsense where it ends in another way than its users were told, or shows what no terminal should get.
+    """
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = run_reporting(command, arguments)
+    said = stdout.getvalue() + stderr.getvalue()
+    if code not in EXIT_CODES:
+        raise Nonsense(f"exit code {code}")
+    if code and not stderr.getvalue().strip():
+        raise Nonsense(f"exit code {code} without a word")
+    if "Traceback" in stderr.getvalue():
+        raise RuntimeError(stderr.getvalue())
+    if printable(said) != said:
+        raise Nonsense(f"characters that steer a terminal: {printable(said)!r}")
+    return code, stdout.getvalue()
+
+
+def check_request(request: dict[str, Any], aws: Aws) -> None:
+    """Raise Nonsense where AWS Batch would refuse a request, or the container the command line in it."""
+    shape = aws.batch.meta.service_model.operation_model("SubmitJob").input_shape
+    assert shape is not None
+    report = ParamValidator().validate(request, shape)
+    if report.has_errors():
+        raise Nonsense(f"SubmitJob: {report.generate_report()}")
+    nodes = request.get("nodeOverrides", {}).get("nodePropertyOverrides", [request])
+    for properties in nodes:
+        overrides = properties["ecsPropertiesOverride"]
+        (container,) = overrides["taskProperties"][0]["containers"]
+        if len(json.dumps(overrides, ensure_ascii=False)) > MAX_OVERRIDES_CHARACTERS:
+            raise Nonsense("overrides that ECS would not start")
+        command, environment = container["command"], {item["name"]: item["value"] for item in container["environment"]}
+        if command[:3] != ["python", "-m", "jobs.train.launch"] or any("\0" in word for word in command):
+            raise Nonsense(f"the command {command}")
+        "\n".join(command).encode()
+        try:
+            # The launcher asks the hub for the repository that is pushed to.
+            launch = parse([word for word in command[3:] if not word.startswith("--push-to-hub=")], environment)
+        except SystemExit:
+            raise Nonsense(f"the container cannot read {command}") from None
+        arguments = launch.arguments.model_dump(mode="json", exclude_none=True)
+        jsonschema.validate(arguments, {**_SCHEMA["$defs"][launch.kind.name], "$defs": _SCHEMA["$defs"]})
+
+
+def _no_constant(name: str) -> None:
+    raise Nonsense(f"{name} in a request")
+
+
+@st.composite
+def cases(draw: DrawFn, canary: Path) -> Case:
+    """Draw a spec file: as the schema has it, changed for the worse, or with its text damaged."""
+    documents = [
+        draw(_documents(name)) for name in draw(st.lists(st.sampled_from(sorted(CATALOG)), min_size=1, max_size=2))
+    ]
+    what = draw(st.sampled_from(("whole", "value", "malformed", "text", "override")))
+    if what == "value":
+        place, key = draw(st.sampled_from(_places(documents)))
+        place[key] = draw(hostile.values(canary))
+    elif what == "malformed":
+        draw(st.sampled_from(_MALFORMATIONS))(draw, documents)
+    content = _dump(documents, as_json=draw(st.booleans()))
+    if what == "text":
+        content = draw(_damaged(content, canary))
+    overrides: tuple[str, ...] = ()
+    if what == "override":
+        key = draw(
+            st.sampled_from(("name", "team", "arguments.seed", "arguments.model", "resources.nnodes", "x", "a.b"))
+        )
+        value = draw(st.sampled_from([*hostile.texts(canary), *hostile.snippets(canary)]))
+        overrides = (draw(st.sampled_from((f"{key}={value}", value, f"{value}={key}"))),)
+    return Case(content, overrides, is_malformed=what == "malformed")
+
+
+@cache
+def _documents(kind: str) -> SearchStrategy[dict[str, Any]]:
+    """Return a strategy of specs of a kind, with its arguments in the place that the schema ties to the kind."""
+    properties = {**_SCHEMA["properties"], "job": {"const": kind}, "arguments": {"$ref": f"#/$defs/{kind}"}}
+    drawn = instances({**_SCHEMA, "properties": properties, "required": ["name", "job", "arguments"]}, _SCHEMA["$defs"])
+    names = st.none() | st.none() | st.sampled_from(("reviews", "second", "a" * 63))
+    return st.builds(_sensible, drawn, names, st.randoms(use_true_random=False))
+
+
+def _sensible(document: dict[str, Any], name: str | None, random: Any) -> dict[str, Any]:
+    """Give most specs what nearly no draw of the schema has: a stage's team, and inputs that can be read."""
+    document, arguments = copy.deepcopy(document), dict(document["arguments"])
+    document["name"] = name or document["name"]
+    if random.random() < 0.8:
+        document.pop("team", None)
+        document.pop("resources", None)
+        schema = _SCHEMA["$defs"][document["job"]]["properties"]
+        for argument, field in CATALOG[document["job"]].arguments.model_fields.items():
+            marker = next((mark for mark in _marks(field) if isinstance(mark, SourceMarker)), None)
+            if marker is not None and (field.is_required() or argument == "train_data" or argument in arguments):
+                location = random.choice(_SOURCES.get(marker.what, _TABLES)[: random.randint(1, 4)])
+                arguments[argument] = [location] if schema[argument].get("type") == "array" else location
+        if "global_batch_size" in schema:
+            arguments["global_batch_size"] = 8 * random.randint(1, 16)
+    return {**document, "arguments": arguments}
+
+
+def _places(documents: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """Return `(mapping, key)` of all values in the documents."""
+    return [place for document in documents for place in _places_in(document)]
+
+
+def _places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from _places_in(value[key])
+
+
+def _numbers(documents: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    numeric = [(document, key) for document in documents for key in ("attempts", "max_usd", "timeout_hours")]
+    return numeric + [
+        (document["arguments"], key)
+        for document in documents
+        for key, schema in _SCHEMA["$defs"][document["job"]]["properties"].items()
+        if schema.get("type") in ("integer", "number")
+    ]
+
+
+def _put_unknown_key(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
+    document = draw(st.sampled_from(documents))
+    place = draw(st.sampled_from([document, document["arguments"]]))
+    place[draw(st.text(min_size=1, max_size=20).map(lambda text: f"{text}?"))] = 1
+
+
+def _take_needed_key(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
+    del draw(st.sampled_from(documents))[draw(st.sampled_from(("name", "job")))]
+
+
+def _put_no_number(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
+    place, key = draw(st.sampled_from(_numbers(documents)))
+    place[key] = draw(
+        st.sampled_from((float("nan"), float("inf"), -1, -0.5, 2**70, 10**400, True, "many", [1], {}, ""))
+    )
+    if key in ("max_usd", "timeout_hours") and place[key] == "":
+        place[key] = "none"
+
+
+def _put_no_text(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
+    place, key = draw(
+        st.sampled_from([(document, "name") for document in documents] + [(document, "team") for document in documents])
+    )
+    place[key] = draw(
+        st.sampled_from(
+            ("latest" if key == "name" else "A", "../x", "A", "", "a\n", "a\0", "\ud800", "a" * 64, 1, None, [])
+        )
+    )
+
+
+def _put_mapping(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
+    place, key = draw(st.sampled_from([*_places(documents)]))
+    place[key] = {"no such key": 1}
+
+
+_MALFORMATIONS = (_put_unknown_key, _take_needed_key, _put_no_number, _put_no_text, _put_mapping)
+
+
+def _dump(documents: list[dict[str, Any]], *, as_json: bool) -> bytes:
+    if as_json and len(documents) == 1:
+        with contextlib.suppress(TypeError):
+            text = json.dumps(documents[0])
+            return text.replace("NaN", ".nan").replace("Infinity", ".inf").encode()
+    return yaml.safe_dump_all(documents, allow_unicode=False).encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def _damaged(draw: DrawFn, content: bytes, canary: Path) -> bytes:
+    """Draw a text of which pieces are gone, doubled, or replaced by what means something to YAML."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        end = min(len(content), start + draw(st.sampled_from((0, 0, 1, 10, 100))))
+        piece = draw(
+            st.sampled_from([text.encode("utf-8", "surrogatepass") for text in hostile.snippets(canary)])
+            | st.sampled_from((b"\xff", b"\x00", b"\r", b"\xef\xbb\xbf", b"\xed\xa0\x80", content[start:end] * 2, b""))
+            | st.binary(max_size=20)
+        )
+        content = content[:start] + piece + content[end:]
+    return content

@@ -1,0 +1,60 @@
+"""A page in a browser: opened from a file or an address, with all that the browser complains of."""
+
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+_SHIFTS = """() => new Promise((resolve) => {
+  let sum = 0;
+  new PerformanceObserver((list) => list.getEntries().forEach((entry) => { sum += entry.value; }))
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => resolve(sum), 200);
+})"""
+
+_DRAWN = """() => [...document.querySelectorAll(".chart")].map((place) => [
+  place.id,
+  [...place.querySelectorAll("svg .mark-line path, svg .mark-rect path, svg .mark-symbol path, svg .mark-text text")]
+    .filter((mark) => mark.getBoundingClientRect().width > 0).length,
+  place.scrollWidth <= place.clientWidth && place.scrollHeight <= place.clientHeight,
+])"""
+
+
+class OpenedPage:
+    """One page at a time."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self._page: Page | None = None
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+
+    def open(self, address: Path | str, *, width: int = 1200, dark: bool = False) -> Page:
+        """Return the page once its charts are drawn."""
+        self.close()
+        self._page = page = self._browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.goto(address.as_uri() if isinstance(address, Path) else address)
+        page.wait_for_function("document.documentElement.dataset.drawn")
+        return page
+
+    def close(self) -> None:
+        if self._page is not None:
+            self._page.close()
+
+    @staticmethod
+    def marks(page: Page) -> dict[str, int]:
+        """How many marks each chart shows; fails where a chart is larger than its place."""
+        drawn: list[list[Any]] = page.evaluate(_DRAWN)
+        assert all(fits for *_, fits in drawn), drawn
+        return {name: count for name, count, _ in drawn}
+
+    @staticmethod
+    def layout_shift(page: Page) -> float:
+        """The browser's own sum of what moved since the page was there (Cumulative Layout Shift)."""
+        shift: float = page.evaluate(_SHIFTS)
+        return shift

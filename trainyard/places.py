@@ -1,0 +1,65 @@
+"""Where a script finds its inputs and leaves its output and its result, and whether it runs in the platform."""
+
+import math
+import os
+from pathlib import Path
+from typing import SupportsFloat
+
+
+def is_here() -> bool:
+    """Return whether this process is a rank that the platform has started."""
+    return all(name in os.environ for name in ("TRAINYARD_RUN_URI", "TRAINYARD_SCRATCH", "RANK"))
+
+
+def checkpoint() -> str | None:
+    """Return the folder of the checkpoint that this run goes on from; None: it begins. All ranks call it.
+
+    For `trainer.train(resume_from_checkpoint=trainyard.checkpoint())`.
+    """
+    if not is_here():
+        return None
+    from jobs.train.trainer.attached import checkpoint as restored
+
+    return restored()
+
+
+def output(default: str | Path = "output") -> Path:
+    """Return the folder whose files are kept with the run; `default`, which is made, outside the platform."""
+    folder = Path(os.environ.get("TRAINYARD_OUTPUT") or default)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def input_path(name: str, default: str | Path | None = None) -> str:
+    """Return where the input `name` of the spec lies; `default` where there is none. Raises KeyError without one."""
+    variable = f"TRAINYARD_INPUT_{name.upper().replace('-', '_')}"
+    found = os.environ.get(variable, None if default is None else str(default))
+    if found is None:
+        raise KeyError(f"{variable} is not set: the spec has no input '{name}'")
+    return found
+
+
+def result(**values: SupportsFloat | str) -> None:
+    """Put values into the run's result, beside its metrics: its receipt, reports and comparisons show them.
+
+    A name that is given again has its newest value. Only what rank 0 says counts. Outside the platform it does nothing.
+    """
+    if not is_here() or os.environ["RANK"] != "0":
+        return
+    from jobs.train.channel import tell_result
+
+    tell_result(Path(os.environ["TRAINYARD_SCRATCH"]), {name: _plain(value) for name, value in values.items()})
+
+
+def _plain(value: SupportsFloat | str) -> float | str | None:
+    """Return what JSON has: text, a truth or a whole number as it is, any other number as one, None for none at all."""
+    if isinstance(value, (str, int)):
+        return value
+    number = number_of(value)
+    return number if math.isfinite(number) else None
+
+
+def number_of(value: SupportsFloat) -> float:
+    """Return a number, of a tensor in a graph too."""
+    detached = getattr(value, "detach", None)
+    return float(detached() if detached else value)
