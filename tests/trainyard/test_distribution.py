@@ -31,6 +31,7 @@ except KeyError as error:
 else:
     raise AssertionError
 trainyard.busy(seconds=3600)
+trainyard.result(accuracy=0.5, words="any")
 with trainyard.Run(total_steps=2, samples_per_step=4, save_every_steps=1, keep=1) as run:
     assert run.state is None and run.restore(model=object()) == run.steps_done == 0
     run.step(1)
@@ -45,7 +46,7 @@ except ModuleNotFoundError as error:
     assert error.name == "transformers"
 else:
     raise AssertionError
-tested = {"Callback", "Run", "busy", "checkpoint", "input_path", "is_here", "output"}
+tested = {"Callback", "Run", "busy", "checkpoint", "input_path", "is_here", "output", "result"}
 assert set(trainyard.__all__) == tested, "test what is new, too"
 assert {name for name in vars(trainyard.Run) if name[0] != "_"} == {
     "busy", "finish", "log", "restore", "save", "should_save", "should_stop", "state", "step", "steps_done"

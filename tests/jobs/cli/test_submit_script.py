@@ -20,6 +20,7 @@ from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
+from tests.support.jobs.submitting import wait_for
 from tests.support.train.reviews import reviews
 from tests.support.train.scripts import write_files
 
@@ -104,12 +105,14 @@ def test_a_cancelled_script_goes_on_with_changed_code_where_that_is_asked_for(
     arguments = {"code": "code", "command": "train.py"}
     spec = {"name": "changes", "job": "script", "resources": {"nproc_per_node": 1}, "arguments": arguments}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
-    run_id = command("submit", "spec.yaml", "--detach").stdout.strip()
+    submitted = json.loads(command("submit", "spec.yaml", "--detach", "-o", "json").stdout)
+    run_id = submitted["run_id"]
     manifest = f"research/{run_id}/checkpoints/step-1/manifest.json"
     embedded.s3.get_waiter("object_exists").wait(
         Bucket=stage.run_bucket, Key=manifest, WaiterConfig={"Delay": 1, "MaxAttempts": 120}
     )
     assert command("cancel", run_id, "--yes").returncode == 0
+    wait_for(embedded, stage, submitted["job_id"])
 
     write_files(tmp_path / "code", {"train.py": GOES_ON})
     change = ("resume", run_id, "--set", "arguments.code=code")
