@@ -17,6 +17,7 @@ This module tells one attempt in the order in which it happens. It is also the e
         health.py                             whether this node is well, before its ranks start
         node_ranks.py, rank_lines.py          the ranks of this node: started by torchrun, and what they print
         fork_server.py, rank_environment.py   what ranks are forked from, and the variables that they find
+        recipe_cache.py                       what a node's HPUs have compiled, kept for the next attempt
         watchdog.py                           ranks that hang, nodes that are lost
         shutdown.py                           SIGTERM and Spot notice: the ranks save and stop
         outcome.py                            how the attempt ended, and whether Batch starts it again

@@ -22,6 +22,7 @@ from jobs.train.launcher.nodes import Nodes
 from jobs.train.launcher.outcome import End, Failure, line_of_lost_peers, outcome, retried, with_full_disk
 from jobs.train.launcher.rank_environment import rank_environment
 from jobs.train.launcher.rank_lines import RankLines
+from jobs.train.launcher.recipe_cache import recipe_cache
 from jobs.train.launcher.request import Launch
 from jobs.train.launcher.shutdown import Interrupted, Shutdown
 from jobs.train.launcher.utilization import Utilization
@@ -66,6 +67,7 @@ def run_ranks(
         server.replace_start_of(launch.nproc_per_node)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
     script = _script(launch, accelerator, scratch)
+    recipes = recipe_cache(launch, accelerator, scratch, os.environ)  # before the ranks' variables are among them
     try:
         os.environ.update(rank_environment(launch, accelerator, scratch))
     except TrainyardError as error:
@@ -98,7 +100,7 @@ def run_ranks(
             else:
                 os.environ.update(script.prepare())
                 program = script.program
-            with script or contextlib.nullcontext():
+            with script or contextlib.nullcontext(), recipes or contextlib.nullcontext():
                 elastic_launch(config, sys.executable)(*program)
     except TrainyardError as error:
         end = End(code=1, reason=one_line(error), cause="own")

@@ -7,14 +7,10 @@ from pathlib import Path
 from jobs.train import libfabric
 from jobs.train.accelerator import Accelerator
 from jobs.train.launcher.instance import address_towards
+from jobs.train.launcher.recipe_cache import recipe_variable
 from jobs.train.launcher.request import Launch, Node
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, INSTANCE_TYPE_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
 from jobs.train.store import loopback_sockets, sockets_of_interface
-
-RECIPE_CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
-
-RECIPE_CACHE_MB = 8 * 1024
-"""A GB for each of eight cards: what the bridge's own example gives a worker."""
 
 
 def import_environment(launch: Launch) -> dict[str, str]:
@@ -45,7 +41,7 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
         **accelerator.environment,
-        **_recipe_cache(accelerator, scratch),
+        **recipe_variable(accelerator, scratch, os.environ),
         **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
     }
 
@@ -65,15 +61,3 @@ def _sockets_towards(node: Node) -> dict[str, str]:
     carriers = [name for name, found in psutil.net_if_addrs().items() if own in (one.address for one in found)]
     chosen = sockets_of_interface(carriers[0]) if carriers else {}
     return {name: value for name, value in chosen.items() if name not in os.environ}
-
-
-def _recipe_cache(accelerator: Accelerator, scratch: Path) -> dict[str, str]:
-    """Return the variable by which the HPUs of a node share compiled graphs: each would compile all of them itself.
-
-    A folder, whether to empty it first, and its size in MB: the format that Habana's bridge checks it against. It goes
-    with the attempt. A value that the image has stays.
-    """
-    if accelerator.name != "hpu":
-        return {}
-    shared = f"{scratch / 'recipes'},false,{RECIPE_CACHE_MB}"
-    return {RECIPE_CACHE_VARIABLE: os.environ.get(RECIPE_CACHE_VARIABLE, shared)}

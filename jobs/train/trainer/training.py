@@ -32,6 +32,7 @@ from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError, take_best
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.core_binding import bind_to_cores
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations, stretches
 from jobs.train.trainer.heartbeat import Heartbeats
@@ -91,6 +92,8 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     )
     attempt.say_start()
     trainer = attempt.build()
+    if accelerator.name == "hpu":
+        bind_to_cores(rank.local_rank, rank.local_world_size)
     try:
         trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
     except TrainedEnoughError:
