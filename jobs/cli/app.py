@@ -1,7 +1,7 @@
 """The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
 
-Those of `trainyard images`, `data`, `local` and `acceptance` are in the app.py of the folder of that name, and those that
-look back at runs are in past.py.
+Those of `trainyard images`, `data`, `local` and `acceptance` are in the app.py of the folder of that name, and those
+that look back at runs are in past.py.
 """
 
 from dataclasses import dataclass
