@@ -15,7 +15,7 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli import embedded as embedded_server
-from jobs.cli import local
+from jobs.cli.local import commands as local
 from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.contract.errors import ConfigurationError, UsageError
