@@ -1,7 +1,7 @@
 """The commands of `trainyard`: their names, options and help. What they do lies in the modules they import.
 
-Those of `trainyard images` are in images/app.py, those of `trainyard data` in data/app.py, `trainyard acceptance` is in
-acceptance/app.py, and those that look back at runs are in past.py.
+Those of `trainyard images`, `data`, `local` and `acceptance` are in the app.py of the folder of that name, and those
+that look back at runs are in past.py.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from jobs.cli.acceptance.app import acceptance
 from jobs.cli.data.app import data
 from jobs.cli.images.app import images
+from jobs.cli.local.app import STATE_FILE, local
 from jobs.cli.options import (
     RUNS_FOLDER,
     BuildArguments,
@@ -63,7 +64,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train Hugging Face models on Habana Gaudi in AWS, and try it all on a laptop first.",
 )
-local = typer.Typer(help="The embedded AWS on this machine: no account, no Docker needed.")
 app.add_typer(local, name="local")
 app.add_typer(images, name="images")
 app.add_typer(data, name="data")
@@ -84,12 +84,6 @@ class Target:
         from jobs.aws.connection import Aws
 
         return Aws(self.profile, self.region)
-
-
-StateFile = Annotated[
-    Path, typer.Option(metavar="FILE", parser=user_path, help="Where the embedded AWS says how it is reached.")
-]
-STATE_FILE = Path(".trainyard/emulator.json")
 
 
 def _print_version(wanted: bool) -> None:
@@ -246,17 +240,17 @@ def _how(**given: bool) -> "How":
 @app.command()
 def status(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     """Show a run: its state, its attempts and why they ended, how far it is."""
-    from jobs.cli import runs
+    from jobs.cli import status as command
 
-    runs.status(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+    command.status(ctx.obj.aws(), ctx.obj.stage, run, output=output)
 
 
 @app.command()
 def why(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     """Say why a run waits: asks Batch and EC2 for all that can keep it from starting."""
-    from jobs.cli import runs
+    from jobs.cli import why as command
 
-    runs.why(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+    command.why(ctx.obj.aws(), ctx.obj.stage, run, output=output)
 
 
 @app.command()
@@ -268,9 +262,9 @@ def logs(
     output: Output = "table",
 ) -> None:
     """Print a run's log: all its attempts, all its nodes."""
-    from jobs.cli import runs
+    from jobs.cli import logs as command
 
-    runs.logs(ctx.obj.aws(), ctx.obj.stage, run, follow=follow, since=since, output=output)
+    command.logs(ctx.obj.aws(), ctx.obj.stage, run, follow=follow, since=since, output=output)
 
 
 @app.command()
@@ -322,9 +316,9 @@ def cancel(
 
     'latest' is asked about first: somebody may have submitted another run meanwhile.
     """
-    from jobs.cli import runs
+    from jobs.cli import cancel as command
 
-    runs.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason, yes=yes)
+    command.cancel(ctx.obj.aws(), ctx.obj.stage, run, reason=reason, yes=yes)
 
 
 @app.command()
@@ -354,56 +348,3 @@ def demo(
     from jobs.cli import demo as command
 
     command.demo(executor=executor, build_arguments=build_arguments or [], network=network)
-
-
-@local.command("up")
-def local_up(
-    ctx: typer.Context,
-    *,
-    state_file: StateFile = STATE_FILE,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 0,
-    executor: Annotated[
-        Literal["process", "docker"] | None,
-        typer.Option(help="What runs a job: this machine's processes (the default), or containers."),
-    ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="The container registry that stands in for ECR's; default: none."),
-    ] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", parser=user_path, help="Keep runs and data there, for later starts."),
-    ] = None,
-    deploy: Annotated[bool, typer.Option(help="Deploy the stage's stacks with the CDK CLI.")] = True,
-) -> None:
-    """Start the embedded AWS and deploy the stage to it."""
-    from jobs.cli import local as command
-
-    command.up(ctx.obj.stage, state_file, port=port, executor=executor, registry=registry, keep=keep, deploy=deploy)
-
-
-@local.command("down")
-def local_down(ctx: typer.Context, state_file: StateFile = STATE_FILE, yes: Yes = False) -> None:
-    """Stop the embedded AWS and every job in it; what was in memory is gone.
-
-    Asks first where jobs run, or where runs have not been fetched.
-    """
-    from jobs.cli import local as command
-
-    command.down(ctx.obj.stage, state_file, yes=yes)
-
-
-@local.command("status")
-def local_status(state_file: StateFile = STATE_FILE, output: Output = "table") -> None:
-    """Show whether the embedded AWS runs, its jobs, and what it does not prove."""
-    from jobs.cli import local as command
-
-    command.status(state_file, output=output)
-
-
-@local.command("env")
-def local_env(state_file: StateFile = STATE_FILE) -> None:
-    """Print the shell lines that point AWS tools at the embedded AWS: eval "$(trainyard local env)"."""
-    from jobs.cli import local as command
-
-    command.env(state_file)

@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.runs import job_of
 from jobs.client import batch, port_forwarding, storage
 from jobs.client.follow import may_go_on
 from jobs.client.job import Job
@@ -67,7 +66,7 @@ def _running(aws: Aws, stage: DeployedStage, run: StoredRun, *, wait: bool) -> t
     """The run's job and where its notebook answers, once it does; None where the run has ended."""
     said = set[str]()
     while True:
-        job = job_of(aws, stage, run.run_id)
+        job = batch.job_of(aws, stage, run.run_id)
         if job.kind != _KIND:
             raise UsageError(
                 f"{run.run_id} is a '{job.kind}', no '{_KIND}': there is nothing to connect to",

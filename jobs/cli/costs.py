@@ -11,8 +11,8 @@ from rich.table import Table
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.client import batch, storage
+from jobs.client.costs import By, Cost, costs, month_of, total
 from jobs.client.storage import StoredRun
-from jobs.contract.costs import By, Cost, costs, month_of, total
 from jobs.contract.errors import TrainyardError
 from jobs.contract.records import Receipt
 from jobs.contract.words import counted

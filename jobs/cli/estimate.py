@@ -10,17 +10,17 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.spec_file import read_specs
 from jobs.client.batch import read_stage
+from jobs.client.estimate import Estimate, Measured, Work, estimate
 from jobs.client.past_runs import PastRun, measured, past_runs
 from jobs.client.prices import current_prices
 from jobs.client.table_summary import summarize
+from jobs.client.throughputs import model_name, throughputs
 from jobs.contract.arguments import Columns
 from jobs.contract.errors import NotFoundError, UsageError
-from jobs.contract.estimate import Estimate, Measured, Work, estimate
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.plan import arguments_in_s3
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
-from jobs.contract.throughputs import model_name, throughputs
 from jobs.contract.words import counted, duration, usd
 from jobs.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
 from jobs.kinds.pretrain_mlm import PretrainMlm
@@ -44,7 +44,7 @@ def show_estimate(
         if not found:
             raise NotFoundError(
                 f"nothing is known of '{model_name(spec.entrypoint_arguments())}' in '{spec.job}': no run of it has "
-                "succeeded in this stage, and no figure is published in jobs/contract/throughputs.toml",
+                "succeeded in this stage, and no figure is published in jobs/client/throughputs.toml",
                 next_step="submit a short run of it, whose records are then reckoned from",
             )
         answers.append({"name": spec.name, "samples": work.samples, "estimates": list(map(dataclasses.asdict, found))})

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from jobs.aws.connection import Aws
-from jobs.cli.runs import job_of
 from jobs.client import batch, entering, storage
 from jobs.contract.errors import ConfigurationError, TrainyardError
 
@@ -11,7 +10,7 @@ from jobs.contract.errors import ConfigurationError, TrainyardError
 def run_in_job(aws: Aws, stage_name: str, text: str, command: Sequence[str], *, node: int) -> None:
     """Run `trainyard exec`. Raises TrainyardError where the run waits or has ended, or lets nobody in."""
     stage = batch.read_stage(aws, stage_name)
-    job = job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
+    job = batch.job_of(aws, stage, storage.find_run(aws, stage, text).run_id)
     run_id = job.run_id
     if job.ended:
         raise TrainyardError(

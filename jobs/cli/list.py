@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.runs import parse_since
+from jobs.cli.options import parse_since
 from jobs.cli.sweep import SweepNow, read_now
 from jobs.client import batch
 from jobs.client.job import STATES, Job

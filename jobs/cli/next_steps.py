@@ -41,7 +41,7 @@ def show(stage_name: str, *, profile: str | None, region: str | None, state_file
 def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None, runs_folder: Path) -> None:
     from jobs.aws.connection import Aws
     from jobs.aws.errors import explain
-    from jobs.cli.runs import parse_since
+    from jobs.cli.options import parse_since
     from jobs.client import batch
 
     aws = Aws(profile, region)

@@ -1,18 +1,41 @@
 """Options that commands of several files have."""
 
 import os
+import re
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from jobs.cli.completion import complete_run
+from jobs.contract.errors import UsageError
 from jobs.contract.run import LATEST
+
+_AGO = re.compile(r"(\d+)\s*([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def user_path(text: str) -> Path:
     """Return the path in which `~` means the user's folder, also where no shell has seen it, as in `--to=~/runs`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - leaves what names nobody as it is
+
+
+def parse_since(text: str) -> datetime:
+    """Return the moment that `30m`, `12h`, `7d` or an ISO 8601 time names; it is in UTC where it names no offset.
+
+    Raises UsageError for all else.
+    """
+    match = _AGO.fullmatch(text.strip())
+    try:
+        if match:
+            return datetime.now(timezone.utc) - timedelta(**{_UNITS[match[2]]: int(match[1])})
+        time = datetime.fromisoformat(text.strip())
+    except OverflowError:
+        raise UsageError(f"--since {text}: that is before the first year there is") from None
+    except ValueError:
+        raise UsageError(f"--since {text}: it should look like 30m, 12h, 7d or 2026-01-31T12:00:00") from None
+    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)
 
 
 RUNS_FOLDER = Path("runs")

@@ -81,9 +81,9 @@ def fetch(
     output: Output = "table",
 ) -> None:
     """Download what a run wrote: model, metrics, TensorBoard events, receipt."""
-    from jobs.cli import runs
+    from jobs.cli import fetch as command
 
-    runs.fetch(ctx.obj.aws(), ctx.obj.stage, run, to=to, checkpoints=checkpoints, code=code, output=output)
+    command.fetch(ctx.obj.aws(), ctx.obj.stage, run, to=to, checkpoints=checkpoints, code=code, output=output)
 
 
 @past.command()
@@ -97,9 +97,9 @@ def sweep(ctx: typer.Context, run: Run, output: Output = "table") -> None:
 @past.command()
 def receipt(ctx: typer.Context, run: Run, output: Output = "table") -> None:
     """Show what a run took over all its attempts, and what it brought."""
-    from jobs.cli import runs
+    from jobs.cli import receipt as command
 
-    runs.receipt(ctx.obj.aws(), ctx.obj.stage, run, output=output)
+    command.receipt(ctx.obj.aws(), ctx.obj.stage, run, output=output)
 
 
 @past.command()

@@ -17,7 +17,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import is_throttling, is_transient
 from jobs.client.job import UNSUCCESSFUL, Job, job_from, part_ids
 from jobs.contract.dependencies import DEPENDENCY_FAILED
-from jobs.contract.errors import MaybeSubmittedError, TrainyardError
+from jobs.contract.errors import MaybeSubmittedError, NotFoundError, TrainyardError
 from jobs.contract.plan import Plan
 from jobs.contract.retries import DUPLICATE_REASON
 from jobs.contract.run import is_run_id
@@ -138,6 +138,22 @@ def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
     """Return the jobs that a run has gone through, the newest last: more than one where it was moved or resumed."""
     ids = [item["jobId"] for queue in stage.queues.values() for item in _list(aws, queue, name=run_id)]
     return _one_after_another(describe(aws, stage, ids))
+
+
+def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> Job:
+    """Return the job that a run is by now. Raises NotFoundError where Batch has forgotten it."""
+    return jobs_of(aws, stage, run_id)[-1]
+
+
+def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
+    """Return what `find_jobs` does. Raises NotFoundError where Batch has forgotten the run."""
+    jobs = find_jobs(aws, stage, run_id)
+    if not jobs:
+        raise NotFoundError(
+            f"AWS Batch does not know {run_id} any more; its files are still there",
+            next_step=f"trainyard fetch {run_id}",
+        )
+    return jobs
 
 
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:

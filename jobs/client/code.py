@@ -34,6 +34,7 @@ from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan
 from jobs.contract.record_reader import parse, read
+from jobs.contract.revision import git_output
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 
@@ -44,8 +45,6 @@ IGNORE_FILE = ".trainyardignore"
 
 _NEVER = (".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache")
 """Folders that no code needs, where no .gitignore says so."""
-
-_GIT_SECONDS = 60
 
 _NAMED = 5
 """So many files are named in a message."""
@@ -305,14 +304,6 @@ def _commit(folder: Path) -> tuple[str | None, bool]:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints of a folder; None where there is no git, or no repository."""
     try:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=_GIT_SECONDS,
-            check=True,
-        ).stdout
+        return git_output(folder, *arguments)
     except (OSError, subprocess.SubprocessError):
         return None

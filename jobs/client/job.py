@@ -12,6 +12,7 @@ from typing import Any
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
+from jobs.contract.records import Receipt
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
 from jobs.contract.sweep import SWEEP_TAG
 
@@ -109,6 +110,18 @@ class Job:
         """Return the number of the attempt that runs, ran last, or is waited for."""
         waiting = not self.ended and all(attempt.stopped_at for attempt in self.attempts)
         return max(1, len(self.attempts) + (1 if waiting else 0))
+
+    def ended_by(self, receipt: Receipt | None) -> str:
+        """Return what the job's last attempt itself said of its end, of which Batch knows only the exit code.
+
+        Of a timeout and of a cancellation it is Batch that knows: the attempt got no more than a SIGTERM.
+        """
+        if self.state == CANCELLED:
+            return self.reason
+        last = receipt.attempts[-1] if receipt else None
+        ours = self.state == "FAILED" and last is not None and last.job_id == self.id
+        said = (last.reason or "") if ours and last is not None else ""
+        return "; ".join(filter(None, ("its timeout_hours were over" if self.timed_out else "", said)))
 
 
 def part_ids(detail: Mapping[str, Any]) -> list[str]:

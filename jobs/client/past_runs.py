@@ -5,16 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from jobs.aws.connection import Aws
+from jobs.client.estimate import Measured
 from jobs.client.records import read_spec
 from jobs.client.storage import StoredRun, read_receipt, stored_runs
+from jobs.client.throughputs import model_name
 from jobs.contract.errors import TrainyardError
-from jobs.contract.estimate import Measured
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.phases import ended_at
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
-from jobs.contract.throughputs import model_name
 
 NEWEST_RUNS = 300
 """So many of the newest are looked at."""

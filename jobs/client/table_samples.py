@@ -7,12 +7,12 @@ from pathlib import Path
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
+from jobs.client.parquet_footer import FOOTER_BYTES, MAGIC, columns_and_rows
 from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, label_kind, text_fault
 from jobs.contract.locations import S3, S3Location, table_suffix
-from jobs.contract.parquet_footer import FOOTER_BYTES, MAGIC, columns_and_rows
 from jobs.contract.table_rows import TableRows
 
 HEAD_BYTES = 256 << 10

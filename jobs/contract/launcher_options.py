@@ -4,7 +4,7 @@ The launcher (jobs.train.launch) takes these options, the job's kind, and the fl
 name of a file that holds them.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer
 
@@ -39,8 +39,37 @@ def _without_empty_fraction(seconds: float) -> int | float:
 Seconds = Annotated[float, PlainSerializer(_without_empty_fraction, when_used="json")]
 
 
-class LauncherOptions(Strict):
-    """Options of the launcher, all but the kind of job and that kind's own arguments."""
+class Limits(Strict):
+    """Limits that the launcher holds a run to: a spec has them as keys, and the launcher as options."""
+
+    max_usd: float | None = Field(default=None, gt=0)
+    """US dollars that all attempts may cost. Spot counts at what EC2 says of it at the submission, else at the recorded
+    price: an estimate. The run saves and stops before that, and goes on with trainyard resume."""
+    max_hours: float | None = Field(default=None, gt=0)
+    """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
+    hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
+    """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
+    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
+    minutes at least."""
+    stop_if_idle_minutes: float | None = Field(default=None, ge=0)
+    """A run whose cards (of a job on CPUs: those) did nothing for so long ends, with where each rank was in its log,
+    and is not started again; 0: never. Default: 30 on accelerator instances; a notebook has idle_timeout_hours."""
+    start_timeout_seconds: Seconds = Field(default=START_TIMEOUT_SECONDS, gt=0)
+    """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
+    health: Health = Health()
+    """The check of each node before the first step; a bad one ends the attempt, is named, and is shut down."""
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits by their names, whatever else this has."""
+        return {name: getattr(self, name) for name in Limits.model_fields}
+
+
+class _Instance(Strict):
+    """The instance that a launcher runs on."""
 
     instance_type: str
     """EC2 instance type whose price the receipt counts."""
@@ -50,18 +79,11 @@ class LauncherOptions(Strict):
     """The price that the receipt and a budget count with: spot or on-demand. Default: unknown."""
     spot_usd_per_hour: float | None = None
     """What EC2 says that an hour of one Spot instance costs, in US dollars. Default: the recorded price."""
-    max_usd: float | None = None
-    """Budget over all attempts of the run, in US dollars."""
-    max_hours: float | None = None
-    """Budget over all attempts of the run, in instance hours."""
-    hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
-    """An attempt that makes no step for so long ends, and is resumed; 0: never."""
-    stop_if_idle_minutes: float | None = Field(default=None, ge=0)
-    """A run whose cards have done nothing for so long ends, and is not started again; 0: never. Default: the kind's."""
-    start_timeout_seconds: Seconds = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """The nodes of a multi-node job wait so long for each other."""
-    health: Health = Health()
-    """The check of each node before its ranks start, as JSON."""
+
+
+class LauncherOptions(Limits, _Instance):  # the fields of the last base come first
+    """Options of the launcher, all but the kind of job and that kind's own arguments."""
+
     gang_min_nnodes: int | None = None
     """The children of the array job train together as a gang, on so many nodes at least."""
     gang_attempts: int | None = None
@@ -76,10 +98,6 @@ class LauncherOptions(Strict):
     """Name of the file among the run's that holds the kind's own arguments, where they are too long for flags."""
     allow_changes: Annotated[bool, Switch()] = False
     """Resumes a checkpoint though it was made with other arguments."""
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
 
     def to_flags(self) -> list[str]:
         """Return the options that differ from the launcher's defaults as flags."""

@@ -78,7 +78,7 @@ def is_dirty(revision: str) -> bool:
 def source_commit(root: Path = ROOT) -> str | None:
     """Return the hash of the last commit; None where git does not tell."""
     try:
-        return _git(root, "rev-parse", "HEAD").strip()
+        return git_output(root, "rev-parse", "HEAD").strip()
     except (FileNotFoundError, subprocess.SubprocessError):
         return None
 
@@ -96,9 +96,9 @@ def local_name(image: str, tag: str) -> str:
 def _revision_in_git(root: Path) -> str:
     """Return the revision as git knows it.
 
-    Raises as `_git`, and CalledProcessError where the last commit has no sources in this folder.
+    Raises as `git_output`, and CalledProcessError where the last commit has no sources in this folder.
     """
-    trees = _git(root, "rev-parse", *(f"HEAD:./{name}" for name in SOURCES))
+    trees = git_output(root, "rev-parse", *(f"HEAD:./{name}" for name in SOURCES))
     revision = hashlib.sha256(trees.encode()).hexdigest()[:_DIGITS]
     changed = sorted(_changed(root))
     return f"{revision}{_DIRTY}{_content(root, changed)}" if changed else revision
@@ -107,9 +107,11 @@ def _revision_in_git(root: Path) -> str:
 def _changed(root: Path) -> Iterator[str]:
     """Find the sources below `root` that are not as the last commit has them."""
     excluded = [f"--exclude={pattern}" for pattern in NOT_SOURCES]
-    yield from _paths(_git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", *SOURCES))
+    yield from _paths(
+        git_output(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", *SOURCES)
+    )
     # Not what .gitignore names, but what Docker does not see: an ignored file gets into the image all the same.
-    yield from _paths(_git(root, "ls-files", "--others", "-z", *excluded, "--", *SOURCES))
+    yield from _paths(git_output(root, "ls-files", "--others", "-z", *excluded, "--", *SOURCES))
 
 
 def _content(root: Path, paths: list[str]) -> str:
@@ -132,13 +134,13 @@ def _paths(output: str) -> list[str]:
     return [name for name in output.split("\0") if name]
 
 
-def _git(root: Path, *arguments: str) -> str:
-    """Return what git prints.
+def git_output(folder: Path, *arguments: str) -> str:
+    """Return what git prints of a folder.
 
     Raises CalledProcessError where it refuses, FileNotFoundError where there is none, TimeoutExpired.
     """
     return subprocess.run(
-        ["git", "-C", str(root), *arguments],
+        ["git", "-C", str(folder), *arguments],
         # Others may work with the same index meanwhile.
         env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
         capture_output=True,

@@ -21,13 +21,11 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, Strict
-from jobs.contract.budget import Budget
 from jobs.contract.catalog import CATALOG, job_kind
 from jobs.contract.display import shortened
 from jobs.contract.errors import UsageError, did_you_mean
-from jobs.contract.health import Health
 from jobs.contract.job_kind import JobKind
-from jobs.contract.launcher_options import HANG_TIMEOUT_SECONDS, START_TIMEOUT_SECONDS
+from jobs.contract.launcher_options import Limits
 from jobs.contract.locations import S3Location
 from jobs.contract.mistakes import in_words
 from jobs.contract.queues import Capacity
@@ -92,8 +90,8 @@ class Resources(Strict):
         return self
 
 
-class JobSpec(Strict):
-    """One validated submission."""
+class _Submission(Strict):
+    """What is to run, for whom, and on what."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     """Lower-case letters, digits and hyphens, at most 63; the run id starts with it."""
@@ -107,22 +105,11 @@ class JobSpec(Strict):
     """Batch may start the job so often: again after a Spot reclaim or an interruption, never after its own fault."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=MAX_TIMEOUT_HOURS)
     """Wall-clock limit of one attempt (of a sweep: of each point's), at least a minute. Default: the kind's."""
-    max_usd: float | None = Field(default=None, gt=0)
-    """US dollars that all attempts may cost. Spot counts at what EC2 says of it at the submission, else at the recorded
-    price: an estimate. The run saves and stops before that, and goes on with trainyard resume."""
-    max_hours: float | None = Field(default=None, gt=0)
-    """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
-    hang_timeout_seconds: float = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
-    """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
-    minutes at least."""
-    stop_if_idle_minutes: float | None = Field(default=None, ge=0)
-    """A run whose cards (of a job on CPUs: those) did nothing for so long ends, with where each rank was in its log,
-    and is not started again; 0: never. Default: 30 on accelerator instances; a notebook has idle_timeout_hours."""
-    start_timeout_seconds: float = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
-    health: Health = Health()
-    """The check of each node before the first step; a bad one ends the attempt, is named, and is shut down."""
+
+
+class JobSpec(Limits, _Submission):  # the fields of the last base come first
+    """One validated submission."""
+
     sweep: Sweep | None = None
     """Many runs that differ in some arguments, submitted as one, with one budget: max_usd and max_hours are of all."""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -146,10 +133,6 @@ class JobSpec(Strict):
     @property
     def kind(self) -> JobKind:
         return job_kind(self.job)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(max_usd=self.max_usd, max_hours=self.max_hours)
 
     def entrypoint_arguments(self) -> Arguments:
         """Return `arguments` as the kind's model; `parse_spec` has validated them."""

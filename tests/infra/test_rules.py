@@ -12,8 +12,11 @@ from infra.rules import RULES
 from infra.rules.stage_templates import StageTemplates
 from infra.settings import STAGES
 from tests.support.infra.breaking import BREAKS, Break
+from tests.support.infra.breaking_job_definitions import JOB_DEFINITION_BREAKS
 from tests.support.infra.synthesis import Templates, new_app
 from tests.support.infra.variants import VARIANTS
+
+ALL_BREAKS = [*BREAKS, *JOB_DEFINITION_BREAKS]
 
 
 @pytest.mark.parametrize("stage", [*STAGES, *(row.name for row in VARIANTS)])
@@ -21,7 +24,7 @@ def test_what_the_app_synthesises_keeps_every_rule(stage: str, templates: Templa
     assert broken_rules(_of_stage({**templates, **variants}, stage)) == {}
 
 
-@pytest.mark.parametrize("broken", BREAKS, ids=lambda item: f"{item.rule.removeprefix('TY-')}: {item.what}")
+@pytest.mark.parametrize("broken", ALL_BREAKS, ids=lambda item: f"{item.rule.removeprefix('TY-')}: {item.what}")
 def test_a_rule_finds_what_it_is_there_for(broken: Break, variants: Templates) -> None:
     # GIVEN the real templates WHEN one thing in them goes wrong
     templates = copy.deepcopy(_of_stage(variants, broken.variant))
@@ -33,7 +36,7 @@ def test_a_rule_finds_what_it_is_there_for(broken: Break, variants: Templates) -
 
 
 def test_every_rule_has_something_that_breaks_it() -> None:
-    assert {rule.id for rule in RULES} == {item.rule for item in BREAKS}
+    assert {rule.id for rule in RULES} == {item.rule for item in ALL_BREAKS}
 
 
 def test_rules_say_why_and_what_next() -> None:

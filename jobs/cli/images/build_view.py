@@ -1,13 +1,11 @@
 """The view of images that are being built: a bar for each on a terminal, a line for each step elsewhere."""
 
 from collections.abc import Sequence
-from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 from rich.table import Column
-from rich.text import Text
 
-from jobs.cli.tables import stderr
+from jobs.cli.images.bars import ImageBars
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.words import duration
 from jobs.images.build import BuiltImage
@@ -17,37 +15,12 @@ _SLOW_SECONDS = 1.0
 """A step that took longer says how long, where there is no bar."""
 
 
-class BuildView:
+class BuildView(ImageBars):
     """Shows a build on stderr until it is closed."""
 
     def __init__(self, planned: Sequence[Image]) -> None:
-        self._console = stderr()
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        if self._console.is_terminal:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, ratio=1)),
-                console=self._console,
-                expand=True,
-            )
-            self._tasks = {
-                image.name: self._bars.add_task(image.name, start=False, total=None, note="") for image in planned
-            }
-
-    def __enter__(self) -> "BuildView":
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bars:
-            self._bars.stop()
+        note = TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+        super().__init__(planned, MofNCompleteColumn(), note, note="")
 
     def begins(self, image: Image) -> None:
         if self._bars:
@@ -80,6 +53,3 @@ class BuildView:
             self._bars.stop_task(task)
         else:
             self._print(f"{built.image.name}: {built.name} in {duration(built.seconds)}")
-
-    def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)

@@ -1,14 +1,13 @@
 """`trainyard images push`: build what is missing, push, record, and say what rolls it out."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import DownloadColumn
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.images.bars import ImageBars
 from jobs.cli.images.build_view import BuildView
 from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import Image
@@ -121,35 +120,13 @@ def _pushed_json(one: Pushed, release_name: str, recorded: Mapping[str, str]) ->
     }
 
 
-class PushView:
+class PushView(ImageBars):
     """Shows a push on stderr until it is closed."""
 
     def __init__(self, chosen: Sequence[Image]) -> None:
-        self._console = tables.stderr()
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        super().__init__(chosen, DownloadColumn())
         self._layers: dict[str, tuple[int, int]] = {}
         """Layers of the image that is being pushed: bytes sent, and bytes in all."""
-        if self._console.is_terminal:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                DownloadColumn(),
-                TimeElapsedColumn(),
-                console=self._console,
-            )
-            self._tasks = {one.name: self._bars.add_task(one.name, start=False, total=None) for one in chosen}
-
-    def __enter__(self) -> "PushView":
-        if self._bars:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bars:
-            self._bars.stop()
 
     def begins(self, image: Image, target: str) -> None:
         self._layers = {}
@@ -177,6 +154,3 @@ class PushView:
             self._bars.stop_task(self._tasks[pushed.image.name])
         else:
             self._print(f"{pushed.image.name}: {'was there' if pushed.was_there else 'done'}, {pushed.uri}")
-
-    def _print(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)

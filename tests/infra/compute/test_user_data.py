@@ -3,115 +3,21 @@
 import base64
 import email
 import json
-import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.storage.shared_file_system import CONTAINER_PATH
 from jobs.contract.health import BAD_NODE_FILE
-from jobs.contract.instance_types import STOP_TIMEOUT_SECONDS
+from tests.infra.compute.conftest import Synthesised
+from tests.support.infra.boot_machine import Machine, script_with
 from tests.support.infra.instances import CPU, GAUDI, boot_parts, environments, launch_data, user_data
-from tests.support.infra.synthesis import Templates
+from tests.support.infra.shellcheck import shellcheck
 
-Synthesised = Callable[..., Templates]
-SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 MAX_USER_DATA_BYTES = 16_384
 """EC2's limit before base64. Ours keeps to it after: Batch adds a part of its own."""
-
-DISKS = "/dev/disk/by-id"
-COMMANDS = (
-    *("udevadm", "mdadm", "mkfs.xfs", "mount", "mountpoint", "blkid", "dnf", "sysctl", "sleep"),
-    *("curl", "docker", "systemctl"),
-)
-"""What the scripts run and must not do to this machine."""
-
-
-@pytest.fixture(scope="module")
-def launch_templates(templates: Templates) -> dict[str, dict[str, Any]]:
-    compute = templates["prod/compute"]
-    return {name: launch_data(compute, name) for name in environments(compute)}
-
-
-@pytest.fixture
-def everything(synthesised: Synthesised) -> dict[str, Any]:
-    """Launch template data of an instance on which every script runs."""
-    compute = synthesised(instance_type="p4d.24xlarge", machine_image=None, fsx_gib=1_200)["compute"]
-    return launch_data(compute, "p4d-24xlarge-1-21-0-spot")
-
-
-@dataclass
-class Machine:
-    """A folder in place of an instance's root, and commands that note how they were called."""
-
-    root: Path
-    answers: dict[str, str]
-    """Command to what it does besides, in bash."""
-
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Run a script of user data, with the folder in place of the root."""
-        for path in ("/dev/", "/scratch", "/var/lib/", "/etc/", "/fsx", "/usr/local/", "/opt/"):
-            script = script.replace(path, f"{self.root}{path}")
-        return self.bash(script)
-
-    def bash(self, script: str) -> subprocess.CompletedProcess[str]:
-        commands = self.root / "commands"
-        commands.mkdir(exist_ok=True)
-        for name in COMMANDS:
-            command = commands / name
-            command.write_text(
-                f'#!/bin/bash\necho "{name} $*" >>"{self.root}/calls"\n{self.answers.get(name, "exit 0")}\n'
-            )
-            command.chmod(0o755)
-        for folder in (
-            *("dev/disk/by-id", "etc/ecs", "etc/sysctl.d", "etc/systemd/system", "usr/local/sbin"),
-            *("var/lib/docker", "var/lib/containerd"),
-        ):
-            (self.root / folder).mkdir(parents=True, exist_ok=True)
-        environment: Mapping[str, str] = {"PATH": f"{commands}:{os.environ['PATH']}"}
-        return subprocess.run(["/bin/bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
-
-    def add_disks(self, number: int) -> None:
-        by_id = self.root / "dev" / "disk" / "by-id"
-        by_id.mkdir(parents=True)
-        for index in range(1, number + 1):
-            device = self.root / "dev" / f"nvme{index}n1"
-            device.touch()
-            # As on EC2: two links to each disk, and the root volume's beside them.
-            (by_id / f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{index}").symlink_to(device)
-            (by_id / f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{index}_1").symlink_to(device)
-        (by_id / "nvme-Amazon_Elastic_Block_Store_vol0").touch()
-
-    @property
-    def calls(self) -> list[str]:
-        path = self.root / "calls"
-        return [line.replace(str(self.root), "") for line in path.read_text().splitlines()] if path.exists() else []
-
-    def called(self, beginning: str) -> list[str]:
-        return [call for call in self.calls if call.startswith(beginning)]
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """A machine on which nothing is mounted and no file system labelled."""
-    return Machine(tmp_path, {"mountpoint": "exit 1", "blkid": "exit 2"})
-
-
-def script_with(data: dict[str, Any], text: str) -> str:
-    (script,) = (script for _, script in boot_parts(data) if text in script)
-    return script
-
-
-def shellcheck(script: str) -> tuple[int, str]:
-    """Return shellcheck's exit code and what it found."""
-    done = subprocess.run([SHELLCHECK, "-"], input=script, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout
 
 
 def test_user_data_is_mime_multipart(launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]) -> None:
@@ -224,117 +130,6 @@ def test_an_instance_whose_logs_cannot_be_sent_runs_jobs_all_the_same(
     assert not machine.called("systemctl")
 
 
-NOTICE = '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}'
-RUNNING = ("e1 ~internal~ecs~pause", "c1 main", "c2 main")
-"""Containers of tasks, as Docker lists them in the format that it is asked for."""
-
-
-@dataclass
-class SpotInstance:
-    """An instance whose Spot notice comes at the third question, and on which two jobs run beside the ECS agent."""
-
-    machine: Machine
-    program: Path
-
-    @classmethod
-    def booted(cls, machine: Machine, data: dict[str, Any]) -> "SpotInstance":
-        installed = machine.run(script_with(data, "spot-notice"))
-        assert (installed.returncode, installed.stderr) == (0, "")
-        root = machine.root
-        machine.answers["curl"] = f"""case "$*" in
-          *--request\\ PUT*/latest/api/token) echo "token-$(grep -c api/token "{root}/calls")" ;;
-          *) cat >>"{root}/headers"
-            (($(grep -c spot/instance-action "{root}/calls") > 2)) || exit 22  # as for a 404
-            echo '{NOTICE}' ;;
-        esac"""
-        machine.answers["docker"] = f"""[[ $1 == ps ]] || exit 0
-        [[ $* == *"--filter label=com.amazonaws.ecs.task-arn"* ]] || echo "a1"  # the agent has no such label
-        printf '%s\\n' {" ".join(f"'{line}'" for line in RUNNING)}"""
-        return cls(machine, root / "usr/local/sbin/trainyard-spot-notice")
-
-    def wait_for_the_notice(self) -> subprocess.CompletedProcess[str]:
-        (self.machine.root / "calls").unlink(missing_ok=True)
-        return self.machine.bash(self.program.read_text())
-
-
-@pytest.fixture
-def spot(machine: Machine, launch_templates: dict[str, dict[str, Any]]) -> SpotInstance:
-    return SpotInstance.booted(machine, launch_templates[f"{GAUDI}-spot"])
-
-
-def test_every_instance_waits_for_its_spot_notice_from_the_first_boot_on(
-    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any], machine: Machine
-) -> None:
-    for data in (*launch_templates.values(), everything):
-        # Installed twice, as when an image is made of an instance, it is the same.
-        for _ in range(2):
-            SpotInstance.booted(machine, data)
-        calls = [call for call in machine.calls if call.startswith("systemctl")]
-        assert calls[-3:] == [
-            "systemctl daemon-reload",
-            "systemctl enable trainyard-spot-notice.service",
-            "systemctl start --no-block trainyard-spot-notice.service",
-        ]
-        unit = (machine.root / "etc/systemd/system/trainyard-spot-notice.service").read_text()
-        program = machine.root / "usr/local/sbin/trainyard-spot-notice"
-        assert f"ExecStart={program}\n" in unit
-        assert "WantedBy=multi-user.target\n" in unit
-        assert "Restart=on-failure\n" in unit
-        assert program.stat().st_mode & 0o777 == 0o755
-        assert program.read_text().startswith("#!/bin/bash\n")
-        assert shellcheck(program.read_text()) == (0, "")
-
-
-def test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time(spot: SpotInstance) -> None:
-    # Trap: the agent's draining stops the tasks of services only; nobody would tell a job of Batch.
-    done = spot.wait_for_the_notice()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert NOTICE in done.stdout
-    asked = [call for call in spot.machine.calls if "spot/instance-action" in call]
-    assert len(asked) == 3
-    assert spot.machine.called("sleep") == ["sleep 5"] * 2
-    # The agent and what holds a task's network stay; what is left of two minutes covers the wait between questions.
-    assert spot.machine.called("docker stop") == [f"docker stop -t {STOP_TIMEOUT_SECONDS} c1 c2"]
-    assert STOP_TIMEOUT_SECONDS + 5 + 2 * 3 < 120
-
-
-def test_the_notice_is_asked_for_with_a_fresh_token_that_no_process_list_shows(spot: SpotInstance) -> None:
-    spot.wait_for_the_notice()
-    headers = (spot.machine.root / "headers").read_text().splitlines()
-    assert headers == [f"X-aws-ec2-metadata-token: token-{number}" for number in (1, 2, 3)]
-    assert not any("token-1" in call for call in spot.machine.calls)
-    assert all("http://169.254.169.254/latest/" in call for call in spot.machine.called("curl"))
-
-
-def test_a_metadata_service_that_does_not_answer_is_asked_again(spot: SpotInstance) -> None:
-    answer = spot.machine.answers["curl"]
-    spot.machine.answers["curl"] = f'(($(wc -l <"{spot.machine.root}/calls") > 4)) || exit 28\n{answer}'
-    assert spot.wait_for_the_notice().returncode == 0
-    assert len(spot.machine.called("docker stop")) == 1
-
-
-def test_an_idle_instance_has_nothing_to_stop(spot: SpotInstance) -> None:
-    spot.machine.answers["docker"] = "exit 0"
-    done = spot.wait_for_the_notice()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert not spot.machine.called("docker stop")
-
-
-def test_a_docker_that_does_not_answer_is_asked_again_by_systemd_but_no_job_is_stopped_twice(
-    spot: SpotInstance,
-) -> None:
-    answer = spot.machine.answers["docker"]
-    spot.machine.answers["docker"] = "exit 1"
-    # systemd starts a service that fails once more, and one that succeeds never.
-    assert spot.wait_for_the_notice().returncode != 0
-    assert not spot.machine.called("docker stop")
-    # One of the jobs may end by itself just now; a second SIGTERM would disturb the end of the other.
-    spot.machine.answers["docker"] = f"[[ $1 != stop ]] || exit 1\n{answer}"
-    done = spot.wait_for_the_notice()
-    assert done.returncode == 0
-    assert "not all could be stopped" in done.stdout
-
-
 def test_a_node_that_a_job_found_bad_tells_how_the_job_ended_and_goes(
     machine: Machine, launch_templates: dict[str, dict[str, Any]]
 ) -> None:
@@ -374,15 +169,6 @@ def test_gaudi_instances_set_huge_pages_aside_and_others_do_not(
     assert not any("hugepages" in script for _, script in boot_parts(launch_templates[f"{CPU}-spot"]))
 
 
-def test_disks_are_made_ready_before_docker_starts_by_the_ami_or_here_and_never_by_both(
-    launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
-) -> None:
-    # Trap: shell scripts run when Docker has started already, and the agent waits for them; a boothook runs before.
-    assert [kind for kind, script in boot_parts(everything) if "/scratch" in script] == ["text/cloud-boothook"]
-    for data in launch_templates.values():
-        assert not any("/scratch" in script for _, script in boot_parts(data))
-
-
 def test_no_script_waits_for_what_waits_for_it(
     launch_templates: dict[str, dict[str, Any]], everything: dict[str, Any]
 ) -> None:
@@ -393,65 +179,6 @@ def test_no_script_waits_for_what_waits_for_it(
         services = [line.removeprefix("systemctl start --no-block trainyard-") for line in started]
         assert services[:2] == ["instance-logs.service", "spot-notice.service"]
         assert services[2:] in ([], ["bad-node.service"])
-
-
-def test_types_without_disks_have_no_script_for_them(launch_templates: dict[str, Any]) -> None:
-    of_cpus = [data for name, data in launch_templates.items() if name.startswith("cpu-")]
-    assert of_cpus
-    assert [script for data in of_cpus for _, script in boot_parts(data) if "/scratch" in script] == []
-
-
-def test_the_disks_become_one_and_docker_moves_there(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(8)
-    (machine.root / "var/lib/docker").mkdir(parents=True)
-    (machine.root / "var/lib/docker/agent").write_text("image")
-    done = machine.run(script_with(everything, "/scratch"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "/scratch is 8 NVMe disks" in done.stdout
-    disks = " ".join(f"/dev/nvme{index}n1" for index in range(1, 9))
-    assert f"mdadm --create /dev/md/scratch --run --force --level=0 --raid-devices=8 {disks}" in machine.calls
-    assert [call for call in machine.calls if call.startswith(("mkfs", "mount "))] == [
-        "mkfs.xfs -f -L scratch /dev/md/scratch",
-        "mount -o noatime /dev/md/scratch /scratch",
-        "mount --bind /scratch/docker /var/lib/docker",
-        "mount --bind /scratch/containerd /var/lib/containerd",
-    ]
-    # What the AMI brought along goes with it.
-    assert (machine.root / "scratch/docker/agent").read_text() == "image"
-
-
-def test_a_single_disk_needs_no_array(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(1)
-    assert machine.run(script_with(everything, "/scratch")).returncode == 0
-    assert "mkfs.xfs -f -L scratch /dev/nvme1n1" in machine.calls
-    assert not any(call.startswith(("mdadm", "dnf")) for call in machine.calls)
-
-
-def test_a_reboot_keeps_what_is_on_the_disks(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(2)
-    (machine.root / "scratch/docker").mkdir(parents=True)
-    (machine.root / "scratch/docker/layer").write_text("pulled")
-    machine.answers["blkid"] = "echo /dev/md127"
-    assert machine.run(script_with(everything, "/scratch")).returncode == 0
-    assert not any(call.startswith(("mdadm", "mkfs")) for call in machine.calls)
-    assert "mount -o noatime /dev/md127 /scratch" in machine.calls
-    assert (machine.root / "scratch/docker/layer").read_text() == "pulled"
-
-
-def test_without_disks_the_instance_runs_on_its_root_volume(everything: dict[str, Any], machine: Machine) -> None:
-    done = machine.run(script_with(everything, "/scratch"))
-    assert done.returncode == 0
-    assert machine.calls == ["udevadm settle"]
-
-
-def test_disks_that_fail_are_told_of_in_the_log(everything: dict[str, Any], machine: Machine) -> None:
-    machine.add_disks(2)
-    machine.answers["mkfs.xfs"] = "exit 5"
-    done = machine.run(script_with(everything, "/scratch"))
-    assert done.returncode != 0
-    assert "on the instance store, line" in done.stderr
-    assert not machine.called("systemctl"), "jobs have the root volume, as on an AMI that the stage builds"
-    assert not any(call.startswith("mount ") for call in machine.calls)
 
 
 def test_the_shared_file_system_is_mounted_for_reading_where_containers_look(

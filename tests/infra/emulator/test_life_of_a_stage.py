@@ -5,32 +5,23 @@ what they kept.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
 from infra.settings import STAGES
-from jobs.contract.catalog import CATALOG
 from jobs.contract.plan import plan
 from jobs.contract.queues import CPU_SPOT, SPOT
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import (
-    DeployedStage,
-    job_definition_parameter,
-    parameter_path,
     queue_parameter,
-    share_identifier,
 )
-from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
+from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
+from tests.support.emulator.staged_account import KIND, Account, Seen
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
-
-KIND = next(iter(CATALOG))
 OTHER_RELEASE = "1.20.0"
 
 TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50, isolated=True)"
@@ -45,153 +36,6 @@ for node in app.node.find_child("dev").node.find_child("compute").node.find_all(
 clash = ssm.CfnParameter(cdk.Stack.of(queue), "Clash", name="/in/use", type="String", value="mine")
 clash.add_dependency(queue)
 """
-
-APP = """
-import dataclasses
-import sys
-
-sys.path.insert(0, {root!r})
-
-import aws_cdk as cdk
-from aws_cdk import aws_batch as batch, aws_ssm as ssm
-from infra.app import build
-from infra.settings import STAGES
-from infra.stages import Team
-from jobs.contract.catalog import CATALOG
-
-{before}
-app = cdk.App()
-build(app, [dataclasses.replace(STAGES["dev"], {changes})])
-{after}
-app.synth()
-"""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The account at one moment."""
-
-    environments: Mapping[str, Mapping[str, Any]]
-    """Compute resources by ARN."""
-    queues: frozenset[str]
-    definitions: frozenset[str]
-    """ARNs with revision, of those that are ACTIVE."""
-    parameters: Mapping[str, str]
-    """Below the stage's path."""
-    stacks: Mapping[str, str]
-    """State by name."""
-    others: Mapping[str, frozenset[str]]
-    """Everything else, by what it is."""
-
-
-@dataclass
-class Account:
-    """The embedded AWS and the CLI aimed at it."""
-
-    aws: EmbeddedAws
-    folder: Path
-    jobs: dict[str, str] = field(default_factory=dict)
-    """Ids of jobs by what they are for."""
-
-    def cdk(self, *arguments: str, app: str = cdk_cli.APP) -> tuple[int, str]:
-        """Run the CLI; its exit code and all it said."""
-        output = ["--output", str(self.folder / "cdk.out"), "--no-version-reporting"]
-        return self.aws.cdk(*arguments, "--app", app, *output, scratch=self.folder, cwd=cdk_cli.ROOT)
-
-    def bootstrap(self) -> tuple[int, str]:
-        # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
-        return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
-
-    def changed_app(self, changes: str, *, before: str = "", after: str = "") -> str:
-        """The command of an app whose stage `dev` has other settings."""
-        script = self.folder / "changed_app.py"
-        script.write_text(APP.format(root=str(cdk_cli.ROOT), changes=changes, before=before, after=after))
-        return f"{cdk_cli.APP.split(' -m ')[0]} {script}"
-
-    def deploy(self, *selected: str, app: str = cdk_cli.APP) -> tuple[int, str]:
-        return self.cdk("deploy", *(selected or ("dev/*",)), "--method=direct", "--require-approval=never", app=app)
-
-    def parameters(self) -> dict[str, str]:
-        path = parameter_path("dev")
-        pages = self.aws.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path, Recursive=True)
-        return {item["Name"].removeprefix(path): item["Value"] for page in pages for item in page["Parameters"]}
-
-    def states(self) -> set[str]:
-        """Return the states of the stage's compute environments."""
-        found = self.aws.client("batch").describe_compute_environments()["computeEnvironments"]
-        return {one["state"] for one in found if "prod" not in one["computeEnvironmentArn"]}
-
-    def see(self) -> Seen:
-        def named(service: str, operation: str, key: str, name: str, **request: Any) -> frozenset[str]:
-            answer = getattr(self.aws.client(service), operation)(**request)
-            return frozenset(item[name] for item in answer.get(key, []) if "prod" not in item[name])
-
-        batch = self.aws.client("batch")
-        stacks = self.aws.client("cloudformation").describe_stacks()["Stacks"]
-        environments = batch.describe_compute_environments()["computeEnvironments"]
-        definitions = batch.get_paginator("describe_job_definitions").paginate(status="ACTIVE")
-        vpcs = self.aws.client("ec2").describe_vpcs()["Vpcs"]
-        roles = self.aws.client("iam").get_paginator("list_roles").paginate()
-        return Seen(
-            environments={one["computeEnvironmentArn"]: one["computeResources"] for one in environments},
-            queues=frozenset(one["jobQueueArn"] for one in batch.describe_job_queues()["jobQueues"]),
-            definitions=frozenset(one["jobDefinitionArn"] for page in definitions for one in page["jobDefinitions"]),
-            parameters=self.parameters(),
-            stacks={one["StackName"]: one["StackStatus"] for one in stacks},
-            others={
-                "alarms": named("cloudwatch", "describe_alarms", "MetricAlarms", "AlarmName"),
-                "buckets": named("s3", "list_buckets", "Buckets", "Name"),
-                "budgets": named("budgets", "describe_budgets", "Budgets", "BudgetName", AccountId=ACCOUNT_ID),
-                "functions": named("lambda", "list_functions", "Functions", "FunctionName"),
-                "log groups": named("logs", "describe_log_groups", "logGroups", "logGroupName"),
-                "repositories": named("ecr", "describe_repositories", "repositories", "repositoryName"),
-                "roles": frozenset(role["RoleName"] for page in roles for role in page["Roles"]),
-                "rules": named("events", "list_rules", "Rules", "Name"),
-                "secrets": named("secretsmanager", "list_secrets", "SecretList", "Name"),
-                "templates": frozenset(
-                    one["LaunchTemplateId"]
-                    for one in self.aws.client("ec2").describe_launch_templates()["LaunchTemplates"]
-                    if not any("prod" in tag["Value"] for tag in one.get("Tags", []))
-                ),
-                "topics": named("sns", "list_topics", "Topics", "TopicArn"),
-                "VPCs": frozenset(vpc["VpcId"] for vpc in vpcs if not vpc["IsDefault"]),
-            },
-        )
-
-    def stage(self) -> DeployedStage:
-        """Return the stage as the command line sees it."""
-        return DeployedStage.from_parameters("dev", self.parameters(), embedded_processes=1, runs_containers=False)
-
-    def submit(self, what_for: str, *, team: str, command: str, kind: str = KIND, queue: str = SPOT) -> str:
-        """A job whose container runs a shell command; its id, kept under `what_for` too."""
-        values, stage = self.parameters(), self.stage()
-        container = {"name": "main", "command": ["sh", "-c", command]}
-        job_id: str = self.aws.client("batch").submit_job(
-            jobName=what_for.replace(" ", "-"),
-            jobQueue=stage.queue(stage.queue_of(team, queue)),
-            jobDefinition=values[job_definition_parameter(team, kind)],
-            shareIdentifier=share_identifier(team),
-            ecsPropertiesOverride={"taskProperties": [{"containers": [container]}]},
-        )["jobId"]
-        self.jobs[what_for] = job_id
-        return job_id
-
-    def job(self, what_for: str) -> dict[str, Any]:
-        (job,) = self.aws.client("batch").describe_jobs(jobs=[self.jobs[what_for]])["jobs"]
-        return dict(job)
-
-    def reached(self, what_for: str, *states: str) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            job = self.job(what_for)
-            return job if job["status"] in states else None
-
-        return until(look, f"{what_for} is {' or '.join(states)}: {self.job(what_for)}")
-
-    def gated(self, what_for: str, **more: Any) -> Callable[[], None]:
-        """Submit a job that runs until the returned function is called."""
-        gate = self.folder / f"{what_for.replace(' ', '-')}.open"
-        self.submit(what_for, command=f"while [ ! -e {gate} ]; do sleep 0.05; done", **more)
-        return gate.touch
 
 
 @pytest.fixture(scope="module")

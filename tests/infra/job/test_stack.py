@@ -1,5 +1,6 @@
+"""Job definitions of every team and kind, on the template: what runs, with which rights, where it logs."""
+
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.job_kind import JobKind
 from jobs.contract.releases import release
 from jobs.contract.retries import RETRY_RULES
-from jobs.contract.stage import DeployedStage, job_definition_parameter
+from jobs.contract.stage import DeployedStage
 from jobs.contract.submit_job import CONTAINER_NAME
-from tests.support.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
+from tests.support.infra.job_definitions import container_of, logical_id, logical_ids, logical_ids_with_several_nodes
+from tests.support.infra.synthesis import Templates, flatten, new_app, read_assembly, resources
 
 MAX_DEFINITION_BYTES = 24 * 1024
 """AWS Batch's limit."""
@@ -37,7 +39,7 @@ def definitions(jobs: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def container(definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return _container(definitions["Jobresearchfinetuneclassification"])
+    return container_of(definitions["Jobresearchfinetuneclassification"])
 
 
 def test_each_team_has_a_definition_of_each_kind_and_the_command_line_finds_it(jobs: dict[str, Any]) -> None:
@@ -73,14 +75,14 @@ def test_definitions_say_ecs_properties_with_the_container_that_an_override_name
         assert definition["Type"] == "container"
         assert definition["PlatformCapabilities"] == ["EC2"]
         assert "ContainerProperties" not in definition
-        assert _container(definition)["Name"] == CONTAINER_NAME
-        assert _container(definition)["Essential"] is True
+        assert container_of(definition)["Name"] == CONTAINER_NAME
+        assert container_of(definition)["Essential"] is True
 
 
 def test_hccl_gets_the_hosts_ipc_namespace_and_memory_that_may_be_pinned(
     definitions: dict[str, dict[str, Any]], container: dict[str, Any]
 ) -> None:
-    for name in _logical_ids(accelerated=True):
+    for name in logical_ids(accelerated=True):
         (task,) = definitions[name]["EcsProperties"]["TaskProperties"]
         assert task["IpcMode"] == "host"
     assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
@@ -99,9 +101,9 @@ def test_containers_get_no_more_rights_and_no_more_environment_than_they_need(
     definitions: dict[str, dict[str, Any]],
 ) -> None:
     for name, definition in definitions.items():
-        container = _container(definition)
+        container = container_of(definition)
         assert not {"Privileged", "Environment", "Secrets"} & container.keys()
-        wanted = {"InitProcessEnabled"} | ({"SharedMemorySize"} if name in _logical_ids(accelerated=False) else set())
+        wanted = {"InitProcessEnabled"} | ({"SharedMemorySize"} if name in logical_ids(accelerated=False) else set())
         assert container["LinuxParameters"].keys() == wanted
         assert container["LinuxParameters"]["InitProcessEnabled"] is True
 
@@ -124,7 +126,7 @@ def test_retries_are_those_of_a_submission(definitions: dict[str, dict[str, Any]
 
 def test_the_timeout_is_the_kinds(definitions: dict[str, dict[str, Any]]) -> None:
     for kind in CATALOG.values():
-        definition = definitions[_logical_id(kind)]
+        definition = definitions[logical_id(kind)]
         assert definition["Timeout"] == {"AttemptDurationSeconds": kind.timeout_hours * 3600}
 
 
@@ -168,7 +170,7 @@ def test_logs_go_to_the_stages_group(jobs: dict[str, Any], container: dict[str, 
 
 def image_of(template: dict[str, Any], definition: dict[str, Any]) -> str:
     """Return the image of a definition's container, with the names of SSM parameters in place of CloudFormation's."""
-    image = flatten(_container(definition)["Image"])
+    image = flatten(container_of(definition)["Image"])
     for name, item in template["Parameters"].items():
         image = image.replace(f"<{name}>", f"<{item.get('Default')}>")
     return image
@@ -191,7 +193,7 @@ def test_jobs_run_what_was_pushed_last_for_the_release_or_a_tag(
     assert image_of(template, definitions["Jobresearchnotebook"]) == image.replace("gaudi", "gaudi-notebook")
     # What a submission compares with what was pushed since.
     published = {item["Name"]: item["Value"] for item in resources(template, "AWS::SSM::Parameter").values()}
-    container = _container(definitions["Jobresearchfinetuneclassification"])
+    container = container_of(definitions["Jobresearchfinetuneclassification"])
     assert published["/trainyard/test/job-image/finetune-classification"] == container["Image"]
     assert published.get("/trainyard/test/image-tag") == settings.get("image_tag")
 
@@ -229,11 +231,11 @@ def test_cpu_kinds_run_the_cpu_image_on_cpu_instances_with_shared_memory(tmp_pat
     template = read_assembly(tmp_path)["test/jobs"]
     definitions = resources(template, "AWS::Batch::JobDefinition")
     # THEN it follows from the row of the CPU instance type, and has no definition for several nodes
-    assert set(definitions) == {"Jobresearchbuildcorpus", *_logical_ids_with_several_nodes()}
+    assert set(definitions) == {"Jobresearchbuildcorpus", *logical_ids_with_several_nodes()}
     definition = definitions["Jobresearchbuildcorpus"]
     (task,) = definition["EcsProperties"]["TaskProperties"]
     assert "IpcMode" not in task
-    container = _container(definition)
+    container = container_of(definition)
     assert image_of(template, definition) == f"</trainyard/test/image/cpu/{release().name}>"
     assert {item["Type"]: item["Value"] for item in container["ResourceRequirements"]} == {
         "VCPU": "16",
@@ -262,118 +264,11 @@ def test_roles_are_for_tasks_of_this_account(jobs: dict[str, Any]) -> None:
         assert flatten(statement["Condition"]["ArnLike"]["aws:SourceArn"]).endswith(":<AWS::AccountId>:*")
 
 
-def _logical_id(kind: JobKind) -> str:
-    return f"Jobresearch{kind.name.replace('-', '')}"
-
-
-def _logical_ids(*, accelerated: bool) -> set[str]:
-    """Return the logical ids of all teams' definitions, for kinds that run on accelerators or for those that do not."""
-    return {
-        f"Job{team.name}{kind.name.replace('-', '')}"
-        for team in TEAMS
-        for kind in CATALOG.values()
-        if kind.accelerated is accelerated
-    }
-
-
-def _logical_ids_with_several_nodes() -> set[str]:
-    """Return the logical ids for one team with multi-node capacity; a notebook is on one node always."""
-    several = [kind for kind in CATALOG.values() if kind.accelerated and not kind.one_process]
-    return {*map(_logical_id, CATALOG.values()), *(f"{_logical_id(kind)}multinode" for kind in several)}
-
-
-def _container(definition: dict[str, Any]) -> dict[str, Any]:
-    (task,) = definition["EcsProperties"]["TaskProperties"]
-    (container,) = task["Containers"]
-    assert isinstance(container, dict)
-    return container
-
-
-@pytest.fixture
-def several(synthesised: Any) -> Callable[..., dict[str, Any]]:
-    """The definition for several nodes of a stage with given settings."""
-
-    def made(**settings: Any) -> dict[str, Any]:
-        jobs = synthesised(max_multinode_nodes=4, **settings)["jobs"]
-        found = resources(jobs, "AWS::Batch::JobDefinition")
-        assert set(found) == _logical_ids_with_several_nodes()
-        return found["Jobresearchfinetuneclassificationmultinode"]
-
-    return made
-
-
-def test_several_nodes_are_one_open_range_with_the_first_as_main(several: Callable[..., dict[str, Any]]) -> None:
-    # Trap: with a range that ends (CDK renders `0:1`), a submission could not name another number of nodes.
-    definition = several()
-    assert definition["Type"] == "multinode"
-    nodes = definition["NodeProperties"]
-    (of_nodes,) = nodes["NodeRangeProperties"]
-    assert (nodes["NumNodes"], nodes["MainNode"], of_nodes["TargetNodes"]) == (2, 0, "0:")
-    # One type of instance is in the queue's environment; a range that named another would never be placed.
-    assert set(of_nodes) == {"TargetNodes", "EcsProperties"}
-    assert not {"EcsProperties", "ContainerProperties"} & definition.keys()
-
-
-def test_several_nodes_get_efas_devices_and_memory_that_may_be_pinned(several: Callable[..., dict[str, Any]]) -> None:
-    # Trap: the accelerator's container runtime does not hand on EFA's devices.
-    container = _container_of_nodes(several())
-    assert container["LinuxParameters"]["Devices"] == [
-        {
-            "HostPath": f"/dev/infiniband/uverbs{index}",
-            "ContainerPath": f"/dev/infiniband/uverbs{index}",
-            "Permissions": ["READ", "WRITE", "MKNOD"],
-        }
-        for index in range(4)
-    ]
-    assert container["Ulimits"] == [{"Name": "memlock", "SoftLimit": -1, "HardLimit": -1}]
-    assert "Privileged" not in container
-
-
-@pytest.mark.parametrize(
-    ("instance_type", "devices", "gpus"),
-    [("dl1.24xlarge", 4, None), ("p4d.24xlarge", 4, "8"), ("g5.4xlarge", 0, "1"), ("g5.48xlarge", 1, "8")],
-)
-def test_several_nodes_follow_from_the_instance_types_row(
-    several: Callable[..., dict[str, Any]], instance_type: str, devices: int, gpus: str | None
-) -> None:
-    settings = {} if instance_type == "dl1.24xlarge" else {"machine_image": None}
-    container = _container_of_nodes(several(instance_type=instance_type, **settings))
-    assert len(container["LinuxParameters"].get("Devices", [])) == devices
-    asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
-    assert asked.get("GPU") == gpus
-
-
-def test_several_nodes_share_all_else_with_one_node(synthesised: Any) -> None:
-    jobs = synthesised(max_multinode_nodes=4, fsx_gib=1_200, teams=(Team(name="research", huggingface_token=True),))[
-        "jobs"
-    ]
-    definitions = resources(jobs, "AWS::Batch::JobDefinition")
-    one = definitions["Jobresearchfinetuneclassification"]
-    several = definitions["Jobresearchfinetuneclassificationmultinode"]
-    own = {"Type", "EcsProperties", "NodeProperties"}
-    assert {name: several[name] for name in several.keys() - own} == {name: one[name] for name in one.keys() - own}
-    (task,), (of_nodes,) = one["EcsProperties"]["TaskProperties"], several["NodeProperties"]["NodeRangeProperties"]
-    (node_task,) = of_nodes["EcsProperties"]["TaskProperties"]
-    node_task["Containers"][0]["LinuxParameters"].pop("Devices")
-    assert node_task == task
-    assert several["ResourceRetentionPolicy"] == {"SkipDeregisterOnUpdate": True}
-
-
-def test_several_nodes_are_published_where_the_stage_has_capacity_for_them(synthesised: Any, several: Any) -> None:
-    def published(jobs: dict[str, Any]) -> dict[str, Any]:
-        return {item["Name"]: item["Value"] for item in resources(jobs, "AWS::SSM::Parameter").values()}
-
-    name = f"/trainyard/test/{job_definition_parameter('research', 'finetune-classification', several_nodes=True)}"
-    assert name not in published(synthesised()["jobs"])
-    found = published(synthesised(max_multinode_nodes=2)["jobs"])
-    assert found[name] == {"Ref": "Jobresearchfinetuneclassificationmultinode"}
-
-
 @pytest.mark.parametrize(("instance_type", "gpus"), [("g5.4xlarge", "1"), ("g6e.48xlarge", "8")])
 def test_gpus_are_asked_for_by_their_number(synthesised: Any, instance_type: str, gpus: str) -> None:
     # Unlike HPUs they are a resource of Batch's: without asking, a container sees none.
     jobs = synthesised(instance_type=instance_type, machine_image=None)["jobs"]
-    container = _container(resources(jobs, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"])
+    container = container_of(resources(jobs, "AWS::Batch::JobDefinition")["Jobresearchfinetuneclassification"])
     asked = {item["Type"]: item["Value"] for item in container["ResourceRequirements"]}
     assert asked["GPU"] == gpus
     assert "Environment" not in container
@@ -399,7 +294,7 @@ def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(sy
     # GIVEN a type with disks, for jobs of one node and of several
     jobs = synthesised(max_multinode_nodes=2, fsx_gib=1_200)["jobs"]
     definitions = resources(jobs, "AWS::Batch::JobDefinition")
-    on_cpus = {_logical_id(kind) for kind in CATALOG.values() if not kind.accelerated}  # whose instances have none
+    on_cpus = {logical_id(kind) for kind in CATALOG.values() if not kind.accelerated}  # whose instances have none
     tasks = [
         task
         for name, definition in definitions.items()
@@ -407,7 +302,7 @@ def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(sy
         for place in (definition, *definition.get("NodeProperties", {}).get("NodeRangeProperties", []))
         for task in place.get("EcsProperties", {}).get("TaskProperties", [])
     ]
-    assert len(tasks) == len(_logical_ids_with_several_nodes() - on_cpus)
+    assert len(tasks) == len(logical_ids_with_several_nodes() - on_cpus)
     for task in tasks:
         (mount,) = (item for item in task["Containers"][0]["MountPoints"] if item["ContainerPath"] == "/scratch")
         assert not mount["ReadOnly"]
@@ -415,55 +310,3 @@ def test_jobs_write_to_their_instances_own_disks_and_see_nothing_else_of_them(sy
         # Trap: the host's /scratch holds Docker's images, which a container with it could change, and what jobs of
         # other teams left there. Without a path Docker makes a new volume for each job, on the same disks.
         assert volume.keys() == {"Name"}
-
-
-def test_a_teams_token_reaches_its_own_jobs_and_stands_nowhere(synthesised: Any) -> None:
-    # GIVEN two teams, one of which has a token
-    teams = (Team(name="research", huggingface_token=True), Team(name="product"))
-    stacks = synthesised(teams=teams)
-    # THEN its jobs get what the secret holds, by reference, and the other team's jobs do not
-    definitions = resources(stacks["jobs"], "AWS::Batch::JobDefinition")
-    (secret,) = _container(definitions["Jobresearchfinetuneclassification"])["Secrets"]
-    assert secret["Name"] == "HF_TOKEN"
-    parameter = stacks["jobs"]["Parameters"][secret["ValueFrom"]["Ref"]]
-    assert parameter["Type"] == "AWS::SSM::Parameter::Value<String>"
-    assert parameter["Default"] == "/trainyard/test/huggingface-secret/research"
-    assert "Secrets" not in _container(definitions["Jobproductfinetuneclassification"])
-    # AND the template makes the secret without a value, and keeps it whatever happens to the stack
-    ((_, made),) = (
-        (name, item)
-        for name, item in stacks["storage"]["Resources"].items()
-        if item["Type"] == "AWS::SecretsManager::Secret"
-    )
-    assert not {"SecretString", "GenerateSecretString", "Name"} & made["Properties"].keys()
-    assert (made["DeletionPolicy"], made["UpdateReplacePolicy"]) == ("Retain", "Retain")
-    # AND its description says how to put one in, so that it shows neither in a process list nor in a history
-    description = made["Properties"]["Description"]
-    assert "aws secretsmanager put-secret-value --secret-string file:///dev/stdin" in description
-    assert parameter["Default"] in description
-    assert {"Key": "trainyard:team", "Value": "research"} in made["Properties"]["Tags"]
-
-
-def test_the_secret_has_the_stages_own_key_where_there_is_one(synthesised: Any) -> None:
-    teams = (Team(name="research", huggingface_token=True),)
-    assert "KmsKeyId" not in only(synthesised(teams=teams)["storage"], "AWS::SecretsManager::Secret")
-    storage = synthesised(teams=teams, own_kms_key=True)["storage"]
-    (key,) = resources(storage, "AWS::KMS::Key")
-    assert only(storage, "AWS::SecretsManager::Secret")["KmsKeyId"] == {"Fn::GetAtt": [key, "Arn"]}
-
-
-def test_a_team_that_gives_up_its_token_can_be_deployed(synthesised: Any) -> None:
-    # An export that a definition imports could not be taken back: the secret's ARN goes by SSM.
-    with_token = synthesised(teams=(Team(name="research", huggingface_token=True),))
-    exported = with_token["storage"].get("Outputs", {})
-    assert not any("Secret" in name or "HuggingFace" in name for name in exported)
-
-
-def _container_of_nodes(definition: dict[str, Any]) -> dict[str, Any]:
-    (of_nodes,) = definition["NodeProperties"]["NodeRangeProperties"]
-    (task,) = of_nodes["EcsProperties"]["TaskProperties"]
-    assert task["IpcMode"] == "host"
-    (container,) = task["Containers"]
-    assert isinstance(container, dict)
-    assert container["Name"] == CONTAINER_NAME
-    return container

@@ -4,145 +4,21 @@ import hashlib
 import io
 import json
 import re
-import subprocess
-import sys
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from infra.machine_image.build import DOCUMENTS
-
-SHELLCHECK = Path(sys.executable).parent / "shellcheck"
-
-PARAMETERS = {
-    "LustreClient": "false",
-    "Release": "1.21.0",
-    "PackageVersion": "1.21.0-555",
-    "HugePages": "15000",
-    "Version": "1.42.0",
-    "Sha256": "0" * 64,
-    "Image": "registry/gaudi:1.21.0",
-}
-
-STEPS = {
-    f"{path.stem}/{phase['name']}/{step['name']}": "\n".join(step["inputs"]["commands"])
-    for path in sorted(DOCUMENTS.glob("*.yaml"))
-    for phase in yaml.safe_load(path.read_text())["phases"]
-    for step in phase["steps"]
-    if step["action"] == "ExecuteBash"
-}
-
-COMMANDS = {
-    **dict.fromkeys(("apt-cache", "apt-get", "apt-mark", "cloud-init", "dpkg", "dpkg-query", "snap"), "exit 0"),
-    "update-grub": "exit 0",
-    **dict.fromkeys(("docker", "gpg", "hl-smi", "modinfo", "sysctl", "systemctl", "uname"), "exit 0"),
-    **dict.fromkeys(
-        ("blkid", "findmnt", "lsblk", "mdadm", "mkfs.xfs", "mount", "mount.lustre", "mountpoint"), "exit 0"
-    ),
-    "curl": 'while [ $# -gt 0 ]; do if [ "$1" = --output ]; then : >"$2"; fi; shift; done',
-}
-"""What the commands of the machine do unless a test says otherwise: nothing, successfully."""
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    output: str
-    errors: str
-    calls: list[str]
-
-    def called(self, beginning: str) -> list[str]:
-        return [call for call in self.calls if call.startswith(beginning)]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A root folder, and the commands that are found on it."""
-
-    root: Path
-    programs: Path
-
-    def answers(self, command: str, script: str) -> None:
-        """Let `command` run `script`, besides noting that it was called."""
-        program = self.programs / command
-        program.write_text(f'#!/bin/bash\nprintf \'%s\\n\' "{command} $*" >>"{self.root}/calls"\n{script}\n')
-        program.chmod(0o755)
-
-    def run(self, step: str, **parameters: str) -> Result:
-        return self.bash(self.rooted(substituted(STEPS[step], **parameters)))
-
-    def bash(self, script: str) -> Result:
-        calls = self.root / "calls"
-        calls.unlink(missing_ok=True)
-        done = subprocess.run(
-            ["bash", "-c", script],
-            cwd=self.root,
-            env={"PATH": f"{self.programs}:/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        noted = calls.read_text().replace(str(self.root), "").splitlines() if calls.exists() else []
-        return Result(done.returncode, done.stdout, done.stderr, noted)
-
-    def rooted(self, script: str) -> str:
-        """Return the script with all that it reads and writes below the folder."""
-        return re.sub(
-            r"(?<![\w/.:-])/(etc|usr/local|usr/share|var/lib|scratch|tmp)(?=[/\s\"';]|$)",
-            rf"{self.root}/\1",
-            script,
-            flags=re.MULTILINE,
-        )
-
-    def text(self, path: str) -> str:
-        return (self.root / path).read_text()
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    root, programs = tmp_path / "root", tmp_path / "programs"
-    for folder in (
-        "etc",
-        "etc/apt/apt.conf.d",
-        "etc/apt/sources.list.d",
-        "etc/systemd/system",
-        "usr/share/keyrings",
-        "usr/local/sbin",
-        "tmp",
-    ):
-        (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / "etc/os-release").write_text('VERSION_ID="22.04"\nVERSION_CODENAME=jammy\n')
-    programs.mkdir()
-    made = Machine(root, programs)
-    for command, script in COMMANDS.items():
-        made.answers(command, script)
-    return made
-
-
-def substituted(script: str, **parameters: str) -> str:
-    for name, value in {**PARAMETERS, **parameters}.items():
-        script = script.replace("{{ " + name + " }}", value)
-    assert "{{" not in script
-    return script
+from tests.support.infra.ami_machine import STEPS, Machine, Result, substituted
+from tests.support.infra.shellcheck import shellcheck
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_shellcheck_finds_nothing(step: str) -> None:
     script = substituted(STEPS[step])
-    done = subprocess.run(
-        [SHELLCHECK, "--shell=bash", "--external-sources", "-"],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
+    assert shellcheck(script, "--shell=bash", "--external-sources") == (0, "")
     # A step that goes on after a failure would end in an AMI without what failed.
     assert script.startswith("set -euo pipefail\n")
 
@@ -382,104 +258,6 @@ def test_the_efa_installer_is_run_only_if_it_is_the_one_that_is_pinned(machine: 
     assert (result.code == 0) is genuine
     assert result.called("efa_installer") == (["efa_installer -y --minimal"] if genuine else [])
     assert result.called("curl")[0].endswith("/aws-efa-installer-1.42.0.tar.gz")
-
-
-# NVMe disks, at boot
-
-EBS = "/dev/nvme0n1 Amazon Elastic Block Store"
-DISKS = [f"/dev/nvme{number}n1 Amazon EC2 NVMe Instance Storage" for number in (1, 2, 3, 4)]
-NAMES = [disk.split()[0] for disk in DISKS]
-
-Boot = Callable[..., Result]
-
-
-@pytest.fixture
-def boot(machine: Machine) -> Boot:
-    """Install the script and run it as its unit does, on a machine with the given disks."""
-    installed = machine.run("scratch/build/Script")
-    assert installed.code == 0, installed.errors
-
-    def run(*disks: str, job_image: bool, labelled: str = "", mounted: bool = False) -> Result:
-        machine.answers("lsblk", "".join(f"echo '{line}'\n" for line in disks))
-        machine.answers("blkid", f"[ -n '{labelled}' ] && echo '{labelled}'")
-        machine.answers("mountpoint", "exit 0" if mounted else "exit 1")
-        machine.answers("mdadm", '[ "$1" != --assemble ]')  # it fails where there is no array yet
-        if job_image:
-            (machine.root / "etc/trainyard").mkdir()
-            (machine.root / "etc/trainyard/job-image").write_text("registry/gaudi:1.21.0\n")
-        return machine.bash(machine.text("usr/local/sbin/trainyard-scratch"))
-
-    return run
-
-
-def test_docker_waits_for_the_disks_but_does_not_depend_on_them(machine: Machine) -> None:
-    result = machine.run("scratch/build/Script")
-    unit = machine.text("etc/systemd/system/trainyard-scratch.service")
-    assert "Before=docker.service\n" in unit
-    assert "WantedBy=docker.service\n" in unit
-    assert "Require" not in unit
-    assert "systemctl enable trainyard-scratch.service" in result.calls
-    script = machine.root / "usr/local/sbin/trainyard-scratch"
-    assert f"ExecStart={script}\n" in unit
-    assert script.stat().st_mode & 0o777 == 0o755
-    checked = subprocess.run([SHELLCHECK, script], capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stdout) == (0, "")
-
-
-def test_all_nvme_disks_and_no_volume_become_one_array(boot: Boot, machine: Machine) -> None:
-    result = boot(EBS, *DISKS, job_image=False)
-    assert result.code == 0, result.errors
-    (created,) = result.called("mdadm --create")
-    assert created.split()[2] == "/dev/md/scratch"
-    assert "--level=0 --raid-devices=4 " + " ".join(NAMES) in created
-    assert result.called("mkfs.xfs") == ["mkfs.xfs -f -L scratch /dev/md/scratch"]
-    assert result.called("mount ")[0] == "mount -o noatime /dev/md/scratch /scratch"
-    assert not [call for call in result.calls if "/dev/nvme0n1" in call]
-    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
-
-
-def test_without_a_job_image_all_of_docker_moves_to_the_disks(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=False)
-    assert result.called("mount --bind") == ["mount --bind /scratch/docker/ /var/lib/docker/"]
-
-
-def test_a_job_image_that_was_pulled_in_stays_visible(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=True)
-    assert result.code == 0, result.errors
-    assert result.called("mount --bind") == [
-        "mount --bind /scratch/docker/volumes /var/lib/docker/volumes",
-        "mount --bind /scratch/docker/tmp /var/lib/docker/tmp",
-    ]
-
-
-def test_after_a_reboot_what_is_there_is_mounted_and_not_made_anew(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=True, labelled="/dev/md127")
-    assert result.code == 0, result.errors
-    assert not result.called("mdadm --create")
-    assert not result.called("mkfs.xfs")
-    assert result.called("mount ")[0] == "mount -o noatime /dev/md127 /scratch"
-
-
-def test_run_twice_it_mounts_nothing_twice(boot: Boot) -> None:
-    result = boot(EBS, *DISKS, job_image=True, mounted=True)
-    assert result.code == 0, result.errors
-    assert not result.called("mount ")
-    assert not result.called("mdadm")
-
-
-def test_one_disk_is_an_array_too(boot: Boot) -> None:
-    result = boot(EBS, DISKS[0], job_image=False)
-    (created,) = result.called("mdadm --create")
-    assert "--force" in created
-    assert created.endswith("--raid-devices=1 /dev/nvme1n1")
-
-
-def test_an_instance_without_disks_has_scratch_on_its_root_volume(boot: Boot, machine: Machine) -> None:
-    result = boot(EBS, job_image=True)
-    assert result.code == 0
-    assert "has no NVMe disks of its own" in result.output
-    assert not result.called("mount ")
-    assert (machine.root / "scratch").stat().st_mode & 0o7777 == 0o1777
 
 
 # The job image

@@ -1,3 +1,5 @@
+"""What a stage may say: every mistake in a row of settings.py is told at once, before anything is made of it."""
+
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -5,7 +7,6 @@ from typing import Any
 import pytest
 
 from infra import settings
-from infra.access.permissions_boundary import name_prefix
 from infra.settings import STAGES, TEAMS
 from infra.stages import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
 from infra.stages.checks import check, selected_stages
@@ -274,93 +275,6 @@ def test_teams_that_cannot_be_told_apart_or_served_are_refused(teams: tuple[Team
     assert str(caught.value) == WHERE + message
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("max_nodes", "three", "max_nodes: must be a whole number, not 'three'"),
-        ("max_nodes", 2.5, "max_nodes: must be a whole number, not 2.5"),
-        ("max_nodes", True, "max_nodes: must be a whole number, not True"),
-        ("max_nodes", None, "max_nodes: must be a whole number, not None"),
-        ("name", None, "name: must be a string, not None"),
-        ("region", 1, "region: must be a string or None, not 1"),
-        ("spot_wait_hours", "2", "spot_wait_hours: must be a number or None, not '2'"),
-        ("monthly_budget_usd", True, "monthly_budget_usd: must be a number or None, not True"),
-        ("own_kms_key", 1, "own_kms_key: must be True or False, not 1"),
-        ("interface_endpoints", "no", "interface_endpoints: must be True or False or None, not 'no'"),
-        ("teams", Team(name="x"), "teams: must be a tuple of Team; a tuple of one needs a comma: (Team(…),)"),
-        ("teams", [Team(name="x")], "teams: must be a tuple of Team, not list"),
-        ("teams", None, "teams: must be a tuple of Team, not None"),
-        ("teams", (Team(name="x", share="2"),), "teams[0]: share: must be a number, not '2'"),  # type: ignore[arg-type]
-        (
-            "teams",
-            (Team(name="x"), Team(name="y", member_principals=("arn", 7))),  # type: ignore[arg-type]
-            "teams[1]: member_principals[1]: must be a string, not 7",
-        ),
-        (
-            "retiring",
-            Pool(instance_type="dl1.24xlarge"),
-            "retiring: must be a tuple of Pool; a tuple of one needs a comma: (Pool(…),)",
-        ),
-        ("retiring", ("dl1.24xlarge",), "retiring[0]: must be Pool(…), not 'dl1.24xlarge'"),
-        ("alerts", None, "alerts: must be Alerts(…), not None"),
-        ("alerts", "me@x.org", "alerts: must be Alerts(…), not 'me@x.org'"),
-        (
-            "alerts",
-            Alerts(emails="me@x.org"),  # type: ignore[arg-type]
-            "alerts: emails: must be a tuple of strings; a tuple of one needs a comma: ('me@x.org',)",
-        ),
-        ("vpc", "vpc-0123456789abcdef0", "vpc: must be ExistingVpc(…) or None, not 'vpc-0123456789abcdef0'"),
-        ("deploy_from", Team(name="x"), "deploy_from: must be GitHub(…) or None, not Team"),
-    ],
-)
-def test_a_value_of_another_type_is_refused(field: str, value: Any, message: str) -> None:
-    row = {"name": "test", "teams": TEAMS, field: value}
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(**row))
-    assert str(caught.value) == f"infra/settings.py: stage '{row['name']}': {message}"
-
-
-def test_wrong_types_are_told_together_and_alone() -> None:
-    settings: dict[str, Any] = {"max_nodes": "three", "alerts": Alerts(failed_jobs_an_hour=1.5)}  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError) as caught:
-        # No team is a mistake too, but of another kind.
-        check(Stage(name="test", teams=(), **settings))
-    assert str(caught.value).splitlines() == [
-        f"{WHERE}max_nodes: must be a whole number, not 'three'",
-        f"{WHERE}alerts: failed_jobs_an_hour: must be a whole number, not 1.5",
-    ]
-
-
-def test_a_number_may_be_written_without_its_point() -> None:
-    check(Stage(name="test", teams=(Team(name="a", share=2, monthly_budget_usd=500),), spot_wait_hours=3))
-
-
-def test_the_name_of_a_stage_is_part_of_stack_names() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="My Stage", teams=TEAMS))
-    assert str(caught.value) == (
-        "infra/settings.py: stage 'My Stage': name: must be 1 to 13 lower-case letters, digits and hyphens, "
-        "not 'My Stage'"
-    )
-
-
-def test_the_name_of_a_stage_is_never_cut() -> None:
-    longest = "m" * 13
-    check(Stage(name=longest, teams=TEAMS))
-    # What the boundary admits is all of the name: nothing of a stage whose name goes on differently.
-    assert name_prefix(longest) == f"trainyard-{longest}-"
-    with pytest.raises(ConfigurationError, match="name: must be 1 to 13 lower-case letters"):
-        check(Stage(name=f"{longest}m", teams=TEAMS))
-
-
-def test_no_stage_is_called_like_part_of_another() -> None:
-    # Trap: the boundary of `dev` admits names that begin with `trainyard-dev-`, so all of a stage `dev-2`.
-    for name in STAGES:
-        with pytest.raises(ConfigurationError, match=f"name: names of stage '{name}' begin like this one's"):
-            check(Stage(name=f"{name}-2", teams=TEAMS))
-        check(Stage(name=f"{name}2", teams=TEAMS))
-
-
 def test_every_mistake_is_told_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check(Stage(name="test", teams=(Team(name="shared"),), max_nodes=0, release="2.0"))
@@ -430,47 +344,6 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
 
 
-def test_endpoints_for_jobs_of_several_nodes_have_to_know_the_vpcs_default_group() -> None:
-    # On instances with EFA Batch puts containers of such jobs into the VPC's default group.
-    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
-    stage = Stage(name="test", teams=TEAMS, vpc=vpc, interface_endpoints=True, max_multinode_nodes=2)
-    with pytest.raises(ConfigurationError) as caught:
-        check(stage)
-    assert str(caught.value).startswith(f"{WHERE}vpc: default_security_group_id: is needed")
-    check(replace(stage, vpc=replace(vpc, default_security_group_id="sg-0123456789abcdef0")))
-    check(replace(stage, interface_endpoints=None))
-    check(replace(stage, max_multinode_nodes=0))
-
-
-def test_a_vpc_that_is_there_has_its_own_zones() -> None:
-    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-0123456789abcdef0",))
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=TEAMS, vpc=vpc, availability_zone_ids=("use1-az2",)))
-    assert str(caught.value) == f"{WHERE}availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
-
-
-@pytest.mark.parametrize("setting", [{"max_multinode_nodes": 2}, {"fsx_gib": 1_200}], ids=["nodes", "file system"])
-def test_what_lives_in_one_zone_is_not_given_the_first_one_by_letter(setting: dict[str, Any]) -> None:
-    # Trap: a region's first zone need not offer the type, and an instance that is asked for there never comes.
-    stage = Stage(**{"name": "test", "teams": TEAMS, **setting})
-    offers = (
-        "aws ec2 describe-instance-type-offerings --location-type availability-zone-id --filters "
-        "Name=instance-type,Values=dl1.24xlarge"
-    )
-    zones = f"availability_zone_ids, first a zone that offers it ({offers})"
-    here = f"{WHERE}{next(iter(setting))}: lives in one zone, and no zone is known to offer dl1.24xlarge here; set "
-    with pytest.raises(ConfigurationError) as caught:
-        check(stage)
-    assert str(caught.value) == f"{here}region='us-east-1' or 'us-west-2', or {zones}"
-    with pytest.raises(ConfigurationError) as caught:
-        check(replace(stage, region="eu-west-1"))
-    assert str(caught.value) == f"{here}{zones}"
-    # Any of these says which zone: a region whose zone the row knows, a zone, a VPC whose first subnet it is.
-    vpc = ExistingVpc(vpc_id="vpc-0123456789abcdef0", private_subnet_ids=("subnet-01234567",))
-    for known in ({"region": "us-west-2"}, {"availability_zone_ids": ("use1-az2",)}, {"vpc": vpc}):
-        check(replace(stage, **known))
-
-
 def test_a_stage_has_room_for_some_isolated_teams() -> None:
     teams = tuple(Team(name=f"team{number}", isolated=True) for number in range(3))
     everything: dict[str, Any] = {"region": "us-east-1", "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
@@ -486,30 +359,6 @@ def test_a_stage_has_room_for_some_isolated_teams() -> None:
     check(
         Stage(name="test", teams=teams[:1], **everything, retiring=(Pool(instance_type="dl1.24xlarge", release=OLDER),))
     )
-
-
-def test_zones_are_of_one_region() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=TEAMS, availability_zone_ids=("use1-az2", "usw2-az1")))
-    assert str(caught.value) == (
-        f"{WHERE}availability_zone_ids: 'use1-az2' and 'usw2-az1' are in different regions, but a stage has one region"
-    )
-
-
-def test_zones_are_of_the_stages_region() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=TEAMS, region="eu-west-1", availability_zone_ids=("use1-az2", "use1-az4")))
-    assert str(caught.value) == (
-        f"{WHERE}availability_zone_ids: 'use1-az2' is not in 'eu-west-1', whose zones begin with 'euw1'"
-    )
-    check(Stage(name="test", teams=TEAMS, region="eu-west-1", availability_zone_ids=("euw1-az2", "euw1-az3")))
-
-
-def test_zones_are_not_compared_with_a_region_that_is_none() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=TEAMS, region="nowhere", availability_zone_ids=("use1-az2",)))
-    assert str(caught.value).startswith(f"{WHERE}region: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:

@@ -48,6 +48,12 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
 
 
 @pytest.fixture
+def aws_trainyard(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Trainyard:
+    """`trainyard`, pointed at the embedded AWS."""
+    return lambda *arguments: trainyard(*arguments, environment=deployed_environment)
+
+
+@pytest.fixture
 def spec(tmp_path: Path) -> Path:
     """A spec whose inputs pass for good, though a row of its data is bad: a job of it fails in seconds."""
     path = tmp_path / "probe.yaml"

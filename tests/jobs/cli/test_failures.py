@@ -3,14 +3,13 @@
 import json
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from jobs.cli.spec_file import READY_SPECS
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
+from tests.jobs.cli.conftest import Trainyard
 
 REVIEWS = READY_SPECS / "finetune-reviews.yaml"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}

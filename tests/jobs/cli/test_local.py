@@ -15,15 +15,14 @@ import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli import embedded as embedded_server
-from jobs.cli import local
+from jobs.cli.local import commands as local
 from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """`trainyard submit jobs/specs/pretrain-bert.yaml` on small data: four runs, each on what those before it made."""
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from jobs.client.storage import read_receipt
 from jobs.contract.locations import S3Location
 from jobs.contract.run import run_prefix
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.train.corpora import paragraphs
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 SPEC = READY_SPECS / "pretrain-bert.yaml"
 DOCUMENTS = "tests/pretrain-bert/documents.jsonl"

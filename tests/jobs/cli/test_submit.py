@@ -3,8 +3,7 @@
 import json
 import re
 import signal
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from jobs.client import batch
 from jobs.contract.releases import release
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY, wait_for
 from tests.support.jobs.terminal import TRAINYARD, Terminal
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +20,10 @@ from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.submitting import wait_for
 from tests.support.train.reviews import reviews
 from tests.support.train.scripts import write_files
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_the_ready_spec_trains_and_gives_its_code_back(

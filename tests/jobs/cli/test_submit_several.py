@@ -1,8 +1,7 @@
 """`trainyard submit` of a file with several specs: checked, submitted and followed together."""
 
 import json
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ from jobs.client import batch
 from jobs.client.job import Job
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

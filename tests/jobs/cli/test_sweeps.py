@@ -3,7 +3,7 @@
 import json
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from jobs.contract.locations import S3Location
 from jobs.contract.spec import JobSpec, parse_spec
 from jobs.contract.stage import DeployedStage
 from jobs.contract.sweep import Claim, SweepRecord, claim_name
+from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.train.scripts import write_files
 from tests.support.waiting import wait_until
-
-Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
 SCRIPT = """
 import os, sys, time

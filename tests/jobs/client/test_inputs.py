@@ -17,8 +17,8 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.client import table_samples
 from jobs.client.inputs import faults_of_inputs
+from jobs.client.parquet_footer import FOOTER_BYTES
 from jobs.contract.arguments import Arguments
-from jobs.contract.parquet_footer import FOOTER_BYTES
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from tests.jobs.conftest import point_at

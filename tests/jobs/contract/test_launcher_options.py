@@ -34,6 +34,7 @@ def test_options_become_flags_and_are_read_back(given: dict[str, object], flags:
         ({"nproc_per_node": 0}, "greater than or equal to 1"),
         ({"hang_timeout_seconds": -1}, "greater than or equal to 0"),
         ({"start_timeout_seconds": 0}, "greater than 0"),
+        ({"max_usd": 0}, "greater than 0"),
         ({"capacity": "cheap"}, "'spot' or 'on-demand'"),
     ],
 )

@@ -8,6 +8,7 @@ import yaml
 from jobs.contract.dependencies import Awaited
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
 from jobs.contract.flags import parse_flags
+from jobs.contract.launcher_options import LauncherOptions, Limits
 from jobs.contract.plan import plan
 from jobs.contract.retries import RETRY_RULES
 from jobs.contract.spec import parse_spec
@@ -132,6 +133,21 @@ def test_the_launcher_is_told_of_other_limits_than_its_own(limit: str) -> None:
     told = command_of(plan(spec(**{limit: 600}), STAGE, run_id=RUN_ID))
     assert f"{flag}=600" in told[: told.index("finetune-classification")]
     assert not any(flag in part for part in command_of(plan(spec(), STAGE, run_id=RUN_ID)))
+
+
+def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
+    limits = {
+        "max_usd": 40.0,
+        "max_hours": 30.0,
+        "hang_timeout_seconds": 600.0,
+        "stop_if_idle_minutes": 5.0,
+        "start_timeout_seconds": 60.5,
+        "health": {"seconds": 20.0, "min_teraflops": 100.0, "min_gigabytes_per_second": 10.0},
+    }
+    assert limits.keys() == Limits.model_fields.keys()
+    told = command_of(plan(spec(**limits), STAGE, run_id=RUN_ID))
+    flags = told[told.index("jobs.train.launch") + 1 : told.index("finetune-classification")]
+    assert parse_flags(LauncherOptions, flags, program="test").model_dump(include=set(limits)) == limits
 
 
 def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:

@@ -12,7 +12,7 @@ from jobs.client.follow import may_go_on
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
-from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG
+from jobs.contract.retries import EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RETRY_RULES
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.submitting import create_plain_queue, planned_to_run, wait_for
 
@@ -34,6 +34,10 @@ ENDED = Job(
 )
 LAST = JobAttempt(number=3, started_at=None, stopped_at=None, exit_code=None, reason="", log_stream=None)
 RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
+
+
+def test_the_retry_rules_know_a_reclaim_by_its_words() -> None:
+    assert RETRY_RULES[0] == {"onStatusReason": f"{RECLAIM_REASON}*", "action": "RETRY"}
 
 
 @pytest.fixture

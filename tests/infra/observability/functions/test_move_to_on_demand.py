@@ -390,10 +390,6 @@ def test_what_a_job_was_given_by_aws_is_not_given_again(world: World, rules: Rul
     assert sorted(names) == ["TRAINYARD_ACCELERATOR", "TRAINYARD_RUN_URI"]
 
 
-def test_the_retry_rules_know_a_reclaim_by_the_same_words() -> None:
-    assert RETRY_RULES[0] == {"onStatusReason": f"{RECLAIM_REASON}*", "action": "RETRY"}
-
-
 @pytest.mark.parametrize("attempt", [{"statusReason": RECLAIMED}, EXITED, TIMED_OUT, OWN_FAULT, {}])
 def test_the_function_and_the_command_line_call_the_same_attempts_reclaims(
     attempt: dict[str, Any], rules: Rules

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jobs.aws import s3 as object_store
+from jobs.client.throughputs import throughputs
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.locations import S3Location
 from jobs.contract.run import DATA
-from jobs.contract.throughputs import throughputs
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import Accelerator
 from jobs.train.data.labelled_buckets import (

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from jobs.contract.costs import costs, month_of, total
+from jobs.client.costs import costs, month_of, total
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location

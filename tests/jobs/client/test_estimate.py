@@ -4,11 +4,11 @@ from datetime import date
 
 import pytest
 
+from jobs.client.estimate import Measured, Work, estimate
+from jobs.client.throughputs import model_name, throughputs
 from jobs.contract.catalog import CATALOG
-from jobs.contract.estimate import Measured, Work, estimate
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.prices import recorded
-from jobs.contract.throughputs import model_name, throughputs
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.kinds.pretrain_mlm import PretrainMlm
 

@@ -1,0 +1,25 @@
+"""`trainyard fetch`: downloads what a run wrote, or the code that it ran."""
+
+from pathlib import Path
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.client import batch, storage
+from jobs.client.code import fetch_code
+
+
+def fetch(
+    aws: Aws, stage_name: str, text: str, *, to: Path, checkpoints: bool, code: bool = False, output: str
+) -> None:
+    """Run `trainyard fetch`. With `code`, that comes alone."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    fetched = []
+    target = to / run.run_id
+    files = storage.fetch(aws, run.location, target, checkpoints=checkpoints)
+    for path in fetch_code(aws, run.location, target / "code") if code else files:
+        fetched.append(str(path))
+        if output == "table":
+            print(path, flush=True)
+    if output == "json":
+        tables.print_json(fetched)

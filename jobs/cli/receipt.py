@@ -1,0 +1,50 @@
+"""`trainyard receipt`: what a run took over all its attempts, and what it brought."""
+
+from jobs.aws.connection import Aws
+from jobs.cli import tables
+from jobs.client import batch, storage
+from jobs.client.code import read_code_record
+from jobs.client.job import CANCELLED
+from jobs.client.prices import spot_paid
+from jobs.client.records import read_classes
+from jobs.client.sweeps import read_sweep
+from jobs.contract.code import CodeRecord
+from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.words import counted
+
+
+def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
+    """Run `trainyard receipt`."""
+    stage = batch.read_stage(aws, stage_name)
+    run = storage.find_run(aws, stage, text)
+    found = storage.read_receipt(aws, run.location)
+    if found is None and read_sweep(aws, run.location) is not None:
+        raise UsageError(
+            f"{run.run_id} is a sweep, each of whose points has a receipt", next_step=f"trainyard sweep {run.run_id}"
+        )
+    if found is None:
+        raise NotFoundError(
+            f"{run.run_id} has written no receipt: it has not started training, or failed before",
+            next_step=f"trainyard status {run.run_id}",
+        )
+    found = found.model_copy(update={"spot_paid": spot_paid(aws, found.attempts)})
+    if output == "json":
+        tables.print_json(found.model_dump(mode="json"))
+    else:
+        jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
+        ended_by = jobs[-1].ended_by(found) if jobs else found.attempts[-1].reason
+        state = "cancelled" if jobs and jobs[-1].state == CANCELLED else found.state
+        code = read_code_record(aws, run.location)
+        table = tables.receipt_table(
+            found,
+            state=state,
+            location=str(run.location),
+            ended_by=ended_by or "",
+            code=_code_text(code) if code else "",
+        )
+        tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
+
+
+def _code_text(record: CodeRecord) -> str:
+    commit = f"commit {record.commit}{' and changes' if record.dirty else ''}" if record.commit else "in no commit"
+    return f"{counted(record.files, 'file')} of {record.folder}, {commit}; trainyard fetch --code gives it back"
