@@ -29,7 +29,7 @@ from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
 from jobs.train.trainer import tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError, take_best
+from jobs.train.trainer.best import BestEvaluation, take_best
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import ChosenSaves
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
@@ -91,10 +91,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     )
     attempt.say_start()
     trainer = attempt.build()
-    try:
-        trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
-    except TrainedEnoughError:
-        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+    trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
     attempt.leave_model(trainer)
     attempt.leave(trainer, attempt.evaluate(trainer))
 
