@@ -321,12 +321,12 @@ class MetricsFiles:
     def upload(self) -> None:
         """Put all files on S3 as they are. Raises SupersededError where they are a newer attempt's to write."""
         with self._uploading:  # one at a time, or an older state could arrive last
-            check_newest(self._s3, self._run, self._attempt)
             with self._lock:
                 self._lines.flush()
                 self._events.flush()
                 content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
             for name, data in content.items():
+                check_newest(self._s3, self._run, self._attempt)
                 object_store.write(self._s3, self._run / name, data)
 
 

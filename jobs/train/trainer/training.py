@@ -400,7 +400,6 @@ def _upload_model(folder: Path, rank: Rank, s3: "S3Client") -> None:
     (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
     names = object_store.files_below(folder)
     remote = rank.run / MODEL
-    check_newest(s3, rank.run, rank.attempt)
-    object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], remote)
-    check_newest(s3, rank.run, rank.attempt)  # the upload may have taken minutes
-    object_store.upload_all(s3, folder, ["config.json"], remote)
+    check = functools.partial(check_newest, s3, rank.run, rank.attempt)
+    for group in ([name for name in names if name != "config.json"], ["config.json"]):
+        object_store.upload_all(s3, folder, group, remote, before_each=check)
