@@ -174,7 +174,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     with MetadataService() as metadata:
         second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **metadata.environment)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
-        second.wait_for_line("[progress] ")
+        second.wait_for_line("loss ")  # from its first step on it listens
         notice = give_notice(metadata)
         assert second.wait() == 75
     later = run.recorded_attempt(2).last_step
@@ -183,7 +183,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     # WHEN the next one is lost without a word
     third = run.start(*flags, nproc=2, attempt=3, kind="script")
     third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
-    third.wait_for_line("[progress] ")
+    third.wait_for_line("loss ")
     third.kill()
     run.wait_until_gone()
     # THEN the last one goes on from the newest step that was saved
