@@ -48,7 +48,10 @@ class Run:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """What `save` was given last, by name, on the CPU: of what has a `state_dict` that; None in a new run."""
+        """What `save` was given last by an earlier attempt, by name, on the CPU: of what has a `state_dict` that.
+
+        It is what this attempt goes on from, whatever it has saved since; None in a new run.
+        """
         return self._loop.state if self._loop else None
 
     @property

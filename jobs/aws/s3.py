@@ -160,18 +160,23 @@ def write(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | No
     )
 
 
-def create(s3: "S3Client", location: S3Location, content: bytes) -> None:
-    """Write the object where there is none: of several that do, one succeeds, and all read what it wrote."""
+def create(s3: "S3Client", location: S3Location, content: bytes, *, tag: Tag | None = None) -> bool:
+    """Write the object where there is none: of several that do, one succeeds, and all read what it wrote.
 
-    def work() -> None:
+    Return whether what is there now is this content.
+    """
+
+    def work() -> bool:
         try:
-            s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, IfNoneMatch="*")
+            s3.put_object(Bucket=location.bucket, Key=location.key, Body=content, IfNoneMatch="*", **_tagging(tag))
         except s3.exceptions.ClientError as error:
             # The second: two wrote at the very same time.
             if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
                 raise
+            return read_once(s3, location) == content  # it is: a first try whose answer was lost
+        return True
 
-    patiently(f"write {location}", work)
+    return patiently(f"write {location}", work)
 
 
 def size(s3: "S3Client", location: S3Location) -> int:
@@ -306,10 +311,24 @@ def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | Non
 
 
 def upload_all(
-    s3: "S3Client", source: Path, names: Iterable[str], folder: S3Location, *, tag: Tag | None = None
+    s3: "S3Client",
+    source: Path,
+    names: Iterable[str],
+    folder: S3Location,
+    *,
+    tag: Tag | None = None,
+    before_each: Callable[[], None] = lambda: None,
 ) -> None:
-    """Upload the named files of a local folder below the S3 one, all with the tag, and wait until all are there."""
-    in_threads(lambda name: upload(s3, source / name, folder / name, tag=tag), names)
+    """Upload the named files of a local folder below the S3 one, all with the tag, and wait until all are there.
+
+    `before_each` is called right before each file, and may raise what keeps it from being written.
+    """
+
+    def work(name: str) -> None:
+        before_each()
+        upload(s3, source / name, folder / name, tag=tag)
+
+    in_threads(work, names)
 
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:

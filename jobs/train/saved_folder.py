@@ -38,7 +38,8 @@ class SavedFolder:
     ) -> None:
         """`without` returns whether what is called so right below the folder is not to be saved.
 
-        `check_may_write` raises where the place is somebody else's to write by now; it is asked before each save.
+        `check_may_write` raises where the place is somebody else's to write by now; it is asked before each
+        file that is written, and before any is deleted.
         """
         self._s3 = s3
         self._without = without
@@ -59,16 +60,15 @@ class SavedFolder:
         """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
 
         A file that changes meanwhile is saved again the next time. Raises TrainyardError where S3 does not take one;
-        what it took counts as saved. Raises what `check_may_write` does, before it writes or deletes.
+        what it took counts as saved. Raises what `check_may_write` does.
         """
         found = dict(self._states())
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
         gone = [name for name in self._saved if name not in found]
-        if changed or gone:
-            self._check_may_write()
         self._warn(sum(size for _, size in found.values()))
 
         def upload(name: str) -> None:
+            self._check_may_write()
             try:
                 object_store.upload(self._s3, self._folder / name, self._place / name)
             except FileNotFoundError:
@@ -76,6 +76,8 @@ class SavedFolder:
             self._saved[name] = found[name]
 
         object_store.in_threads(upload, changed)
+        if gone:
+            self._check_may_write()
         object_store.delete_all(self._s3, self._place, gone)
         for name in gone:
             del self._saved[name]

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -127,7 +127,8 @@ class SupersededError(TrainyardError):
 def check_newest(s3: "S3Client", run: S3Location, attempt: int | None) -> None:
     """Raise SupersededError where a newer attempt of the run has begun, wherever this one was taken for lost.
 
-    Two that write to one run would mix their files. None: it has no number, and nothing is known.
+    Two that write to one run would mix their files. An attempt may stand still at any line, and wake up when a newer
+    one has ended: it is asked right before what is written or deleted. None: it has no number, and nothing is known.
     """
     if attempt is None:
         return
@@ -171,10 +172,37 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
     return manifest
 
 
-def prune(s3: "S3Client", remote: S3Location, retention: Retention, *, newest: int, best: int | None = None) -> None:
+def publish(
+    s3: "S3Client", remote: S3Location, manifest: Manifest, *, tag: object_store.Tag, check: Callable[[], None]
+) -> None:
+    """Write the manifest of a checkpoint that has none: it is complete now. `check` is `check_newest`."""
+    content = manifest.model_dump_json(indent=2).encode()
+    check()
+    if not object_store.create(s3, remote / MANIFEST, content, tag=tag):
+        # That of another attempt: of a newer one, which this leaves as it is, or of an older one that came late.
+        check()
+        object_store.write(s3, remote / MANIFEST, content, tag=tag)
+
+
+def discard(s3: "S3Client", remote: S3Location, names: Iterable[str], *, check: Callable[[], None]) -> None:
+    """Delete a checkpoint, its manifest first: it must not vouch for what is going. `check` is `check_newest`."""
+    for group in ([MANIFEST], names):
+        check()
+        object_store.delete_all(s3, remote, group)
+
+
+def prune(
+    s3: "S3Client",
+    remote: S3Location,
+    retention: Retention,
+    *,
+    newest: int,
+    best: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Delete the checkpoints that are not to stay, now that step `newest` is complete; their manifests go first.
 
-    `best` is a step whose checkpoint stays too.
+    `best` is a step whose checkpoint stays too. `check` is `check_newest`.
 
     A complete one of a later step was skipped when this attempt began, since it is damaged. It goes, or it would stand
     among the newest for one that can be used. What has no manifest there is perhaps being uploaded.
@@ -185,6 +213,4 @@ def prune(s3: "S3Client", remote: S3Location, retention: Retention, *, newest: i
     kept = {*sound[-retention.newest :], *retention.for_good(sound), best}
     for step, names in steps.items():
         if (step < newest or step in whole) and step not in kept:
-            folder = remote / f"step-{step}"
-            object_store.delete_all(s3, folder, [MANIFEST])
-            object_store.delete_all(s3, folder, names)
+            discard(s3, remote / f"step-{step}", names, check=check)

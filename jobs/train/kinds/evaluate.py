@@ -6,6 +6,7 @@ It leaves output/predictions.parquet, with the table's texts in their order, and
 output/metrics.parquet and classes.json. An attempt that is interrupted is done again: it has nothing to go on from.
 """
 
+import functools
 import json
 import logging
 import os
@@ -199,8 +200,8 @@ def _leave(
         write_report(folder, logits, labels, prepared.class_names, prepared.evaluation_texts())
         _write_parquet(folder / OUTPUT / METRICS, {name: [value] for name, value in result.items()})
     _write_parquet(folder / OUTPUT / PREDICTIONS, _predictions(arguments, prepared, logits))
-    check_newest(s3, rank.run, rank.attempt)
-    object_store.upload_all(s3, folder, object_store.files_below(folder), rank.run)
+    check = functools.partial(check_newest, s3, rank.run, rank.attempt)
+    object_store.upload_all(s3, folder, object_store.files_below(folder), rank.run, before_each=check)
     log.info("predictions: %s", rank.run / f"{OUTPUT}/{PREDICTIONS}")
     return result
 

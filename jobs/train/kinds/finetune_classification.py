@@ -38,6 +38,7 @@ from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExampl
 from jobs.train.data.predictions import classification_metrics, write_predictions
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
+from jobs.train.stored_checkpoints import check_newest
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -197,6 +198,7 @@ def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary,
             summary.fingerprints[location] = content_fingerprint(artifacts.identity_of(location, s3=lambda: s3))
     for line in summary.lines():
         log.info("data: %s", line)
+    check_newest(s3, rank.run, rank.attempt)
     object_store.write(s3, rank.run / DATA, summary.model_dump_json(indent=2).encode() + b"\n")
 
 

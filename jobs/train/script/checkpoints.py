@@ -29,13 +29,16 @@ from jobs.train.script.complete import CompleteCheckpoints, Script, State, state
 from jobs.train.stored_checkpoints import (
     IncompleteError,
     Manifest,
+    SupersededError,
     Throughput,
     check_newest,
     complete,
     described,
+    discard,
     fetch,
     fingerprint,
     listing,
+    publish,
 )
 
 if TYPE_CHECKING:
@@ -144,14 +147,16 @@ class ScriptCheckpoints:
         shutil.rmtree(staged, ignore_errors=True)
         remote = self._remote / f"step-{step}"
         try:
-            check_newest(self._s3, self._run, self._attempt)
+            self.check_newest()
             self._link(path, staged / entry)
             if state_of(path) != state or not (files := described(staged)):
                 return False
             if step in self._steps:
                 # What it vouches for is being replaced.
-                object_store.delete_all(self._s3, remote, [MANIFEST])
-            object_store.upload_all(self._s3, staged, list(files), remote, tag=CHECKPOINT_TAG)
+                discard(self._s3, remote, [], check=self.check_newest)
+            object_store.upload_all(
+                self._s3, staged, list(files), remote, tag=CHECKPOINT_TAG, before_each=self.check_newest
+            )
             if [item[1:3] for item in state_of(staged / entry)] != [item[1:3] for item in state]:
                 log.warning("warning: %s was changed while it was uploaded, and is not taken as it is", path.name)
                 return False
@@ -170,8 +175,7 @@ class ScriptCheckpoints:
                 "files": files,
             }
         )
-        check_newest(self._s3, self._run, self._attempt)  # the upload may have taken minutes
-        object_store.write(self._s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=CHECKPOINT_TAG)
+        publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
         self._note(step)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
@@ -190,9 +194,10 @@ class ScriptCheckpoints:
         names = listing(self._s3, self._remote)
         try:
             for step in gone:
-                object_store.delete_all(self._s3, self._remote / f"step-{step}", [MANIFEST])
-                object_store.delete_all(self._s3, self._remote / f"step-{step}", names.get(step, []))
+                discard(self._s3, self._remote / f"step-{step}", names.get(step, []), check=self.check_newest)
                 del self._steps[step]
+        except SupersededError:
+            raise
         except TrainyardError as error:  # what stays costs storage, and the next prune tries it again
             log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
 

@@ -26,7 +26,7 @@ from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import Platform, at_exit, here
 from jobs.train.trainer.resume import LossSinceLog, Resume
 from jobs.train.trainer.shutdown import Shutdown
-from jobs.train.trainer.trainer import Options, trainer_class
+from jobs.train.trainer.trainer import Options, TrainedEnoughError, trainer_class
 
 log = logging.getLogger("trainyard")
 
@@ -63,6 +63,7 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         self._mean_hours = mean_hours_between_reclaims
         self._retention = Retention(newest=keep, every_steps=keep_every_steps)
         self._is_attached = False
+        self._came_late = False
 
     def on_init_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._attach()
@@ -70,6 +71,7 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         for part in self._attach():  # where it was added later: they miss what is being called
             part.on_train_begin(args, state, control)
+            self._came_late = True
         self._platform.begin()
         if not _Asked.checkpoint and self._platform.rank.is_first:
             log.warning(
@@ -82,6 +84,19 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
                 f"is of step {self._platform.resume.step}",
                 next_step="give trainer.train what trainyard.checkpoint() returns",
             )
+
+    def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Raise TrainedEnoughError where the checkpoint is of the last step, in the middle of an epoch."""
+        if state.global_step < state.max_steps:
+            return
+        if self._came_late:  # the Trainer's own loop, which would not know the exception, had begun
+            raise TrainyardError(
+                f"all {state.max_steps} steps are done, and this Trainer would do one more, for it got "
+                "trainyard.Callback after it was made",
+                next_step="give it the callback where it is made, Trainer(…, callbacks=[trainyard.Callback()]), then "
+                "trainyard resume RUN --allow-changes",
+            )
+        raise TrainedEnoughError
 
     def _attach(self) -> list[Any]:
         """Give the Trainer its parts, once. Returns those that it has just been given."""

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 
-class TrainedEnoughError(Exception):
-    """A training that was resumed had come to its end early: there is no step left to do."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Best:
     """The best of some evaluations."""

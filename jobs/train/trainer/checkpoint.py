@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
-from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG, MANIFEST
+from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
 from jobs.train.channel import note_checkpoint
 from jobs.train.stored_checkpoints import (
     Decisive,
@@ -32,9 +32,11 @@ from jobs.train.stored_checkpoints import (
     check_newest,
     complete,
     described,
+    discard,
     fingerprint,
     listing,
     prune,
+    publish,
 )
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
@@ -176,18 +178,19 @@ class CheckpointUploads(Callback):
         store = rank.connect_store()
         remote = rank.run / CHECKPOINTS / f"step-{step}"
         key = f"checkpoint/{step}"
+        check = functools.partial(check_newest, s3, rank.run, rank.attempt)
         if rank.is_first:
-            check_newest(s3, rank.run, rank.attempt)
+            check()
             whole = complete(listing(s3, rank.run / CHECKPOINTS))
             if step in whole:
                 # One that an earlier attempt wrote is being replaced: it must not vouch for a mixture of files.
-                object_store.delete_all(s3, remote, [MANIFEST])
+                discard(s3, remote, [], check=check)
             before = [other for other in whole if other < step]
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
         files = described(folder)
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
-        object_store.upload_all(s3, folder, list(files), remote, tag=tag)
+        object_store.upload_all(s3, folder, list(files), remote, tag=tag, before_each=check)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:
@@ -205,15 +208,16 @@ class CheckpointUploads(Callback):
                 "files": files,
             }
         )
-        check_newest(s3, rank.run, rank.attempt)  # the upload may have taken minutes
         # A resume keeps the lines up to its checkpoint: they must not be lost with this attempt.
         self._metrics.upload()
-        object_store.write(s3, remote / MANIFEST, manifest.model_dump_json(indent=2).encode(), tag=tag)
+        publish(s3, remote, manifest, tag=tag, check=check)
         note_checkpoint(rank.scratch, step)
         megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
         log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
         try:
-            prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best)
+            prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
+        except SupersededError:
+            raise
         except TrainyardError as error:  # what stays costs storage, and the next prune tries it again
             log.warning("warning: checkpoints that are no longer needed stay on S3: %s", error.args[0])
 

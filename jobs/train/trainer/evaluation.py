@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError
+from jobs.train.trainer.best import BestEvaluation
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.trainer import TrainedEnoughError
 
 if TYPE_CHECKING:
     from jobs.train.rank import Rank

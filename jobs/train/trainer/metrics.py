@@ -39,6 +39,9 @@ RESULT_MARK = "train_runtime_seconds"
 LOGGED = ("loss", "grad_norm", "learning_rate")
 """The values that are taken from the Trainer's own log lines."""
 
+_TIMED = ("_runtime", "_per_second", "_time", "_duration")
+"""How the names of those values of an evaluation end which are other ones each time."""
+
 MEMORY = {
     "memory_allocated (GB)": "memory_gib",
     "max_memory_allocated (GB)": "max_memory_gib",
@@ -153,7 +156,7 @@ class RunMetrics(Callback):
         """Write the metrics of an evaluation during the training; the time it took is none of the training's."""
         self._step_started = time.monotonic()
         if self._files is not None:
-            self._files.write(step, values)
+            self._files.write_evaluation(step, values)
             log.info(
                 "evaluation: step %s, %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
             )
@@ -247,6 +250,7 @@ class MetricsFiles:
         self._lines.writelines(json.dumps(row) + "\n" for row in rows)
         found = ((row["step"], {name: row[name] for name in row if name.startswith("eval_")}) for row in rows)
         self.evaluations = {step: values for step, values in found if values}
+        self._found = [_found(row["step"], row) for row in rows]
         self.earlier = [
             {name: math.nan if value is None else value for name, value in row.items() if name not in ("step", "time")}
             for row in rows
@@ -260,13 +264,19 @@ class MetricsFiles:
         self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
         self._thread.start()
 
+    def write_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write what an evaluation found, unless one at this step has found the same.
+
+        An attempt that begins where the one before it had already evaluated may do that again.
+        """
+        found = _found(step, values)
+        if found not in self._found:
+            self._found.append(found)
+            self.write(step, values)
+
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        row = {"step": step, "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), **values}
-        # JSON has no NaN; a reader in another language would refuse the whole file.
-        row = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in row.items()
-        }
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        row = _without_nan({"step": step, "time": now, **values})
         with self._lock:
             self._lines.write(json.dumps(row) + "\n")
             for name, value in values.items():
@@ -311,13 +321,26 @@ class MetricsFiles:
     def upload(self) -> None:
         """Put all files on S3 as they are. Raises SupersededError where they are a newer attempt's to write."""
         with self._uploading:  # one at a time, or an older state could arrive last
-            check_newest(self._s3, self._run, self._attempt)
             with self._lock:
                 self._lines.flush()
                 self._events.flush()
                 content = {name: (self._folder / name).read_bytes() for name in object_store.files_below(self._folder)}
             for name, data in content.items():
+                check_newest(self._s3, self._run, self._attempt)
                 object_store.write(self._s3, self._run / name, data)
+
+
+def _without_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for JSON, which has no NaN: a reader in another language would refuse the whole file."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def _found(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an evaluation found, without what the clock says."""
+    found = {name: value for name, value in values.items() if name != "time" and not name.endswith(_TIMED)}
+    return {**_without_nan(found), "step": step}
 
 
 def _plain(value: Any) -> int | float | str:

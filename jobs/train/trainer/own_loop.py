@@ -109,7 +109,7 @@ class OwnLoop:
 
     @property
     def state(self) -> Any:
-        """What the script has saved last, on the CPU; None in a run that begins."""
+        """What the attempt goes on from, on the CPU; None in a run that begins."""
         if self._folder is not None and self._state is None:
             # The run's own file, whose hash the manifest has: it may hold whatever the script has put there.
             self._state = torch.load(self._folder / _STATE, map_location="cpu", weights_only=False)

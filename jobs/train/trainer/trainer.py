@@ -4,6 +4,7 @@
 releases need (`compat`). Where several parts act in one method, its lines are their order, and say why it is that one.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ from jobs.train.trainer.resume import LossSinceLog, kept_settings
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
+
+
+class TrainedEnoughError(Exception):
+    """A training that was resumed had come to its end: there is no step left to do.
+
+    Its callbacks raise it, for a Trainer that has begun an epoch does a step before it asks whether that is one too
+    many.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,27 @@ def trainer_class(base: type[Any]) -> type[Any]:
             self._checks_ties = options.checks_ties
             self._reseed = options.reseed
             self._has_begun = False
+
+        def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+            started = time.time()
+            try:
+                return super()._inner_training_loop(*args, **kwargs)
+            except TrainedEnoughError:
+                pass
+            # What the Trainer does after its last step.
+            from transformers.trainer_utils import TrainOutput, speed_metrics
+
+            if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+                self._load_best_model()
+            metrics = speed_metrics("train", started, num_samples=0, num_steps=0)
+            metrics |= {"total_flos": self.state.total_flos, "train_loss": 0.0}
+            self.is_in_train = False
+            self._memory_tracker.stop_and_update_metrics(metrics)
+            self.log(metrics)
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            if self.neftune_noise_alpha is not None:
+                self._deactivate_neftune(self.model)
+            return TrainOutput(self.state.global_step, 0.0, metrics)
 
         def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
             if self._sampler is None:

@@ -29,7 +29,7 @@ from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
 from jobs.train.trainer import tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.best import BestEvaluation, TrainedEnoughError, take_best
+from jobs.train.trainer.best import BestEvaluation, take_best
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import ChosenSaves
 from jobs.train.trainer.core_binding import bind_to_cores
@@ -94,10 +94,7 @@ def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", acce
     trainer = attempt.build()
     if accelerator.name == "hpu":
         bind_to_cores(rank.local_rank, rank.local_world_size)
-    try:
-        trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
-    except TrainedEnoughError:
-        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+    trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
     attempt.leave_model(trainer)
     attempt.leave(trainer, attempt.evaluate(trainer))
 
@@ -406,7 +403,6 @@ def _upload_model(folder: Path, rank: Rank, s3: "S3Client") -> None:
     (folder / "training_args.bin").unlink()  # a pickle of this machine's paths
     names = object_store.files_below(folder)
     remote = rank.run / MODEL
-    check_newest(s3, rank.run, rank.attempt)
-    object_store.upload_all(s3, folder, [name for name in names if name != "config.json"], remote)
-    check_newest(s3, rank.run, rank.attempt)  # the upload may have taken minutes
-    object_store.upload_all(s3, folder, ["config.json"], remote)
+    check = functools.partial(check_newest, s3, rank.run, rank.attempt)
+    for group in ([name for name in names if name != "config.json"], ["config.json"]):
+        object_store.upload_all(s3, folder, group, remote, before_each=check)

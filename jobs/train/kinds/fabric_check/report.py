@@ -20,6 +20,7 @@ from jobs.kinds.fabric_check import FabricCheck
 from jobs.train.channel import RankStatus
 from jobs.train.kinds.fabric_check.barrier import Barrier
 from jobs.train.rank import Rank
+from jobs.train.stored_checkpoints import check_newest
 
 log = logging.getLogger("trainyard")
 
@@ -190,6 +191,7 @@ def _save(rank: Rank, report: FabricReport) -> None:
     for row, item in zip(content["measurements"], report.measurements, strict=True):
         row["algorithm_gigabytes_per_second"] = item.algorithm_gigabytes_per_second
         row["bus_gigabytes_per_second"] = item.bus_gigabytes_per_second
+    check_newest(s3, rank.run, rank.attempt)
     object_store.write(s3, rank.run / FABRIC, (json.dumps(content, indent=2) + "\n").encode())
     last_step = RankStatus.read(rank.scratch).last_step
     RankStatus(last_step=last_step, result=report.summary()).write(rank.scratch)

@@ -132,6 +132,31 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert not run.keys("output/checkpoint")
 
 
+def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_further(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    # On one rank an epoch has 24 steps, so the last of 60 is in the middle of the third.
+    ending = "print('ends', trainer.state.global_step, trainer.evaluate()['eval_loss'], flush=True)"
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": f"{TRAINER}{ending}\n"}), "train.py")
+    run = new_run()
+    whole = run.attempt(*flags, kind="script")
+    model, curve, result = run.read("output/model/model.safetensors"), run.curve(), run.receipt().result
+
+    # WHEN Batch takes the attempt for lost as it leaves
+    again = run.attempt(*flags, kind="script", attempt=2)
+
+    assert "start: resumed from checkpoint step-60\n" in again.lines
+    assert run.read("output/model/model.safetensors") == model
+    assert run.curve() == curve
+    assert run.receipt().result["eval_loss"] == result["eval_loss"]
+    # What the script itself comes to see: the best model loaded, and its evaluation
+    ends = [[line for line in launched.lines if line.startswith("ends 60 ")] for launched in (whole, again)]
+    assert ends[0] == ends[1] != []
+    best = [[line for line in launched.lines if line.startswith("best ")] for launched in (whole, again)]
+    assert [line.rpartition("-")[2] for line in best[0]] == [line.rpartition("-")[2] for line in best[1]] != []
+    assert run.complete_checkpoints()[-1] == 60
+
+
 def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
@@ -149,7 +174,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     with MetadataService() as metadata:
         second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **metadata.environment)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
-        second.wait_for_line("[progress] ")
+        second.wait_for_line("loss ")  # from its first step on it listens
         notice = give_notice(metadata)
         assert second.wait() == 75
     later = run.recorded_attempt(2).last_step
@@ -158,7 +183,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     # WHEN the next one is lost without a word
     third = run.start(*flags, nproc=2, attempt=3, kind="script")
     third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
-    third.wait_for_line("[progress] ")
+    third.wait_for_line("loss ")
     third.kill()
     run.wait_until_gone()
     # THEN the last one goes on from the newest step that was saved

@@ -1,7 +1,9 @@
 """Which checkpoints stay, and how often one is made where that is left to what it costs."""
 
+import contextlib
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -139,6 +141,56 @@ def test_an_attempt_saves_nothing_once_a_newer_one_of_its_run_has_begun(
     assert 24 not in listing(s3, older.run / "checkpoints")
     save(replace(older, attempt=2), 32).finish()
     assert MANIFEST in listing(s3, older.run / "checkpoints")[32]
+
+
+def newer_checkpoints(s3: "S3Client", run: S3Location, steps: Sequence[int]) -> Callable[[], None]:
+    """Return what a newer attempt does from its first moment to its last: of all checkpoints it leaves its own."""
+
+    def act() -> None:
+        remote = run / "checkpoints"
+        object_store.write(s3, run / "attempts/2.json", b"{}")
+        object_store.delete_all(s3, remote, object_store.sizes(s3, remote))
+        for step in steps:
+            for name in ("model.safetensors", MANIFEST):
+                object_store.write(s3, remote / f"step-{step}" / name, b"the newer one's")
+
+    return act
+
+
+@pytest.mark.parametrize("steps", [(24, 32), (16, 24)])
+def test_an_attempt_that_stands_still_within_a_save_changes_nothing_of_a_newer_ones(
+    steps: tuple[int, int], first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3
+) -> None:
+    moments = 0
+    for moment in itertools.count(1):
+        rank = first_rank(1)
+        older = replace(rank, attempt=1, run=rank.run / f"{moment}/", scratch=rank.scratch / str(moment))
+        older.scratch.mkdir(parents=True)
+        object_store.write(s3, older.run / "attempts/1.json", b"{}")
+        save(older, 8).finish()
+        # WHEN it stands still before one of its questions to S3, and a newer one begins and ends meanwhile
+        act, questions = newer_checkpoints(s3, older.run, steps), itertools.count(1)
+
+        def stand_still(
+            method: str, _path: str, act: Callable[[], None] = act, number: "itertools.count[int]" = questions
+        ) -> bool:
+            if method == "GET" and next(number) == moment:  # noqa: B023 - called while it is this one
+                act()
+            return False
+
+        faulty.denies = stand_still
+        with contextlib.suppress(SupersededError):
+            save(older, 16).finish()
+        faulty.denies = lambda _method, _path: False
+        if next(questions) <= moment:
+            break  # it has fewer
+        moments += 1
+        # THEN it ends, and what the newer one has left is left
+        remote = older.run / "checkpoints"
+        left = {name: object_store.read(s3, remote / name) for name in object_store.sizes(s3, remote)}
+        names = {f"step-{step}/{name}" for step in steps for name in ("model.safetensors", MANIFEST)}
+        assert left == dict.fromkeys(names, b"the newer one's"), f"moment {moment}"
+    assert moments > 5
 
 
 def test_a_model_is_not_made_whole_by_an_attempt_that_a_newer_one_follows(
