@@ -13,7 +13,8 @@ python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input
                 by those who may not: each has to be answered 403, and its owner otherwise
 
 Faults are tracebacks, what takes over five seconds of processor time or waits for thirty, twice, nonsense that is
-accepted, and commands of the input that run. Exit code 1: there was one. The same seed gives the same input on the same machine.
+accepted, and commands of the input that run. Exit code 1: there was one. The same seed gives the same input on the
+same machine.
 """
 
 import argparse
