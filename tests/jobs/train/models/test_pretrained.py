@@ -229,6 +229,10 @@ SAYS_YES = ("sh", "-c", 'yes | "$@"', "sh")
 """Answers whatever is asked on standard input."""
 
 
+SHAPE = ("--hidden-size=", "--layers=", "--heads=", "--intermediate-size=")
+"""Flags of a pre-training from nothing, in place of a model."""
+
+
 @pytest.mark.parametrize("kind", ["finetune-classification", "evaluate", "pretrain-mlm"])
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -250,11 +254,11 @@ def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
 ) -> None:
     classifier = {"architectures": ["BertForSequenceClassification"], **changes.get("config", {})}
     model = with_own_code(tiny_bert, tmp_path, **{**changes, "config": classifier})
-    table = write_jsonl(tmp_path / "t.jsonl", [{"text": "good", "label": 1}, {"text": "bad", "label": 0}])
+    table = write_jsonl(tmp_path / "t.jsonl", reviews(40, seed=1))
     flags = {
-        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1"),
-        "evaluate": (f"--data={table}", "--predict-only=true"),
-        "pretrain-mlm": pretraining,
+        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
+        "evaluate": (f"--data={table}", "--predict-only=true", "--max-length=16"),
+        "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
     }
     launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, within=SAYS_YES)
     assert re.match(f"error: {model}:? {re.escape(message)}", launched.lines[-1]), launched.output
