@@ -133,7 +133,7 @@ class _Loader(yaml.SafeLoader):
 def _with_whole_characters(node: yaml.ScalarNode) -> str:
     """Return a text whose pairs of surrogates are characters, as in JSON, which writes those beyond 16 bits so."""
     try:
-        return node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         raise yaml.composer.ComposerError(
             None, None, "half a surrogate pair is no character", node.start_mark

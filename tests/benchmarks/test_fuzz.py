@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_what_takes_too_long_is_a_fault_the_second_time(tmp_path: Path, monkeypa
 def test_waiting_for_what_does_not_come_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.support.fuzz.findings.WAIT_SECONDS", 0.1)
     round_ = Round("waiting", canary=tmp_path / "canary")
-    round_.look("asleep", lambda: bool(time.sleep(60)))
+    round_.look("asleep", lambda: threading.Event().wait(60))
     assert [finding.kind for finding in round_.findings] == ["hang"]
 
 
