@@ -19,6 +19,17 @@ _THROUGHPUT_MBPS_PER_TIB = 125
 _LUSTRE_VERSION = "2.15"
 
 
+def file_server_group(scope: Construct, vpc: ec2.IVpc) -> ec2.SecurityGroup:
+    """Make the security group of the file servers, whose rules come with the file system."""
+    return ec2.SecurityGroup(
+        scope,
+        "FileServerSecurityGroup",
+        vpc=vpc,
+        description="FSx for Lustre: its own protocol, among file servers and with jobs",
+        allow_all_outbound=False,
+    )
+
+
 class SharedFileSystem(Construct):
     """A file system that caches the bucket: it holds nothing that the bucket does not, and nothing flows back.
 
@@ -33,14 +44,16 @@ class SharedFileSystem(Construct):
         *,
         capacity_gib: int,
         bucket: s3.IBucket,
-        vpc: ec2.IVpc,
         subnet: ec2.ISubnet,
+        servers: ec2.ISecurityGroup,
         jobs: ec2.ISecurityGroup,
         key: kms.IKey | None,
     ) -> None:
-        """Make it in `subnet`, for instances in the group `jobs`. `key` None: encrypted with AWS's key for FSx."""
+        """Make it in `subnet`, with servers in the group `servers`, for instances in the group `jobs`.
+
+        `key` None: encrypted with AWS's key for FSx.
+        """
         super().__init__(scope, name)
-        servers = self.security_group = self._security_group(vpc)
         self.resource = fsx.CfnFileSystem(
             self,
             "Resource",
@@ -85,15 +98,6 @@ class SharedFileSystem(Construct):
     def mount_name(self) -> str:
         """Return what follows `@tcp:/` where it is mounted."""
         return self.resource.attr_lustre_mount_name
-
-    def _security_group(self, vpc: ec2.IVpc) -> ec2.SecurityGroup:
-        return ec2.SecurityGroup(
-            self,
-            "SecurityGroup",
-            vpc=vpc,
-            description="FSx for Lustre: its own protocol, among file servers and with jobs",
-            allow_all_outbound=False,
-        )
 
     def _let_through(self, servers: ec2.ISecurityGroup, jobs: ec2.ISecurityGroup) -> list[CfnResource]:
         """Return the rules by which file servers and jobs' instances reach each other.

@@ -16,7 +16,7 @@ from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network.stack import NetworkStack
 from infra.stages import Stage
 from infra.storage.huggingface_secret import HuggingFaceSecret
-from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem
+from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem, file_server_group
 from jobs.contract.run import CHECKPOINT_TAG
 from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
 
@@ -68,14 +68,19 @@ class StorageStack(StageStack):
         )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
-        if stage.fsx_gib:
+        # Rules of an isolated team's own group name this one, in a stack that is deployed after this: as long as there
+        # is such a team it stays, also without a file system, since EC2 deletes no group that another's rules name.
+        servers = file_server_group(self, network.vpc) if stage.fsx_gib or stage.isolated_teams else None
+        if servers and stage.isolated_teams:
+            self.publish(FSX_SECURITY_GROUP, servers.security_group_id)
+        if servers and stage.fsx_gib:
             file_system = SharedFileSystem(
                 self,
                 "SharedFileSystem",
                 capacity_gib=stage.fsx_gib,
                 bucket=self.data_bucket,
-                vpc=network.vpc,
                 subnet=network.multinode_subnet,
+                servers=servers,
                 jobs=network.job_security_group,
                 key=self._key,
             )
@@ -83,8 +88,6 @@ class StorageStack(StageStack):
             self.publish(FSX_DNS_NAME, file_system.dns_name)
             self.publish(FSX_MOUNT_NAME, file_system.mount_name)
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
-            if stage.isolated_teams:
-                self.publish(FSX_SECURITY_GROUP, file_system.security_group.security_group_id)
         for team in stage.teams:
             if team.huggingface_token:
                 HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)

@@ -1,4 +1,7 @@
-"""`trainyard estimate SPEC`: time and money of a spec on each instance type, before anything is spent."""
+"""`trainyard estimate SPEC`: time and money of a spec on each instance type, before anything is spent.
+
+Of a sweep that is the time until all points are done, and the money of all of them.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.spec_file import read_specs
 from jobs.client.batch import read_stage
-from jobs.client.estimate import Estimate, Measured, Work, estimate
+from jobs.client.estimate import Estimate, Measured, Work, estimate, of_sweep
 from jobs.client.past_runs import PastRun, measured, past_runs
 from jobs.client.prices import current_prices
 from jobs.client.table_summary import summarize
@@ -21,6 +24,7 @@ from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.plan import arguments_in_s3
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
+from jobs.contract.sweep import SweepSize
 from jobs.contract.words import counted, duration, usd
 from jobs.kinds.finetune_classification import GLUE_TRAINING_EXAMPLES, FinetuneClassification
 from jobs.kinds.pretrain_mlm import PretrainMlm
@@ -39,26 +43,38 @@ def show_estimate(
     stage = read_stage(aws, stage_name)
     answers = []
     for spec in specs:
-        work = _work(aws, stage, spec, examples)
-        found, unknown = _estimates(aws, stage, spec, work)
+        points = spec.point_specs() or [spec]
+        counts: dict[str, tuple[int, str]] = {}
+        works = [_work(aws, stage, point, examples, counts) for point in points]
+        workers = SweepSize.of(spec.sweep, len(points)).workers if spec.sweep else None
+        found, unknown = _estimates(aws, stage, points, works, workers)
         if not found:
+            models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))
             raise NotFoundError(
-                f"nothing is known of '{model_name(spec.entrypoint_arguments())}' in '{spec.job}': no run of it has "
-                "succeeded in this stage, and no figure is published in jobs/client/throughputs.toml",
+                f"nothing is known of {models} in '{spec.job}': no run of it has succeeded in this stage, and no "
+                "figure is published in jobs/client/throughputs.toml",
                 next_step="submit a short run of it, whose records are then reckoned from",
             )
-        answers.append({"name": spec.name, "samples": work.samples, "estimates": list(map(dataclasses.asdict, found))})
+        samples = sum(work.samples for work in works)
+        figures = {"points": len(points), "samples": samples, "estimates": list(map(dataclasses.asdict, found))}
+        answers.append({"name": spec.name, **figures})
         if output == "table":
-            _show(spec, found, unknown, several=len(specs) > 1, on=tables.stdout())
+            heading = spec.name if len(specs) > 1 else ""
+            if workers is not None:
+                heading = f"{spec.name}: {counted(len(points), 'point')}, {workers} at once"
+            _show(heading, found, unknown, on=tables.stdout())
     if output == "json":
         tables.print_json(answers if len(specs) > 1 else answers[0])
 
 
 def _trains(spec: JobSpec) -> bool:
-    return isinstance(spec.entrypoint_arguments(), (FinetuneClassification, PretrainMlm))
+    return issubclass(spec.kind.arguments, (FinetuneClassification, PretrainMlm))
 
 
-def _work(aws: Aws, stage: DeployedStage, spec: JobSpec, examples: int | None) -> Work:
+def _work(
+    aws: Aws, stage: DeployedStage, spec: JobSpec, examples: int | None, counts: dict[str, tuple[int, str]]
+) -> Work:
+    """Return what is to be done; `counts` keeps the examples of tables that were counted, for further points."""
     arguments = spec.entrypoint_arguments()
     if isinstance(arguments, PretrainMlm):
         samples = arguments.max_steps * arguments.global_batch_size
@@ -66,7 +82,12 @@ def _work(aws: Aws, stage: DeployedStage, spec: JobSpec, examples: int | None) -
         hours = arguments.mean_hours_between_reclaims
     else:
         assert isinstance(arguments, FinetuneClassification)  # noqa: S101 - `_trains` left no other
-        count, source = _examples(aws, stage, spec, arguments) if examples is None else (examples, "as --examples says")
+        count, source = examples or 0, "as --examples says"
+        if examples is None:
+            tables_of_it = repr((arguments.inputs(), arguments.eval_fraction))
+            if tables_of_it not in counts:
+                counts[tables_of_it] = _examples(aws, stage, spec, arguments)
+            count, source = counts[tables_of_it]
         samples = max(1, round(count * arguments.epochs))
         because = f"{counted(count, 'example')} ({source}) x {arguments.epochs:g} epochs"
         hours = arguments.mean_hours_between_reclaims
@@ -100,18 +121,33 @@ def _examples(aws: Aws, stage: DeployedStage, spec: JobSpec, arguments: Finetune
     return kept, f"counted: {found.training:,}, of which {arguments.eval_fraction:.0%} are held out"
 
 
-def _estimates(aws: Aws, stage: DeployedStage, spec: JobSpec, work: Work) -> tuple[list[Estimate], list[InstanceType]]:
-    """Return an estimate for each place that something is known of, the cheapest first, and the types that are left."""
-    runs = past_runs(aws, stage, job=spec.job)
-    rows = [row for row in INSTANCE_TYPES.values() if bool(row.accelerators) == spec.kind.accelerated]
+def _estimates(
+    aws: Aws, stage: DeployedStage, points: Sequence[JobSpec], works: Sequence[Work], workers: int | None
+) -> tuple[list[Estimate], list[InstanceType]]:
+    """Return an estimate for each place that something is known of, the cheapest first, and the types that are left.
+
+    Of a sweep, which has `workers`, all its points have to be known there.
+    """
+    runs = past_runs(aws, stage, job=points[0].job)
+    rows = [row for row in INSTANCE_TYPES.values() if bool(row.accelerators) == points[0].kind.accelerated]
     found, unknown = [], []
-    for row in rows:
-        if known := list(_known(runs, spec, row)):
-            found.append(estimate(work, known, row, current_prices(aws, row)))
-        else:
+    for row in [*rows, None]:
+        known: dict[tuple[str, int | None], list[Measured]] = {}
+        prices = None
+        of_points = []
+        for point, work in zip(points, works, strict=True):
+            arguments = point.entrypoint_arguments()
+            case = (model_name(arguments), arguments.longest_sequence)
+            if case not in known:
+                known[case] = list(_known(runs, point, row) if row else measured(runs, point, None))
+            if not known[case]:
+                break
+            prices = prices or (current_prices(aws, row) if row else None)
+            of_points.append(estimate(work, known[case], row, prices))
+        if len(of_points) == len(points):
+            found.append(of_points[0] if workers is None else of_sweep(of_points, workers))
+        elif row is not None:
             unknown.append(row)
-    if here := list(measured(runs, spec, None)):
-        found.append(estimate(work, here, None, None))
     return sorted(found, key=lambda each: (each.usd, each.seconds)), unknown
 
 
@@ -136,11 +172,9 @@ def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterato
         )
 
 
-def _show(
-    spec: JobSpec, found: Sequence[Estimate], unknown: Sequence[InstanceType], *, several: bool, on: Console
-) -> None:
-    if several:
-        on.print(spec.name)
+def _show(heading: str, found: Sequence[Estimate], unknown: Sequence[InstanceType], *, on: Console) -> None:
+    if heading:
+        on.print(heading)
     table = tables.columns("WHERE", "TIME", "FROM", "TO", "USD", "FROM", "TO", "ON-DEMAND")
     for column in table.columns[1:]:
         column.justify = "right"

@@ -132,6 +132,11 @@ def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], *, h
             f"{run.run_id} is between two jobs: what ran on Spot has ended, and may go on On-Demand by itself",
             next_step=f"trainyard status {run.run_id}; where it does not, resume it in a minute",
         )
+    if job.ending:
+        raise UsageError(
+            f"{run.run_id} is being stopped, and is {job.state} until it has saved and ended, as job {job.id}",
+            next_step=f"resume it once 'trainyard status {run.run_id}' says that it has ended, in a minute or two",
+        )
     if not job.ended:
         raise UsageError(
             f"{run.run_id} has not ended: it is {job.state}, as job {job.id} in queue {job.queue}",

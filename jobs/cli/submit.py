@@ -45,6 +45,7 @@ from jobs.contract.errors import (
 from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan, arguments_in_s3, plan
 from jobs.contract.records import Receipt
+from jobs.contract.releases import pytorch_of
 from jobs.contract.retries import is_reclaim
 from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec, SpecMistakesError
@@ -231,6 +232,8 @@ def check_inputs(
         arguments_in_s3(spec, stage),
         awaited={argument for run in awaited for argument in run.arguments},
         embedded=stage.embedded,
+        # The embedded AWS runs jobs in this very environment, or in the image for CPUs.
+        pytorch=None if stage.embedded else pytorch_of(stage.row_of(spec.kind), stage.release),
         look_inside=look_inside,
     )
 

@@ -7,9 +7,13 @@
 
 The range goes from the fastest of them without a reclaim to the slowest with one every `mean_hours_between_reclaims` of
 the spec on Spot, each of which costs another start: the steps themselves are saved at the notice.
+
+Of a sweep each point is reckoned so. Its money is that of all of them; its time is that of its workers, each of which
+takes the next point when it has done one.
 """
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -109,6 +113,36 @@ def estimate(work: Work, found: Sequence[Measured], row: InstanceType | None, pr
         high_usd=slowest / 3600 * hourly,
         on_demand_usd=seconds / 3600 * on_demand,
         arithmetic=tuple(lines),
+    )
+
+
+def of_sweep(points: Sequence[Estimate], workers: int) -> Estimate:
+    """Return the estimate of a sweep from those of its points, in their order and all of one place; there is one."""
+
+    def on_the_clock(seconds: Iterable[float]) -> float:
+        busy_until = [0.0] * workers
+        for each in seconds:
+            heapq.heapreplace(busy_until, busy_until[0] + each)
+        return max(busy_until)
+
+    seconds = on_the_clock(each.seconds for each in points)
+    usd, low_usd, high_usd = (sum(getattr(each, name) for each in points) for name in ("usd", "low_usd", "high_usd"))
+    shortest, longest = (choose(each.seconds for each in points) for choose in (min, max))
+    each_takes = f"{shortest:,.0f} s each" if longest - shortest < 1 else f"{shortest:,.0f} to {longest:,.0f} s each"
+    money = f", {usd:,.2f} USD together" if usd else ""
+    return Estimate(
+        place=points[0].place,
+        seconds=seconds,
+        low_seconds=on_the_clock(each.low_seconds for each in points),
+        high_seconds=on_the_clock(each.high_seconds for each in points),
+        usd=usd,
+        low_usd=low_usd,
+        high_usd=high_usd,
+        on_demand_usd=sum(each.on_demand_usd for each in points),
+        arithmetic=(
+            *(f"point 1: {line}" for line in points[0].arithmetic),
+            f"{len(points)} points of {each_takes}, {workers} at once = {seconds:,.0f} s{money}",
+        ),
     )
 
 

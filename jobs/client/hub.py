@@ -23,7 +23,7 @@ TIMEOUT_SECONDS = 5.0
 _MAX_BYTES = 4 << 20
 
 
-def model_faults(location: str, *, max_length: int | None) -> Iterator[TrainyardError]:
+def model_faults(location: str, *, max_length: int | None, pytorch: str | None) -> Iterator[TrainyardError]:
     """Yield all that is wrong with a model of the hub, as far as the hub says."""
     name, options = hub_parts(location)
     revision = options.get("revision", "main")
@@ -40,7 +40,7 @@ def model_faults(location: str, *, max_length: int | None) -> Iterator[Trainyard
         return
     except _SilentError:
         return
-    yield from faults(location, names, contents, max_length=max_length)
+    yield from faults(location, names, contents, max_length=max_length, pytorch=pytorch)
 
 
 def repository_faults(location: str, sort: Literal["model", "dataset"]) -> Iterator[TrainyardError]:

@@ -34,13 +34,20 @@ _CONFIGURATION_BYTES = 16 << 20
 
 
 def faults_of_inputs(
-    aws: Aws, arguments: Arguments, *, awaited: Collection[str] = (), embedded: bool, look_inside: bool = True
+    aws: Aws,
+    arguments: Arguments,
+    *,
+    awaited: Collection[str] = (),
+    embedded: bool,
+    pytorch: str | None = None,
+    look_inside: bool = True,
 ) -> list[TrainyardError]:
     """Return all that is wrong with what a job will read, whose locations are resolved.
 
     What a run writes that has not ended (`awaited`, the names of such arguments) is not looked for. A file is told by
     its first rows, a model by its files' names and its configuration, what is on the hub by what the hub answers.
-    `look_inside`: False looks only whether it is there.
+    `pytorch`: the version that the job runs with; None: nobody knows. `look_inside`: False looks only whether it is
+    there.
     """
     found: list[TrainyardError] = []
     for argument, location, what in arguments.sources():
@@ -49,29 +56,36 @@ def faults_of_inputs(
         try:
             if not location.startswith(HUB):
                 _check_place(aws, arguments, argument, location, what, embedded=embedded)
-            faults = [*_inside(aws, arguments, argument, location, what)] if look_inside else []
         except TrainyardError as error:
             found.append(error)
-        else:
-            for fault in faults:
-                fault.args = (f"arguments.{argument}: {fault.args[0]}",)
-            found += faults
+            continue
+        faults: list[TrainyardError] = []
+        try:
+            if look_inside:
+                faults.extend(_inside(aws, arguments, argument, location, what, pytorch=pytorch))
+        except TrainyardError as error:
+            faults.append(error)
+        for fault in faults:
+            fault.args = (f"arguments.{argument}: {fault.args[0]}",)
+        found += faults
     return found
 
 
-def _inside(aws: Aws, arguments: Arguments, argument: str, location: str, what: str) -> Iterator[TrainyardError]:
+def _inside(
+    aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, pytorch: str | None
+) -> Iterator[TrainyardError]:
     """Yield what is wrong with an input that is there."""
     columns = arguments.columns(argument)
     max_length = arguments.longest_sequence
     if location.startswith(HUB):
         if what == MODEL_FOLDER:
-            yield from hub.model_faults(location, max_length=max_length)
+            yield from hub.model_faults(location, max_length=max_length, pytorch=pytorch)
         else:
             in_models = what in (CONFIGURATION_FOLDER, TOKENIZER_FOLDER, FILE_OR_FOLDER)
             yield from hub.repository_faults(location, "model" if in_models else "dataset")
     elif what == MODEL_FOLDER:
         names, contents = _model(aws, location)
-        yield from model_files.faults(location, names, contents, max_length=max_length)
+        yield from model_files.faults(location, names, contents, max_length=max_length, pytorch=pytorch)
     elif columns is not None:
         yield from table_samples.faults(aws, location, columns)
 

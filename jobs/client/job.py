@@ -82,6 +82,8 @@ class Job:
     nodes: Mapping[str, int] = field(default_factory=dict)
     """How many nodes are in each state, the least advanced first, where Batch starts each for itself on Spot. Empty
     where there is one node, or where all start together. Those of a sweep are its workers."""
+    ending: bool = False
+    """Its end was asked for, and has not come yet: what runs may still save."""
 
     @property
     def ended(self) -> bool:
@@ -171,6 +173,7 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
             )
         ),
         nodes={state: states.count(state) for state in STATES if state in states},
+        ending=detail["status"] not in ENDED and _was_ended_by_someone(detail),
     )
 
 

@@ -89,6 +89,8 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if node is None:
             return None
+        if isinstance(node, yaml.ScalarNode):
+            node.value = _with_whole_characters(node)
         if not isinstance(event, yaml.AliasEvent):
             self._values += 1
             self._sizes[node] = self._values - before
@@ -126,6 +128,16 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _with_whole_characters(node: yaml.ScalarNode) -> str:
+    """Return a text whose pairs of surrogates are characters, as in JSON, which writes those beyond 16 bits so."""
+    try:
+        return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise yaml.composer.ComposerError(
+            None, None, "half a surrogate pair is no character", node.start_mark
+        ) from None
 
 
 def _check_digits(node: yaml.Node) -> None:

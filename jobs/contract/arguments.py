@@ -140,7 +140,7 @@ class Strict(BaseModel):
     @classmethod
     def _no_text_without_bytes(cls, value: Any) -> Any:
         # Before all other validators, whose messages name the value: pydantic can show no half of a surrogate pair.
-        texts = value if isinstance(value, list) else [value]
+        texts = value if isinstance(value, list | dict) else [value]  # of a dict its keys: its values come later
         if any(isinstance(text, str) and _NO_CHARACTER.search(text) for text in texts):
             raise ValueError("a NUL or half a surrogate pair is no character of a text")
         return value

@@ -1,6 +1,7 @@
 """What a pretrained model's files have to be: the same rules before a job is submitted and before it trains."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,13 @@ TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIGURATION, SPECIAL_TOKENS, "added_to
 
 MODEL_TEXT = (".json", ".txt", ".model")
 """How the files end that are no weights: configuration, vocabulary, merges, SentencePiece models."""
+
+_SAFE_PICKLES = (2, 10)
+"""The release of PyTorch from which on it loads a pickle without running what is in it.
+
+Its `weights_only` could be defeated before 2.6 (CVE-2025-32434), and made to corrupt memory before 2.10
+(CVE-2026-24747).
+"""
 
 _SAVED_NEXT = "name the folder that save_pretrained wrote, with its tokenizer"
 
@@ -94,6 +102,20 @@ def missing_file(names: Collection[str], location: str) -> TrainyardError | None
     return None
 
 
+def unsafe_pickle(names: Collection[str], location: str, pytorch: str) -> TrainyardError | None:
+    """Return what is wrong where files of these names are weights that a version of PyTorch is not safe to read."""
+    pickles = [name for name in model_files(names) if is_pickle(name)]
+    # Habana's versions have letters behind the numbers: 2.5.1a0+git….
+    if not pickles or tuple(int(number) for number in re.findall(r"\d+", pytorch)[:2]) >= _SAFE_PICKLES:
+        return None
+    return UsageError(
+        f"{location} has its weights in {pickles[0]} only, a pickle, and PyTorch {pytorch} may run code that is hidden "
+        "in one (CVE-2025-32434, CVE-2026-24747)",
+        next_step="save the model once more with save_pretrained(…, safe_serialization=True), which makes "
+        "model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, read pickles too",
+    )
+
+
 def faults(
     location: str,
     names: Collection[str],
@@ -101,6 +123,7 @@ def faults(
     *,
     max_length: int | None = None,
     is_known: Callable[[str], bool] = lambda _: False,
+    pytorch: str | None = None,
 ) -> Iterator[TrainyardError]:
     """Yield all that keeps files of these names and contents from being a model that is fine-tuned on `max_length`.
 
@@ -108,6 +131,8 @@ def faults(
     that it needs no code of the model's own.
     """
     if fault := missing_file(names, location):
+        yield fault
+    if pytorch is not None and (fault := unsafe_pickle(names, location, pytorch)):
         yield fault
     if CONFIGURATION in contents:
         try:

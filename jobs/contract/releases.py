@@ -118,6 +118,15 @@ def release_for(row: InstanceType, name: str | None = None) -> Release:
     )
 
 
+def pytorch_of(row: InstanceType, name: str | None) -> str | None:
+    """Return the version of PyTorch with which jobs run on `row` in a stage of the release called `name`.
+
+    None where the release does not say: the images of instances without HPUs bring a later one of their own.
+    """
+    chosen = releases().get(name or "")
+    return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
+
+
 def check_image(root: str, chosen: Release) -> None:
     """Raise ConfigurationError where the image runs only on instance types that the release does not fit."""
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]

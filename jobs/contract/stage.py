@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import InstanceType, instance_type
+from jobs.contract.job_kind import JobKind
 from jobs.contract.queues import isolated_queue_name, isolated_team, queue_name
 
 DEFAULT_STAGE = "dev"
@@ -237,6 +238,10 @@ class DeployedStage:
             huggingface_teams=frozenset(team for (team,), _ in _below("huggingface-secret", values)),
             embedded_processes=embedded_processes,
         )
+
+    def row_of(self, kind: JobKind) -> InstanceType:
+        """Return the instance type that jobs of a kind run on."""
+        return self.instance_type if kind.accelerated else self.cpu_instance_type
 
     def queue(self, name: str) -> str:
         """Return the ARN of a queue, by its name or alias. Raises UsageError where the stage has none of that name."""

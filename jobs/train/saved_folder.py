@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
+from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class SavedFolder:
     def save(self) -> bool:
         """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
 
-        A file that changes meanwhile is saved again the next time. Raises TrainyardError where S3 does not take one;
-        what it took counts as saved. Raises what `check_may_write` does.
+        A file that changes meanwhile is saved again the next time. What S3 does not delete costs a warning, and the
+        next save tries it again. Raises TrainyardError where S3 does not take a file; what it took counts as saved.
+        Raises what `check_may_write` does.
         """
         found = dict(self._states())
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
@@ -78,9 +80,13 @@ class SavedFolder:
         object_store.in_threads(upload, changed)
         if gone:
             self._check_may_write()
-        object_store.delete_all(self._s3, self._place, gone)
-        for name in gone:
-            del self._saved[name]
+        try:
+            object_store.delete_all(self._s3, self._place, gone)
+        except TrainyardError as error:
+            log.warning("warning: files that are gone from %s stay on S3: %s", self._folder.name, error.args[0])
+        else:
+            for name in gone:
+                del self._saved[name]
         return bool(changed or gone)
 
     def _warn(self, size_bytes: int) -> None:

@@ -12,8 +12,9 @@ python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input
     requests    every operation of every service that the stacks and commands use, by hand and from a page in Chromium,
                 by those who may not: each has to be answered 403, and its owner otherwise
 
-Faults are tracebacks, what takes over five seconds twice, nonsense that is accepted, and commands of the input that
-run. Exit code 1: there was one. The same seed gives the same input on the same machine.
+Faults are tracebacks, what takes over five seconds of processor time or waits for thirty, twice, nonsense that is
+accepted, and commands of the input that run. Exit code 1: there was one. The same seed gives the same input on the
+same machine.
 """
 
 import argparse

@@ -1,5 +1,8 @@
 """A short slice of the benchmark `fuzz`; a page's requests to the embedded AWS are in tests/infra/emulator."""
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +114,7 @@ def test_a_round_finds_faults(tmp_path: Path) -> None:
 
 
 def test_what_takes_too_long_is_a_fault_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.support.fuzz.findings.LIMIT_SECONDS", 0.02)
+    monkeypatch.setattr("tests.support.fuzz.findings.LIMIT_SECONDS", 0.1)
     round_ = Round("hangs", canary=tmp_path / "canary")
     numbers = iter(range(3))
 
@@ -122,6 +125,21 @@ def test_what_takes_too_long_is_a_fault_the_second_time(tmp_path: Path, monkeypa
     assert round_.findings == []
     round_.look("slow", _hang)
     assert [finding.kind for finding in round_.findings] == ["hang"]
+
+
+def test_waiting_for_what_does_not_come_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.fuzz.findings.WAIT_SECONDS", 0.1)
+    round_ = Round("waiting", canary=tmp_path / "canary")
+    round_.look("asleep", lambda: threading.Event().wait(60))
+    assert [finding.kind for finding in round_.findings] == ["hang"]
+
+
+def test_processor_time_of_processes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.fuzz.findings.LIMIT_SECONDS", 0.3)
+    round_ = Round("processes", canary=tmp_path / "canary")
+    for busy in ("import time; time.sleep(0.5)", "import time\nwhile time.process_time() < 0.5: pass"):
+        round_.look(busy, lambda busy=busy: bool(subprocess.run([sys.executable, "-ISc", busy], check=True)))  # type: ignore[misc]
+    assert [(finding.kind, finding.given) for finding in round_.findings] == [("hang", busy)]
 
 
 def _hang() -> bool:

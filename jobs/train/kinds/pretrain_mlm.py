@@ -166,7 +166,9 @@ def _check_model(model: Path, arguments: PretrainMlm, data: Path, index: packed_
             f"{arguments.data} has sequences of {index.sequence_length} tokens, {location} has positions for {most}",
             next_step=f"tokenize the corpus with sequence_length: {most}",
         )
-    own, of_data = (_tokenizer(folder).get_vocab() for folder in (model, data / packed_tokens.TOKENIZER))
+    with pretrained.explained_loading(str(location), "its tokenizer cannot be loaded"):
+        own = _tokenizer(model).get_vocab()
+    of_data = _tokenizer(data / packed_tokens.TOKENIZER).get_vocab()
     if own != of_data:
         other = min({*own.items()} ^ {*of_data.items()}, key=lambda item: item[1])[0]
         raise UsageError(

@@ -7,7 +7,6 @@ import contextlib
 import importlib.metadata
 import json
 import math
-import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,13 +20,6 @@ from jobs.train.data.sources import hub_errors, is_on_hub, names_below
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from torch.nn import Module
-
-_SAFE_PICKLES = (2, 10)
-"""The release of PyTorch from which on it loads a pickle without running what is in it.
-
-Its `weights_only` could be defeated before 2.6 (CVE-2025-32434), and made to corrupt memory before 2.10
-(CVE-2026-24747).
-"""
 
 
 def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path, max_length: int | None = None) -> Path:
@@ -107,16 +99,9 @@ def _model_from_hub(location: str) -> Path:
 
 def _check_model(names: Collection[str], location: str) -> None:
     """Raise UsageError where files of these names are no model that can be fine-tuned."""
-    if fault := model_files.missing_file(names, location):
+    fault = model_files.missing_file(names, location)
+    if fault := fault or model_files.unsafe_pickle(names, location, _torch_version()):
         raise fault
-    weights = [name for name in model_files.model_files(names) if not name.endswith(model_files.MODEL_TEXT)]
-    if any(model_files.is_pickle(name) for name in weights) and _torch_release() < _SAFE_PICKLES:
-        raise UsageError(
-            f"{location} has its weights in {weights[0]} only, a pickle, and PyTorch {_torch_version()} may run code "
-            "that is hidden in one (CVE-2025-32434, CVE-2026-24747)",
-            next_step="save the model once more with save_pretrained(…, safe_serialization=True), which makes "
-            "model.safetensors; PyTorch 2.10 and later, which no Gaudi release has, read pickles too",
-        )
 
 
 def _is_known(model_type: str) -> bool:
@@ -128,8 +113,3 @@ def _is_known(model_type: str) -> bool:
 
 def _torch_version() -> str:
     return importlib.metadata.version("torch")
-
-
-def _torch_release() -> tuple[int, ...]:
-    """Return the first two numbers of PyTorch's version; Habana's has letters behind them (2.5.1a0+git…)."""
-    return tuple(int(number) for number in re.findall(r"\d+", _torch_version())[:2])

@@ -1,5 +1,7 @@
 """An isolated team's instances: no other team's jobs come to them, no other's instances reach them."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +100,20 @@ def test_its_security_group_admits_its_own_members_and_nobody_else(after: Templa
     fsx, network = after["storage"], after["network"]
     assert _value(fsx, "/trainyard/test/security-group/fsx") in _groups_of(fsx, "AWS::FSx::FileSystem")
     assert _value(network, "/trainyard/test/security-group/endpoints") in _groups_of(network, "AWS::EC2::VPCEndpoint")
+
+
+def test_the_group_of_file_servers_outlives_them_while_rules_of_an_isolated_team_name_it(after: Templates) -> None:
+    without = stacks_of(replace(ISOLATED, fsx_gib=0))
+    name = "/trainyard/test/security-group/fsx"
+    # The storage stack is deployed first: EC2 would refuse to delete a group that rules of the compute stack name.
+    group = _value(after["storage"], name)["Fn::GetAtt"][0]
+    assert without["storage"]["Resources"][group] == after["storage"]["Resources"][group]
+    assert resources(without["storage"], "AWS::FSx::FileSystem") == {}
+    for direction in ("Ingress", "Egress"):
+        assert resources(without["storage"], f"AWS::EC2::SecurityGroup{direction}") == {}
+    assert name not in json.dumps(without["compute"])
+    # Once it is named nowhere, and no team is isolated, it goes.
+    assert resources(stacks_of(replace(SHARED, fsx_gib=0))["storage"], "AWS::EC2::SecurityGroup") == {}
 
 
 def test_what_its_instances_are_called_and_tagged_names_the_team_from_the_start(after: Templates) -> None:

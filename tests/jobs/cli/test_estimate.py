@@ -45,6 +45,19 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert found["low_usd"] == pytest.approx(found["low_seconds"] / 3600 * 3.93)
     assert f"{run_id}: 907.3 samples/s (1 x dl1.24xlarge)" in found["arithmetic"]
 
+    sweep = {"arguments.seed": [1, 2], "arguments.epochs": [1, 3, 4], "parallel": 4}
+    spec.with_name("sweep.yaml").write_text(yaml.safe_dump({**SPEC, "max_usd": 100, "sweep": sweep}))
+    of_sweep = json.loads(trainyard("estimate", "sweep.yaml", "-o", "json", environment=deployed_environment).stdout)
+    assert (of_sweep["points"], of_sweep["samples"]) == (6, 2 * (1 + 3 + 4) * 540)
+    [together] = [each for each in of_sweep["estimates"] if each["place"] == "dl1.24xlarge"]
+    steps = [each * 540 / 907.3 for each in (1, 3, 4)]
+    start_and_rest = found["seconds"] - steps[1]
+    assert together["usd"] == pytest.approx(6 * found["usd"] + 2 * (sum(steps) - 3 * steps[1]) / 3600 * 3.93)
+    # The two workers that have done a point of one epoch take those of four.
+    assert together["seconds"] == pytest.approx(2 * start_and_rest + steps[0] + steps[2])
+    shown = trainyard("estimate", "sweep.yaml", environment=deployed_environment)
+    assert shown.stdout.startswith("probe: 6 points, 4 at once\n")
+
     table = trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml", environment=deployed_environment)
     assert "steps: 3668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
     assert "nothing is known of p4d.24xlarge" in table.stderr

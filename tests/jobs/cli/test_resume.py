@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
+from jobs.cli.submit import send
 from jobs.client import batch, claims
 from jobs.client.claims import Claim
 from jobs.contract.budget import Budget
@@ -20,7 +21,7 @@ from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import Run, RunCommand, wait_for
+from tests.support.jobs.submitting import Run, RunCommand, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
@@ -155,6 +156,29 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
     assert newest is not None
     assert (newest.id, newest.resumed) == (json.loads(again.stdout)["job_id"], submitted["job_id"])
     stop(embedded, stage, run_id)
+
+
+def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
+    resume: Resume, trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str]
+) -> None:
+    saves = "trap 'sleep 15; exit 75' TERM; sleep 600 & wait"
+    planned = planned_to_run(embedded, stage, ["sh", "-c", saves])
+    job_id = send(embedded, planned)
+    wait_for(embedded, stage, job_id, state="RUNNING")
+    running = resume(planned.run_id)
+    assert running.returncode == 2
+    assert f"{planned.run_id} has not ended: it is RUNNING" in running.stderr
+    assert f"or trainyard cancel {planned.run_id} and resume it then" in running.stderr
+
+    assert trainyard("cancel", planned.run_id, environment=deployed_environment).returncode == 0
+    ending = resume(planned.run_id)
+    assert ending.returncode == 2
+    assert f"{planned.run_id} is being stopped, and is RUNNING until it has saved and ended" in ending.stderr
+    assert f"next: resume it once 'trainyard status {planned.run_id}' says that it has ended" in ending.stderr
+    assert "trainyard cancel" not in ending.stderr
+
+    assert wait_for(embedded, stage, job_id).state == "CANCELLED"
+    assert resume(planned.run_id, "--dry-run").returncode == 0
 
 
 def test_one_job_more_exists_though_the_service_failed_in_mid_submit(

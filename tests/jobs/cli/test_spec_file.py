@@ -1,10 +1,12 @@
 import io
+import json
 import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
 from jobs.contract.errors import NotFoundError, UsageError
@@ -158,6 +160,18 @@ def test_several_mistakes_are_named_at_once(tmp_path: Path) -> None:
     assert len(str(error.value).splitlines()) == 2
 
 
+def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_are_refused(tmp_path: Path) -> None:
+    written = json.dumps(
+        {**yaml.safe_load(GOOD), "sweep": {"arguments.text_column": ["\N{GRINNING FACE}"]}, "max_usd": 1}
+    )
+    assert r"\ud83d\ude00" in written
+    assert read_spec(write(tmp_path, written)).arguments["text_column"] == "\N{GRINNING FACE}"
+    for half in (r"\ud83d", r"\ude00\ud83d"):
+        for place in ('"arguments.text_column"', "text_column", "finetune"):
+            with pytest.raises(UsageError, match=r"line 1, column \d+: half a surrogate pair is no character"):
+                read_spec(write(tmp_path, written.replace(place, place[:-1] + half + place[-1])))
+
+
 def test_a_missing_file_suggests_the_one_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "reviews.yaml").write_text(GOOD)
     with pytest.raises(NotFoundError, match=r"no such file; did you mean .*reviews\.yaml\?"):
@@ -185,6 +199,7 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
         ("arguments..epochs=2", "it should look like"),
         ("name.first=x", "leads into a value that holds no keys"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
+        ("sweep.arguments.\udcff=[1]", "a NUL or half a surrogate pair is no character of a text"),
         ("name=2020-13-45", "--set name: line 1, column 1: '2020-13-45' cannot be read as timestamp (month must be in"),
     ],
 )

@@ -1,10 +1,12 @@
 """What a spec would take, held against amounts worked out by hand; and the rows that it falls back on."""
 
+import math
+from dataclasses import replace
 from datetime import date
 
 import pytest
 
-from jobs.client.estimate import Measured, Work, estimate
+from jobs.client.estimate import Measured, Work, estimate, of_sweep
 from jobs.client.throughputs import model_name, throughputs
 from jobs.contract.catalog import CATALOG
 from jobs.contract.instance_types import INSTANCE_TYPES
@@ -42,6 +44,21 @@ def test_several_nodes_on_demand_cost_each_and_are_not_reclaimed_and_a_laptop_co
     assert found.arithmetic[-1] == "the start and what comes after the last step are not known, and left out"
     here = estimate(work, [published], None, None)
     assert (here.place, here.seconds, here.usd) == ("this machine", 10, 0)
+
+
+def test_a_sweep_costs_what_all_its_points_do_and_takes_as_long_as_its_workers() -> None:
+    measured = Measured(name="a", samples_per_second=10.0)
+    points = [
+        estimate(replace(WORK, samples=samples, mean_hours_between_reclaims=math.inf), [measured], ROW, recorded(ROW))
+        for samples in (3000, 1000, 1000, 500)
+    ]
+    sweep = of_sweep(points, workers=2)
+    assert sweep.seconds == sweep.low_seconds == sweep.high_seconds == 300, "300 beside 100, 100 and 50"
+    assert sweep.usd == pytest.approx(550 / 3600 * ROW.spot_usd_per_hour)
+    assert sweep.on_demand_usd == pytest.approx(550 / 3600 * ROW.on_demand_usd_per_hour)
+    assert f"4 points of 50 to 300 s each, 2 at once = 300 s, {sweep.usd:.2f} USD together" in sweep.arithmetic
+    assert of_sweep(points, workers=1).seconds == 550
+    assert of_sweep(points[1:3], workers=1).arithmetic[-1].startswith("2 points of 100 s each, 1 at once = 200 s, ")
 
 
 def test_each_published_row_names_a_kind_a_type_with_as_many_cards_and_where_it_is_from() -> None:

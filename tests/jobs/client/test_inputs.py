@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,14 +16,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.aws.connection import Aws
+from jobs.cli.submit import check_inputs
 from jobs.client import table_samples
 from jobs.client.inputs import faults_of_inputs
 from jobs.client.parquet_footer import FOOTER_BYTES
 from jobs.contract.arguments import Arguments
+from jobs.contract.instance_types import instance_type
+from jobs.contract.spec import JobSpec
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.kinds.prepare_corpus import PrepareCorpus
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws
+from tests.support.jobs.planning import EMBEDDED, STAGE
 
 BUCKET = "looked-at"
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
@@ -139,17 +144,17 @@ def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path
         assert "which is neither a file nor a folder but a pipe or a device" in fault
     (tmp_path / "memory.csv").symlink_to("/proc/self/mem")
     [fault] = told(aws, FinetuneClassification(model=model, train_data=str(tmp_path / "memory.csv")))
-    assert fault.startswith(f"{tmp_path / 'memory.csv'} cannot be read: Input/output error")
+    assert fault.startswith(f"arguments.train_data: {tmp_path / 'memory.csv'} cannot be read: Input/output error")
 
     sound = put("t.csv", TABLE)
     (tmp_path / "model/config.json").unlink()
     os.mkfifo(tmp_path / "model/config.json")
     [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
-    assert fault.startswith(f"{model}: its config.json is no file but a pipe or a device")
+    assert fault.startswith(f"arguments.model: {model}: its config.json is no file but a pipe or a device")
     (tmp_path / "model/config.json").unlink()
     put("model/config.json", b" " * (17 << 20))
     [fault] = told(aws, FinetuneClassification(model=model, train_data=sound))
-    assert fault.startswith(f"{model}: its config.json has 17,825,792 bytes")
+    assert fault.startswith(f"arguments.model: {model}: its config.json has 17,825,792 bytes")
 
 
 def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
@@ -207,6 +212,34 @@ def test_the_files_and_the_configuration_of_a_model_are_looked_at(
     [fault] = told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=max_length))
     assert fault.startswith("arguments.model: ")
     assert message.format(model) in fault
+
+
+def test_weights_as_pickles_are_refused_where_the_job_would_refuse_them(aws: Aws, put: Put) -> None:
+    model = put_model(put, **{"model.safetensors": None, "pytorch_model.bin": ""})
+    arguments = FinetuneClassification(model=model, train_data=put("t.csv", TABLE))
+    [fault] = told(aws, arguments, pytorch="2.6.0")
+    assert fault.startswith(
+        f"arguments.model: {model} has its weights in pytorch_model.bin only, a pickle, and PyTorch"
+    )
+    assert "\nNext: save the model once more" in fault
+    assert told(aws, arguments, pytorch="2.13.0") == []
+    assert told(aws, arguments, pytorch=None) == [], "nobody knows, and the container looks again"
+    put("model/model.safetensors", b"")
+    assert told(aws, arguments, pytorch="2.6.0") == []
+
+
+def test_a_submission_knows_what_its_job_reads_pickles_with(aws: Aws) -> None:
+    for name, content in {"config.json": json.dumps(BERT), "tokenizer.json": "{}", "pytorch_model.bin": ""}.items():
+        aws.s3.put_object(Bucket=BUCKET, Key=f"pickled/{name}", Body=content.encode())
+    aws.s3.put_object(Bucket=BUCKET, Key="t.csv", Body=TABLE)
+    arguments = {"model": f"s3://{BUCKET}/pickled", "train_data": f"s3://{BUCKET}/t.csv"}
+    spec = JobSpec(name="reviews", job="finetune-classification", arguments=arguments)
+    stage = replace(STAGE, release="1.21.0")
+    [fault] = check_inputs(aws, stage, spec)
+    assert "a pickle, and PyTorch 2.6.0 may run code" in str(fault)
+    # The other images bring PyTorch 2.13, and so does the environment in which the embedded AWS runs jobs
+    assert check_inputs(aws, replace(stage, instance_type=instance_type("g5.4xlarge")), spec) == []
+    assert check_inputs(aws, replace(EMBEDDED, release="1.21.0"), spec) == []
 
 
 @pytest.mark.parametrize(
@@ -301,3 +334,13 @@ def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aw
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
     assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub knows no such data set")
+
+
+def test_pickles_of_the_hub_are_refused_too(hub: dict[str, tuple[int, bytes]], aws: Aws, put: Put) -> None:
+    siblings = [{"rfilename": name} for name in ("config.json", "pytorch_model.bin", "vocab.txt")]
+    hub["/api/models/acme/old/revision/main"] = (200, json.dumps({"siblings": siblings}).encode())
+    hub["/acme/old/resolve/main/config.json"] = (200, json.dumps(BERT).encode())
+    arguments = FinetuneClassification(model="hf://acme/old", train_data=put("t.csv", TABLE))
+    [fault] = told(aws, arguments, pytorch="2.6.0")
+    assert fault.startswith("arguments.model: hf://acme/old has its weights in pytorch_model.bin only")
+    assert told(aws, arguments, pytorch="2.13.0") == []

@@ -200,6 +200,11 @@ def test_half_a_surrogate_pair_in_a_list_of_locations_is_refused(location: str) 
     assert refused({"name": "corpus", "job": "prepare-corpus", "arguments": {"data": [location]}}) == told
 
 
+def test_half_a_surrogate_pair_in_a_swept_argument_is_refused() -> None:
+    told = "sweep.arguments: a NUL or half a surrogate pair is no character of a text"
+    assert refused({**SMALLEST, "max_usd": 1, "sweep": {"arguments": {"text_column\ud839": ["a"]}}}) == told
+
+
 def test_a_spec_cannot_be_called_what_stands_for_the_newest_run() -> None:
     assert refused({**SMALLEST, "name": "latest"}) == "name: 'latest' stands for the newest run; choose another name"
 

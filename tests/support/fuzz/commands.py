@@ -17,9 +17,6 @@ from tests.support.fuzz.findings import Nonsense, Round, draw_each
 from tests.support.fuzz.specs import EXIT_CODES, reported
 from tests.support.jobs.terminal import TRAINYARD
 
-_PROCESS_SECONDS = 60
-"""A process that needs more is stopped; how long it may really take is counted in this process."""
-
 _REFUSED = {
     "acceptance": ("--max-usd", "-1"),
     "demo": ("--executor", "nothing"),
@@ -72,7 +69,6 @@ def _as_process(line: Command, folder: Path) -> bool:
         ],
         cwd=folder,
         capture_output=True,
-        timeout=_PROCESS_SECONDS,
         stdin=subprocess.DEVNULL,
         check=False,
     )

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.train.accelerator import Accelerator, Name
 from jobs.train.launcher import rank_lines
 from jobs.train.launcher.node_ranks import memory_kills
@@ -76,6 +77,22 @@ def test_why_a_rank_fails_is_in_the_log_where_its_error_file_cannot_be_written(t
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, "error: no space left for a checkpoint\n"), ended.stderr
+
+
+def test_ranks_start_with_more_arguments_than_a_command_line_holds(run: Run, tmp_path: Path) -> None:
+    texts = [tmp_path / f"{number:0120}.txt" for number in range(1200)]
+    for number, path in enumerate(texts):
+        path.write_text(f"text {number}\n")
+    arguments = PrepareCorpus(data=[str(path) for path in texts], held_out_fraction=0.1)
+    [flag] = [flag for flag in arguments.to_flags() if flag.startswith("--data=")]
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["true", flag], check=True)
+    run.write("arguments/0f.json", arguments.model_dump_json(exclude_none=True).encode())
+
+    run.attempt(kind="prepare-corpus", options=["--arguments-file=arguments/0f.json"])
+
+    result = run.receipt().result
+    assert result["documents"] + result["held_out_documents"] == 1200
 
 
 WATCHDOG = """

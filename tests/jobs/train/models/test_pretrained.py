@@ -196,25 +196,73 @@ def load_model(folder: Path) -> None:
     finetune_classification._model(folder, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
 
 
+def with_own_code(tiny_bert: Path, folder: Path, **changes: dict[str, object]) -> Path:
+    """A copy of the model, whose code would leave a file in `folder`, with changes to its JSON files."""
+    model = Path(shutil.copytree(tiny_bert, folder / "model"))
+    (model / "own.py").write_text(f"open({str(folder / 'was-run')!r}, 'w')\n")
+    for name, change in changes.items():
+        path = model / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_bytes()), **change}))
+    return model
+
+
+OWN_MODEL: dict[str, object] = {
+    "model_type": "own",
+    "auto_map": dict.fromkeys(("AutoConfig", "AutoModelForSequenceClassification", "AutoModelForMaskedLM"), "own.Own"),
+}
+OWN_TOKENIZER: dict[str, object] = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+
+
 def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
-    (model / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
-    for name, classes in (
-        ("config.json", {"AutoConfig": "own.Own", "AutoModelForSequenceClassification": "own.Own"}),
-        ("tokenizer_config.json", {"AutoTokenizer": ["own.Own", None]}),
-    ):
-        content = json.loads((model / name).read_bytes())
-        content.update({"auto_map": classes, **({"model_type": "own"} if name == "config.json" else {})})
-        if name == "tokenizer_config.json":
-            content["tokenizer_class"] = "OwnTokenizer"
-        (model / name).write_text(json.dumps(content))
+    model = with_own_code(tiny_bert, tmp_path, config=OWN_MODEL, tokenizer_config=OWN_TOKENIZER)
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
     with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
         finetune_classification._tokenizer(model, "s3://models/m")
     with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
         finetune_classification._model(model, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
+    assert not (tmp_path / "was-run").exists()
+
+
+SAYS_YES = ("sh", "-c", 'yes | "$@"', "sh")
+"""Answers whatever is asked on standard input."""
+
+
+SHAPE = ("--hidden-size=", "--layers=", "--heads=", "--intermediate-size=")
+"""Flags of a pre-training from nothing, in place of a model."""
+
+
+@pytest.mark.parametrize("kind", ["finetune-classification", "evaluate", "pretrain-mlm"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": OWN_MODEL}, "needs code of its own (own.Own), which no job runs: trust_remote_code is off"),
+        ({"tokenizer_config": OWN_TOKENIZER}, "its tokenizer cannot be loaded: "),
+    ],
+    ids=["model", "tokenizer"],
+)
+def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
+    *,
+    kind: str,
+    changes: dict[str, dict[str, object]],
+    message: str,
+    run: Run,
+    pretraining: tuple[str, ...],
+    tiny_bert: Path,
+    tmp_path: Path,
+) -> None:
+    classifier = {"architectures": ["BertForSequenceClassification"], **changes.get("config", {})}
+    model = with_own_code(tiny_bert, tmp_path, **{**changes, "config": classifier})
+    table = write_jsonl(tmp_path / "t.jsonl", reviews(40, seed=1))
+    flags = {
+        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
+        "evaluate": (f"--data={table}", "--predict-only=true", "--max-length=16"),
+        "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
+    }
+    launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, within=SAYS_YES)
+    assert re.match(f"error: {model}:? {re.escape(message)}", launched.lines[-1]), launched.output
+    assert "Traceback" not in launched.output
     assert not (tmp_path / "was-run").exists()
 
 
