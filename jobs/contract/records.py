@@ -62,6 +62,10 @@ class Attempt(BaseModel):
     """The begin of its first step; None: it came to none, or does not train."""
     resumed_from_step: int = 0
     last_step: int = 0
+    compiling_seconds: float = 0.0
+    """What its steps have taken longer because an HPU compiled a graph for each new shape of a batch."""
+    saving_seconds: float = 0.0
+    """Time that its training stood still for checkpoints, and for the model that it leaves."""
     cards: CardUse | None = None
     """None: nobody could say."""
     changed: dict[str, tuple[Any, Any]] = {}
@@ -109,10 +113,14 @@ class Receipt(BaseModel):
     """The part of estimated_usd in which nodes waited for each other."""
     starting_usd: float | None = None
     """The part of it from each attempt's start to its first step."""
+    compiling_usd: float | None = None
+    """The part of it in which graphs were compiled."""
+    saving_usd: float | None = None
+    """The part of it in which the training stood still for saves."""
     lost_usd: float | None = None
     """The part of it in which steps were made that a later attempt had to make again."""
     idle_usd: float | None = None
-    """The part of it, once an attempt had begun to work, in which no card did anything."""
+    """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
     spot_paid: list[SpotPaid] = []
     """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
     budget: str = ""

@@ -120,6 +120,8 @@ def unproductive(receipt: Receipt) -> str:
     parts = {
         "waiting": receipt.waiting_usd,
         "starting": receipt.starting_usd,
+        "compiling": receipt.compiling_usd,
+        "saving": receipt.saving_usd,
         "lost steps": receipt.lost_usd,
         "idle cards": receipt.idle_usd,
     }

@@ -13,7 +13,7 @@ from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
 from jobs.report.curves import Point, curves, events, stretches
 from jobs.report.page import differences, run_page
-from tests.support.jobs.recorded_runs import BEGIN, class_report, three_attempts
+from tests.support.jobs.recorded_runs import BEGIN, class_report, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
 
@@ -105,7 +105,7 @@ def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> N
 
 
 def test_how_busy_the_cards_are_is_drawn_over_the_steps_that_they_made_meanwhile(run: RecordedRun) -> None:
-    by_id = {curve.id: curve for curve in curves(run)}
+    by_id = {curve.id: curve for curve in curves(run, events(run))}
     busy, memory = by_id["curve-accelerator_utilization_percent"], by_id["curve-accelerator_memory_percent"]
     assert (busy.title, memory.title) == ("Utilisation of the cards, %", "Memory of the cards in use, %")
     assert "lowest 4.000 at 0" in busy.summary
@@ -132,7 +132,7 @@ def test_the_first_figures_say_how_busy_the_cards_are_and_what_their_idling_cost
 
 def test_what_own_code_measured_has_a_curve_too_and_what_is_no_number_has_none(run: RecordedRun) -> None:
     lines = [{"step": 1, "time": BEGIN, "my_reward": 3, "note": "text", "broken": None, "loss": None, "yes": True}]
-    assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()))] == ["curve-my_reward"]
+    assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()), [])] == ["curve-my_reward"]
 
 
 def test_arguments_are_held_against_the_ready_spec_or_the_kinds_defaults(run: RecordedRun) -> None:
@@ -165,6 +165,15 @@ def test_a_run_that_has_only_been_submitted_has_a_page(run: RecordedRun) -> None
     assert "hf://FacebookAI/xlm-roberta-large" in text
     nothing = RecordedRun(run_id=run.run_id, team="research", location="s3://runs/x/")
     assert "not started" in text_of(run_page(nothing, now=NOW))
+
+
+def test_what_a_language_model_fills_in_and_says_is_shown_beside_what_stood_there(run: RecordedRun) -> None:
+    html = run_page(with_samples(run), now=NOW)
+    text = text_of(html)
+    assert "1 of 3 masked tokens filled in as they stood" in text
+    assert "the cat sat on its mat ##ting (##s) ." in text
+    assert "prompt base tuned What is &lt;b&gt;tar&lt;/b&gt;? tar tar tar It packs files into one." in text
+    assert 'id="samples"' not in run_page(run, now=NOW)
 
 
 def test_many_classes_have_a_table_and_no_picture(run: RecordedRun) -> None:

@@ -13,6 +13,7 @@ import yaml
 from jobs.contract.classes import ClassReport, ClassScore, Mistake
 from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import ClassCount, DataSummary
+from jobs.contract.fill_ins import FillIn, FillIns
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
@@ -174,6 +175,14 @@ def _run(
     )
 
 
+def with_samples(run: RecordedRun) -> RecordedRun:
+    """The run with what a language model leaves to be read: texts that it filled in, and answers."""
+    sure, wrong = FillIn(truth="sat", guess="sat", confidence=0.97), FillIn(truth="##s", guess="##ting", confidence=0.3)
+    said = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
+    texts: list[list[str | FillIn]] = [[" the cat", sure, " on its mat", wrong, " ."], [wrong, " begin it"]]
+    return replace(run, fill_ins=FillIns(texts=texts), generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
+
+
 def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
     """Each class is found nine times of ten, and else taken for the next one."""
     confusion = [
@@ -203,12 +212,18 @@ def files_of(run: RecordedRun) -> dict[str, bytes]:
         **({"data.json": run.data.model_dump_json().encode()} if run.data else {}),
         **({CODE_RECORD: run.code.model_dump_json().encode()} if run.code else {}),
         **({"classes.json": run.classes.model_dump_json().encode()} if run.classes else {}),
+        **({"fill-ins.json": run.fill_ins.model_dump_json().encode()} if run.fill_ins else {}),
+        **({"output/generations.jsonl": _lines(run.generations)} if run.generations else {}),
         **{f"checkpoints/step-{checkpoint.step}/manifest.json": b"{}" for checkpoint in run.checkpoints},
     }
 
 
 def _jsonl(lines: Iterable[Mapping[str, Any]]) -> bytes:
-    return "\n".join(json.dumps({**line, "time": line["time"].isoformat()}) for line in lines).encode()
+    return _lines({**line, "time": line["time"].isoformat()} for line in lines)
+
+
+def _lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, objects)).encode()
 
 
 def sweep() -> list[RecordedRun]:
