@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.contract.queues import Capacity
 
+IMAGE_DIGEST = "image digest"
+"""The key of `Attempt.ran_with` for what a registry knows an image by, whatever its tags."""
+
 
 class CardUse(BaseModel):
     """How busy the cards of an attempt are, over all its nodes; of a job on CPUs: those."""
@@ -55,7 +58,7 @@ class Attempt(BaseModel):
     nnodes: int
     world_size: int
     ran_with: dict[str, str] = {}
-    """The image, with release and revision of the code, where it ran in one; and versions by package."""
+    """The image, with release and revision of the code, and its digest, where it ran in one; versions by package."""
     waited_instance_seconds: float = 0.0
     """Time that its nodes, where each is a job of its own, waited for each other before it, added up."""
     training_started_at: datetime | None = None

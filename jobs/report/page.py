@@ -10,9 +10,9 @@ from jobs.contract.budget import duration_seconds, spent
 from jobs.contract.outlook import cards_name
 from jobs.contract.phases import PHASES, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import Attempt
+from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import JobSpec
-from jobs.contract.words import counted, duration, figure, result_rows, savings, usd, verdict
+from jobs.contract.words import counted, duration, figure, result_rows, savings, spot_paid_text, usd, verdict
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render
@@ -194,6 +194,7 @@ def _money(run: RecordedRun) -> dict[str, Any]:
     if receipt:
         prices = [
             ("all On-Demand", usd(receipt.on_demand_usd)),
+            *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
@@ -270,8 +271,9 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
             ("ran on", f"{nodes}, {counted(last.world_size, 'rank')} on {last.accelerator}"),
             ("Batch job", last.job_id or ""),
         ]
-        rows.append(("image", last.ran_with.get("image", "")))
-        versions = [f"{name} {version}" for name, version in last.ran_with.items() if name != "image"]
+        of_image = ("image", IMAGE_DIGEST)
+        rows += [(name, last.ran_with.get(name, "")) for name in of_image]
+        versions = [f"{name} {version}" for name, version in last.ran_with.items() if name not in of_image]
         rows.append(("with", ", ".join(versions)))
     return rows
 

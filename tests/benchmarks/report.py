@@ -11,7 +11,9 @@ in Chromium on a phone, a tablet and a desk. The medians count:
     page       the page alone, of records that are read already
     shift      the browser's sum of what moved on the page (Cumulative Layout Shift; under 0.1 counts as good)
 
-FIGURES
+On two cores that other work kept busy as well, the command took 2.0 s of a processor, half of them for its imports, and
+3.4 s the first time; the page alone took 0.2 s. It has 1.10 MB, all charts were there 1.4 to 1.8 s after it was opened,
+and the shift was 0.0004 at most.
 """
 
 import argparse

@@ -18,11 +18,12 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.recorded_run import Checkpoint, RecordedRun
-from jobs.contract.records import Attempt
+from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import parse_spec
 from jobs.train.launcher.accounting import receipt
 
 BEGIN = datetime(2026, 11, 1, 12, 0, 5, tzinfo=timezone.utc)
+DIGEST = f"sha256:{'5a' * 32}"
 CLASSES = ("alarm", "music", "weather", "news & more", "<b>calendar</b>")
 
 
@@ -83,7 +84,12 @@ def three_attempts(
                 accelerator="hpu",
                 nnodes=1,
                 world_size=8,
-                ran_with={"image": "trainyard/gaudi:1.21.0-0123456789ab", "python": "3.10.12", "torch": "2.6.0"},
+                ran_with={
+                    "image": "trainyard/gaudi:1.21.0-0123456789ab",
+                    IMAGE_DIGEST: DIGEST,
+                    "python": "3.10.12",
+                    "torch": "2.6.0",
+                },
                 training_started_at=training_at,
                 resumed_from_step=10 * cuts[number - 1],
                 last_step=last_step + (1200 if again else 0),
