@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 # moto's jsonschema loads a grammar of IRIs where it finds one: two seconds in each process that collects tests.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
 
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws  # noqa: E402 - after that
+from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_aws  # noqa: E402 - after that
 
 pytest_plugins = ["tests.support.images.docker_engine"]
 
@@ -79,13 +78,5 @@ def fresh_aws(tmp_path: Path) -> Iterator[EmbeddedAws]:
 @pytest.fixture(scope="session")
 def deployed_aws(embedded_aws: EmbeddedAws) -> EmbeddedAws:
     """The server with the project's stage `dev` deployed to it by the real CDK CLI."""
-    deployment = subprocess.run(
-        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint],
-        env=dict(embedded_aws.environment),
-        capture_output=True,
-        text=True,
-        timeout=DEPLOY_SECONDS,
-        check=False,
-    )
-    assert deployment.returncode == 0, deployment.stderr
+    deploy_stage(embedded_aws)
     return embedded_aws

@@ -14,6 +14,7 @@ from jobs.client import batch, storage
 from jobs.client.costs import By, Cost, costs, month_of, total
 from jobs.client.storage import StoredRun
 from jobs.contract.errors import TrainyardError
+from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
 from jobs.contract.words import counted
 
@@ -73,12 +74,11 @@ def _receipts(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[
 def costs_table(found: Sequence[Cost], *, by: By) -> Table:
     """Return the rows as a table, with their sum."""
     table = tables.columns(
-        by.upper(), "RUNS", "HOURS", "USD", "ON-DEMAND", "SAVED", "WAITING", "STARTING", "LOST", "IDLE"
+        by.upper(), "RUNS", "HOURS", "USD", "ON-DEMAND", "SAVED", *(name.upper() for name in UNPRODUCTIVE)
     )
     for column in table.columns[1:]:
         column.justify = "right"
     for row in [*found, total(found)] if len(found) > 1 else found:
-        money = (row.waiting_usd, row.starting_usd, row.lost_usd, row.idle_usd)
         table.add_row(
             row.name,
             str(row.runs),
@@ -86,7 +86,7 @@ def costs_table(found: Sequence[Cost], *, by: By) -> Table:
             f"{row.usd:.2f}",
             f"{row.on_demand_usd:.2f}",
             f"{row.saved_percent:.0f} %",
-            *(f"{amount:.2f}" for amount in money),
+            *(f"{row.usd_by_phase[name]:.2f}" for name in UNPRODUCTIVE),
         )
     return table
 
@@ -100,8 +100,5 @@ def _fields(row: Cost, by: By) -> dict[str, str | int | float]:
         "on_demand_usd": round(row.on_demand_usd, 6),
         "saved_usd": round(row.saved_usd, 6),
         "saved_percent": round(row.saved_percent, 1),
-        "waiting_usd": round(row.waiting_usd, 6),
-        "starting_usd": round(row.starting_usd, 6),
-        "lost_usd": round(row.lost_usd, 6),
-        "idle_usd": round(row.idle_usd, 6),
+        **{f"{name}_usd": round(row.usd_by_phase[name], 6) for name in UNPRODUCTIVE},
     }

@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +16,7 @@ from jobs.cli import tables
 from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.client import batch, storage
+from jobs.client.prices import spot_paid
 from jobs.client.records import read_run
 from jobs.client.storage import StoredRun
 from jobs.contract.errors import Detached, TrainyardError, UsageError
@@ -61,6 +63,9 @@ def _page(aws: Aws, run: StoredRun, *, live: bool = False) -> str:
     from jobs.report.page import run_page
 
     recorded = read_run(aws, run)
+    if recorded.receipt is not None and not live:  # EC2 need not be asked every few seconds
+        paid = spot_paid(aws, recorded.attempts)
+        recorded = replace(recorded, receipt=recorded.receipt.model_copy(update={"spot_paid": paid}))
     return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live)
 
 

@@ -19,8 +19,8 @@ from jobs.contract.classes import ClassReport
 from jobs.contract.code import Pack
 from jobs.contract.display import json_text, printable
 from jobs.contract.plan import Plan
-from jobs.contract.records import Receipt, SpotPaid
-from jobs.contract.words import counted, duration, result_rows, savings, unproductive, usd, verdict
+from jobs.contract.records import Receipt
+from jobs.contract.words import counted, duration, result_rows, savings, spot_paid_text, unproductive, usd, verdict
 
 if TYPE_CHECKING:
     from jobs.client.why import Finding
@@ -218,15 +218,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _spot_paid(paid: SpotPaid) -> str:
-    prices = f"{paid.low_usd_per_hour:.2f}"
-    if paid.high_usd_per_hour > paid.low_usd_per_hour:
-        prices = f"{prices} to {paid.high_usd_per_hour:.2f}"
-    return (
-        f"{usd(paid.usd)} for attempt {paid.attempt}: {prices} USD/h in {paid.zone} in its hours (EC2's price history)"
-    )
-
-
 def job_json(job: Job) -> dict[str, Any]:
     """Return a job as JSON, with times in ISO 8601, UTC."""
     fields = dataclasses.asdict(job)
@@ -306,7 +297,7 @@ def receipt_table(
             ("attempts", str(len(receipt.attempts))),
             ("duration", duration(receipt.duration_seconds)),
             ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
-            *(("Spot's own price", _spot_paid(each)) for each in receipt.spot_paid),
+            *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("of the cost", unproductive(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),

@@ -1,14 +1,14 @@
 """What runs cost, added up from their own receipts: by team, by kind of job, or run by run."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal
 
 from jobs.contract.budget import usd_per_hour
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
-from jobs.contract.phases import phases
+from jobs.contract.phases import PHASES, PhaseName, phases
 from jobs.contract.records import Receipt
 
 By = Literal["team", "job", "run"]
@@ -24,10 +24,8 @@ class Cost:
     usd: float = 0.0
     on_demand_usd: float = 0.0
     """The same hours at the On-Demand price."""
-    waiting_usd: float = 0.0
-    starting_usd: float = 0.0
-    lost_usd: float = 0.0
-    idle_usd: float = 0.0
+    usd_by_phase: dict[PhaseName, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """What of it each phase took."""
 
     @property
     def saved_usd(self) -> float:
@@ -42,10 +40,8 @@ class Cost:
         self.instance_hours += other.instance_hours
         self.usd += other.usd
         self.on_demand_usd += other.on_demand_usd
-        self.waiting_usd += other.waiting_usd
-        self.starting_usd += other.starting_usd
-        self.lost_usd += other.lost_usd
-        self.idle_usd += other.idle_usd
+        for name, usd in other.usd_by_phase.items():
+            self.usd_by_phase[name] += usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +101,5 @@ def _of_run(receipt: Receipt, month: Month) -> Cost:
         found.instance_hours += hours
         found.usd += usd
         found.on_demand_usd += hours * prices[phase.attempt]
-        found.waiting_usd += usd * (phase.name == "waiting")
-        found.starting_usd += usd * (phase.name == "starting")
-        found.lost_usd += usd * (phase.name == "lost")
-        found.idle_usd += usd * (phase.name == "idle")
+        found.usd_by_phase[phase.name] += usd
     return found

@@ -8,10 +8,12 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from jobs.aws.connection import Aws
+from jobs.client import price_cache
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.phases import ended_at
 from jobs.contract.prices import Prices, Quote, recorded
@@ -23,22 +25,34 @@ _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 """Ends of the names of AWS's endpoints, VPC endpoints and dual-stack ones included."""
 
 
+FRESH_SECONDS = {"on-demand": 86400.0, "spot": 3600.0}
+"""For so long an answer of AWS counts: On-Demand prices change now and then, those of Spot some times a day."""
+
+
 @functools.cache
 def current_prices(aws: Aws, row: InstanceType) -> Prices:
     """Return what an hour costs now in the connection's region; where AWS does not say, the recorded price.
 
-    It is asked once for each type, and at its own endpoints only: what stands in for AWS has no prices.
+    What AWS said is kept on this machine for a while (`FRESH_SECONDS`), and the quote says of when it is. AWS is asked
+    at its own endpoints only: what stands in for it has no prices.
     """
     kept = recorded(row)
     if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
         return kept
-    today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
-    return Prices(
-        on_demand=_on_demand(aws, row, today=today) or kept.on_demand, spot=_spot(aws, row, today=today) or kept.spot
-    )
+    said = {
+        market: price_cache.quote(
+            f"{aws.ec2.meta.region_name} {row.name} {market}", partial(ask, aws, row), FRESH_SECONDS[market]
+        )
+        for market, ask in (("on-demand", _on_demand), ("spot", _spot))
+    }
+    return Prices(on_demand=said["on-demand"] or kept.on_demand, spot=said["spot"] or kept.spot)
 
 
-def _spot(aws: Aws, row: InstanceType, *, today: str) -> Quote | None:
+def _today() -> str:
+    return f"{datetime.now(timezone.utc):%Y-%m-%d}"
+
+
+def _spot(aws: Aws, row: InstanceType) -> Quote | None:
     """Return the newest Spot price, of the dearest zone: nobody knows in which one a job will run."""
     try:
         answer = aws.quick_ec2.describe_spot_price_history(
@@ -56,7 +70,7 @@ def _spot(aws: Aws, row: InstanceType, *, today: str) -> Quote | None:
         return None
     by_zone = sorted((price, zone) for zone, (_, price) in newest.items())
     zones = ", ".join(f"{price:.2f} in {zone}" for price, zone in by_zone)
-    return Quote(usd_per_hour=by_zone[-1][0], date=today, source=f"EC2's Spot price history: {zones}")
+    return Quote(usd_per_hour=by_zone[-1][0], date=_today(), source=f"EC2's Spot price history: {zones}")
 
 
 def spot_paid(aws: Aws, attempts: Sequence[Attempt]) -> list[SpotPaid]:
@@ -105,7 +119,7 @@ def _spot_paid(aws: Aws, attempt: Attempt) -> SpotPaid | None:
     )
 
 
-def _on_demand(aws: Aws, row: InstanceType, *, today: str) -> Quote | None:
+def _on_demand(aws: Aws, row: InstanceType) -> Quote | None:
     wanted = {
         "instanceType": row.name,
         "regionCode": aws.ec2.meta.region_name,
@@ -122,7 +136,7 @@ def _on_demand(aws: Aws, row: InstanceType, *, today: str) -> Quote | None:
         return None
     if len(prices) != 1:  # none, or several that the filters do not tell apart
         return None
-    return Quote(usd_per_hour=prices.pop(), date=today, source=f"AWS's Price List API, {wanted['regionCode']}")
+    return Quote(usd_per_hour=prices.pop(), date=_today(), source=f"AWS's Price List API, {wanted['regionCode']}")
 
 
 def _hourly_usd(product: dict[str, Any]) -> Iterator[float]:

@@ -12,10 +12,21 @@ from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.display import printable
 from jobs.contract.errors import UsageError
+from jobs.contract.fill_ins import FillIns
 from jobs.contract.locations import S3Location
 from jobs.contract.record_reader import Record, read, read_lines
-from jobs.contract.recorded_run import Checkpoint, RecordedRun, metrics_line, timed_line
-from jobs.contract.run import CHECKPOINTS, CLASSES, DATA, METRICS, SPEC, UTILIZATION, checkpoint_step
+from jobs.contract.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
+from jobs.contract.run import (
+    CHECKPOINTS,
+    CLASSES,
+    DATA,
+    FILL_INS,
+    GENERATIONS,
+    METRICS,
+    SPEC,
+    UTILIZATION,
+    checkpoint_step,
+)
 from jobs.contract.spec import JobSpec, parse_spec
 
 log = logging.getLogger("trainyard")
@@ -32,6 +43,8 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
         receipt = threads.submit(readable_receipt, aws, place)
         metrics = threads.submit(object_store.read_once, client, place / METRICS)
         classes = threads.submit(read_classes, aws, place)
+        fill_ins = threads.submit(_record, aws, place / FILL_INS, FillIns)
+        generations = threads.submit(object_store.read_once, client, place / GENERATIONS)
         data = threads.submit(_record, aws, place / DATA, DataSummary)
         code = threads.submit(_record, aws, place / CODE_RECORD, CodeRecord)
         checkpoints = threads.submit(_checkpoints, aws, place)
@@ -47,6 +60,8 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
         utilization=utilization.result(),
         checkpoints=checkpoints.result(),
         classes=classes.result(),
+        fill_ins=fill_ins.result(),
+        generations=read_lines(generations.result(), place=place / GENERATIONS, accept=texts_line),
         data=data.result(),
         code=code.result(),
     )

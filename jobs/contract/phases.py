@@ -2,8 +2,10 @@
 
 waiting    nodes that are jobs of their own waited for each other
 starting   from an attempt's start to its first step: containers, inputs, the checkpoint, the model
-working    steps, saves, evaluations and the last uploads; of a job that does not train, all of it
-idle       after the first step, the time in which no card did anything: input that is late, a hang, a slow upload
+compiling  what steps took longer because an HPU compiled a graph for a new shape of a batch
+working    steps, evaluations and the last uploads; of a job that does not train, all of it
+saving     the training stood still for a checkpoint, or for the model that it leaves
+idle       further time after the first step in which no card did anything: input that is late, a hang, a slow upload
 lost       steps that a later attempt had to make again, at the mean time of the attempt's steps
 """
 
@@ -16,8 +18,10 @@ from typing import Literal, get_args
 from jobs.contract.budget import attempt_usd_per_hour
 from jobs.contract.records import Attempt
 
-PhaseName = Literal["waiting", "starting", "working", "idle", "lost"]
+PhaseName = Literal["waiting", "starting", "compiling", "working", "saving", "idle", "lost"]
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
+UNPRODUCTIVE = tuple(name for name in PHASES if name != "working")
+"""Those that bring no step that lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +67,31 @@ def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
 def _phases(attempt: Attempt, later: Attempt | None, *, trains: bool) -> list[Phase]:
     start, end = attempt.started_at, ended_at(attempt)
     first_step = min(end, max(start, attempt.training_started_at or (end if trains else start)))
-    made = attempt.last_step - attempt.resumed_from_step
     seconds = (end - first_step).total_seconds()
-    lost = timedelta(seconds=seconds * lost_steps(attempt, later) / made if made > 0 else 0.0)
-    idle_seconds = attempt.cards.idle_seconds if attempt.cards else 0.0
-    idle = min(timedelta(seconds=idle_seconds), end - lost - first_step)  # drawn as one stretch, whenever it was
-    worked = end - lost - idle
+    compiling = min(seconds, attempt.compiling_seconds)
+    saving = min(seconds - compiling, attempt.saving_seconds)
+    made = attempt.last_step - attempt.resumed_from_step
+    lost = (seconds - compiling - saving) * lost_steps(attempt, later) / made if made > 0 else 0.0
+    # Cards do nothing while a graph is compiled or a save is waited for.
+    unexplained = attempt.cards.idle_seconds - compiling - saving if attempt.cards else 0.0
+    idle = max(0.0, min(unexplained, seconds - compiling - saving - lost))
     price = attempt_usd_per_hour(attempt) / 3600
     waited = attempt.waited_instance_seconds
-    parts: list[tuple[PhaseName, datetime, datetime, float]] = [
+    parts: list[tuple[PhaseName, float]] = [  # each drawn as one stretch, whenever its parts were
+        ("starting", (first_step - start).total_seconds()),
+        ("compiling", compiling),
+        ("working", seconds - compiling - saving - idle - lost),
+        ("saving", saving),
+        ("idle", idle),
+        ("lost", lost),
+    ]
+    begins = [start + timedelta(seconds=sum(taken for _, taken in parts[:number])) for number in range(len(parts))]
+    stretches: list[tuple[PhaseName, datetime, datetime, float]] = [
         ("waiting", start - timedelta(seconds=waited / attempt.nnodes), start, waited),
-        ("starting", start, first_step, (first_step - start).total_seconds() * attempt.nnodes),
-        ("working", first_step, worked, (worked - first_step).total_seconds() * attempt.nnodes),
-        ("idle", worked, end - lost, idle.total_seconds() * attempt.nnodes),
-        ("lost", end - lost, end, lost.total_seconds() * attempt.nnodes),
+        *(
+            (name, begin, until, taken * attempt.nnodes)
+            for (name, taken), begin, until in zip(parts, begins, [*begins[1:], end], strict=True)
+        ),
     ]
     return [
         Phase(
@@ -87,6 +102,6 @@ def _phases(attempt: Attempt, later: Attempt | None, *, trains: bool) -> list[Ph
             instance_seconds=taken,
             usd=taken * price,
         )
-        for name, begin, finish, taken in parts
-        if taken > 0
+        for name, begin, finish, taken in stretches
+        if taken >= 1e-6  # times know no less
     ]

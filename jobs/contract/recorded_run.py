@@ -8,6 +8,7 @@ from typing import Any
 from jobs.contract.classes import ClassReport
 from jobs.contract.code import CodeRecord
 from jobs.contract.data_summary import DataSummary
+from jobs.contract.fill_ins import FillIns
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import submitted_at
 from jobs.contract.spec import JobSpec
@@ -39,6 +40,9 @@ class RecordedRun:
     """The lines of all attempts' utilization/N.jsonl, with `time` as a datetime, in its order."""
     checkpoints: Sequence[Checkpoint] = field(default_factory=tuple)
     classes: ClassReport | None = None
+    fill_ins: FillIns | None = None
+    generations: Sequence[Mapping[str, str]] = ()
+    """What a language model said, by the script's own words: the texts of each line, by their names there."""
     data: DataSummary | None = None
     code: CodeRecord | None = None
 
@@ -57,6 +61,11 @@ class RecordedRun:
     @property
     def submitted_at(self) -> datetime:
         return submitted_at(self.run_id)
+
+
+def texts_line(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the texts of an object; None where it has none."""
+    return {name: value for name, value in line.items() if isinstance(value, str)} or None
 
 
 def metrics_line(line: Any) -> dict[str, Any] | None:

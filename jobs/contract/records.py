@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from jobs.contract.queues import Capacity
 
+IMAGE_DIGEST = "image digest"
+"""The key of `Attempt.ran_with` for what a registry knows an image by, whatever its tags."""
+
 
 class CardUse(BaseModel):
     """How busy the cards of an attempt are, over all its nodes; of a job on CPUs: those."""
@@ -55,13 +58,17 @@ class Attempt(BaseModel):
     nnodes: int
     world_size: int
     ran_with: dict[str, str] = {}
-    """The image, with release and revision of the code, where it ran in one; and versions by package."""
+    """The image, with release and revision of the code, and its digest, where it ran in one; versions by package."""
     waited_instance_seconds: float = 0.0
     """Time that its nodes, where each is a job of its own, waited for each other before it, added up."""
     training_started_at: datetime | None = None
     """The begin of its first step; None: it came to none, or does not train."""
     resumed_from_step: int = 0
     last_step: int = 0
+    compiling_seconds: float = 0.0
+    """What its steps have taken longer because an HPU compiled a graph for each new shape of a batch."""
+    saving_seconds: float = 0.0
+    """Time that its training stood still for checkpoints, and for the model that it leaves."""
     cards: CardUse | None = None
     """None: nobody could say."""
     changed: dict[str, tuple[Any, Any]] = {}
@@ -109,10 +116,14 @@ class Receipt(BaseModel):
     """The part of estimated_usd in which nodes waited for each other."""
     starting_usd: float | None = None
     """The part of it from each attempt's start to its first step."""
+    compiling_usd: float | None = None
+    """The part of it in which graphs were compiled."""
+    saving_usd: float | None = None
+    """The part of it in which the training stood still for saves."""
     lost_usd: float | None = None
     """The part of it in which steps were made that a later attempt had to make again."""
     idle_usd: float | None = None
-    """The part of it, once an attempt had begun to work, in which no card did anything."""
+    """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
     spot_paid: list[SpotPaid] = []
     """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
     budget: str = ""

@@ -18,9 +18,11 @@ One submission is one run, through all its attempts. Everything it writes lies u
     artifact.json             where what it made for other runs lies: one `jobs.contract.artifact.Pointer`
     classes.json              of a classification: one `jobs.contract.classes.ClassReport` of its held-out examples
     predictions.jsonl         of a classification: a held-out example a line, with `label`, `predicted`, `confidence`
+    fill-ins.json             of a pre-training: one `jobs.contract.fill_ins.FillIns` of some held-out texts
     fabric.json               of a fabric-check: all that it found and measured
     data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
     output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
+    output/generations.jsonl  of a script that writes one: an object a line, whose texts the report shows
     receipt.json              one `Receipt`, over all attempts so far
 """
 
@@ -45,6 +47,8 @@ DATA = "data.json"
 FABRIC = "fabric.json"
 CLASSES = "classes.json"
 PREDICTIONS = "predictions.jsonl"
+FILL_INS = "fill-ins.json"
+GENERATIONS = "output/generations.jsonl"
 NOTEBOOK = "notebook/"
 NOTEBOOK_SERVER = "notebook.json"
 

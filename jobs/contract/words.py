@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.contract.records import Receipt
+from jobs.contract.records import Receipt, SpotPaid
 
 _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
@@ -120,7 +120,19 @@ def unproductive(receipt: Receipt) -> str:
     parts = {
         "waiting": receipt.waiting_usd,
         "starting": receipt.starting_usd,
+        "compiling": receipt.compiling_usd,
+        "saving": receipt.saving_usd,
         "lost steps": receipt.lost_usd,
         "idle cards": receipt.idle_usd,
     }
     return ", ".join(f"{name} {usd(amount)}" for name, amount in parts.items() if amount)
+
+
+def spot_paid_text(paid: SpotPaid) -> str:
+    """Return what EC2's price history says of an attempt on Spot."""
+    prices = f"{paid.low_usd_per_hour:.2f}"
+    if paid.high_usd_per_hour > paid.low_usd_per_hour:
+        prices = f"{prices} to {paid.high_usd_per_hour:.2f}"
+    return (
+        f"{usd(paid.usd)} for attempt {paid.attempt}: {prices} USD/h in {paid.zone} in its hours (EC2's price history)"
+    )

@@ -1,5 +1,6 @@
 """The curves of a run: what metrics.jsonl holds, over the time since the run began, with what happened meanwhile."""
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,13 +92,12 @@ class Curve:
     """Some of its points, evenly chosen, as rows of a table."""
 
 
-def curves(run: RecordedRun) -> list[Curve]:
-    """Return the charts of all that the run measured while it went on."""
+def curves(run: RecordedRun, marks: Sequence[Event]) -> list[Curve]:
+    """Return the charts of all that the run measured while it went on, with what happened meanwhile marked in them."""
     by_title: dict[str, list[Point]] = {}
     for point in points(run):
         by_title.setdefault(_chart_of(point), []).append(point)
     axis = time_axis(run)
-    marks = events(run)
     names = [*(name for name in _FIRST if name in by_title), *sorted(by_title.keys() - set(_FIRST))]
     return [_curve(name, by_title[name], axis, marks, run) for name in names[: len(_FIRST) + MAX_FURTHER_CURVES]]
 
@@ -154,11 +154,11 @@ def time_axis(run: RecordedRun) -> TimeAxis:
 def stretches(values: Sequence[Point], starts: Sequence[datetime], *, at_most: int = DRAWN_POINTS) -> list[Drawn]:
     """Return what a series is drawn with: all points of a short one, means and ranges of a long one.
 
-    `starts`: those of the attempts; no stretch reaches from one attempt into another.
+    `starts`: those of the attempts, in their order; no stretch reaches from one attempt into another.
     """
     size = max(1, -(-len(values) // at_most))
     found: list[Drawn] = []
-    for attempt, group in groupby(values, key=lambda point: sum(start <= point.at for start in starts)):
+    for attempt, group in groupby(values, key=lambda point: bisect_right(starts, point.at)):
         of_attempt = list(group)
         for first in range(0, len(of_attempt), size):
             part = of_attempt[first : first + size]
@@ -189,7 +189,7 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
     by_series: dict[str, list[Point]] = {}
     for point in values:
         by_series.setdefault(point.series, []).append(point)
-    starts = [attempt.started_at for attempt in run.attempts]
+    starts = sorted(attempt.started_at for attempt in run.attempts)
     drawn = [stretch for series in by_series.values() for stretch in stretches(series, starts)]
     listed = [point for series in by_series.values() for point in evenly(series, LISTED_POINTS)]
     summary = " ".join(in_words(series_title(series).capitalize(), found) for series, found in by_series.items())

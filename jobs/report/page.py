@@ -10,14 +10,15 @@ from jobs.contract.budget import duration_seconds, spent
 from jobs.contract.outlook import cards_name
 from jobs.contract.phases import PHASES, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import Attempt
+from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import JobSpec
-from jobs.contract.words import counted, duration, figure, result_rows, savings, usd, verdict
+from jobs.contract.words import counted, duration, figure, result_rows, savings, spot_paid_text, usd, verdict
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render
 
 _MIXED_UP = 10
+_SHOWN_GENERATIONS = 20
 
 _EVENT_ICONS = {
     "attempt": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-attempt)" stroke-width="2"/>',
@@ -47,8 +48,9 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
     `live`: the page asks where it came from for newer content now and then.
     """
     axis, found = time_axis(run), phases(run.attempts)
-    measured = curves(run)
-    kinds = {event.kind for event in events(run)}
+    happened = events(run)
+    measured = curves(run, happened)
+    kinds = {event.kind for event in happened}
     drawn: dict[str, Any] = {curve.id: curve.spec for curve in measured}
     if found:
         drawn["timeline"] = charts.timeline(found, axis, description=_timeline_text(run))
@@ -58,6 +60,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
     sections = [("result", "Result")]
     sections += [("curves", "Curves")] * bool(measured) + [("attempts", "Attempts and money")] * bool(run.attempts)
     sections += [("classes", "Classes")] * bool(run.classes)
+    sections += [("samples", "Samples")] * bool(run.fill_ins or run.generations)
     sections += [("made-of", "What it was made of"), ("next", "Go on from here")]
     return render(
         "run.html",
@@ -77,12 +80,13 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         marks={
             kind: f'<svg viewBox="0 0 22 14" aria-hidden="true">{icon}</svg>' for kind, icon in _EVENT_ICONS.items()
         },
-        happened=[(axis.text(event.at), event.text) for event in events(run)],
+        happened=[(axis.text(event.at), event.text) for event in happened],
         timeline_height=drawn["timeline"]["height"] if found else 0,
         timeline_note=_timeline_text(run),
         attempts=_attempts(run),
         **_money(run),
         **classes,
+        **_samples(run),
         made_of=_made_of(run),
         data="\n".join(run.data.lines()) if run.data else "",
         differences=differences(run.spec, recipe) if run.spec else [],
@@ -190,6 +194,7 @@ def _money(run: RecordedRun) -> dict[str, Any]:
     if receipt:
         prices = [
             ("all On-Demand", usd(receipt.on_demand_usd)),
+            *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
@@ -228,6 +233,27 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
     return found
 
 
+def _samples(run: RecordedRun) -> dict[str, Any]:
+    texts = run.fill_ins.texts if run.fill_ins else []
+    filled = [
+        [
+            (part, "", "") if isinstance(part, str) else (part.guess, part.truth, f"{part.confidence:.0%}")
+            for part in text
+        ]
+        for text in texts
+    ]
+    places = run.fill_ins.places if run.fill_ins else []
+    right = sum(place.guess == place.truth for place in places)
+    said = run.generations[:_SHOWN_GENERATIONS]
+    names = list(dict.fromkeys(name for line in said for name in line))
+    return {
+        "filled": filled,
+        "filled_note": f"{right} of {counted(len(places), 'masked token')} filled in as they stood",
+        "generation_names": names,
+        "generations": [[line.get(name, "") for name in names] for line in said],
+    }
+
+
 def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
     last, code = run.attempts[-1] if run.attempts else None, run.code
     rows = [("files", run.location)]
@@ -245,8 +271,9 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
             ("ran on", f"{nodes}, {counted(last.world_size, 'rank')} on {last.accelerator}"),
             ("Batch job", last.job_id or ""),
         ]
-        rows.append(("image", last.ran_with.get("image", "")))
-        versions = [f"{name} {version}" for name, version in last.ran_with.items() if name != "image"]
+        of_image = ("image", IMAGE_DIGEST)
+        rows += [(name, last.ran_with.get(name, "")) for name in of_image]
+        versions = [f"{name} {version}" for name, version in last.ran_with.items() if name not in of_image]
         rows.append(("with", ", ".join(versions)))
     return rows
 

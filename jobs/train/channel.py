@@ -189,6 +189,8 @@ class RankStatus(BaseModel):
     training_started_at: datetime | None = None
     resumed_from_step: int = 0
     last_step: int = 0
+    compiling_seconds: float = 0.0
+    saving_seconds: float = 0.0
     changed: dict[str, tuple[Any, Any]] = {}
     result: dict[str, Any] = {}
 

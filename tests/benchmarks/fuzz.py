@@ -19,7 +19,6 @@ same machine.
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from tempfile import TemporaryDirectory
 
 from jobs.aws.connection import Aws
 from jobs.contract.stage import DEFAULT_STAGE
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, environment_of, run_embedded_aws
+from tests.support.embedded_aws import EmbeddedAws, deploy_stage, environment_of, run_embedded_aws
 from tests.support.fuzz import commands, inputs, settings, specs, web
 from tests.support.fuzz.findings import Round
 
@@ -81,13 +80,7 @@ def look(kind: str, aws: EmbeddedAws, folder: Path, *, count: int, seed: int) ->
 def deployed(folder: Path) -> Iterator[EmbeddedAws]:
     """Yield an embedded AWS with a stage; this process talks to it, has an empty home, and works in `folder`."""
     with run_embedded_aws(folder) as aws:
-        subprocess.run(
-            [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint],
-            env=dict(aws.environment),
-            capture_output=True,
-            timeout=DEPLOY_SECONDS,
-            check=True,
-        )
+        deploy_stage(aws)
         for variable in [name for name in os.environ if name.startswith(("AWS_", "TRAINYARD_"))]:
             del os.environ[variable]
         os.environ.update({**environment_of(aws.endpoint), "HOME": str(folder), "CDK_VALIDATION": "false"})

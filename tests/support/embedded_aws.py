@@ -146,3 +146,16 @@ def run_embedded_aws(
     finally:
         process.terminate()
         process.wait(30)
+
+
+def deploy_stage(aws: EmbeddedAws) -> None:
+    """Deploy the project's stage `dev` to it by the real CDK CLI."""
+    deployment = subprocess.run(
+        [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", aws.endpoint],
+        env=dict(aws.environment),
+        capture_output=True,
+        text=True,
+        timeout=DEPLOY_SECONDS,
+        check=False,
+    )
+    assert deployment.returncode == 0, deployment.stderr

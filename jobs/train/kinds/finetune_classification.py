@@ -276,7 +276,7 @@ class _Evaluation:
         self._logits = logits = batches.in_order(trainer.predict(batches).predictions)
         return classification_metrics(logits, examples.labels, glue_task=self._arguments.glue_task)
 
-    def leave(self, folder: Path) -> None:
+    def leave(self, folder: Path, _model: Path) -> None:
         """Write what was predicted, and how well each class was found."""
         assert self._logits is not None  # noqa: S101 - the last evaluation has been
         prepared = self._prepared

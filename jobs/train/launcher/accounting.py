@@ -159,6 +159,8 @@ class AttemptRecord:
                 "training_started_at": status.training_started_at,
                 "resumed_from_step": status.resumed_from_step,
                 "last_step": status.last_step,
+                "compiling_seconds": round(status.compiling_seconds, 3),
+                "saving_seconds": round(status.saving_seconds, 3),
                 "changed": status.changed,
                 "cards": self._utilization.record(working_since=status.training_started_at),
             }
@@ -344,6 +346,8 @@ def receipt(
         saved_percent=round(100 * (1 - so_far.usd / on_demand_usd), 1) if saved else None,
         waiting_usd=round(by_phase["waiting"], 6),
         starting_usd=round(by_phase["starting"], 6),
+        compiling_usd=round(by_phase["compiling"], 6),
+        saving_usd=round(by_phase["saving"], 6),
         lost_usd=round(by_phase["lost"], 6),
         idle_usd=round(by_phase["idle"], 6),
         budget=budget.text(so_far),

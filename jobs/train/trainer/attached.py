@@ -156,6 +156,7 @@ class _Parts(Callback):
             arguments=args.to_sanitized_dict(),
             memory=platform.accelerator.memory,
             shape=lambda: self.heartbeats.training_shape,
+            saving_seconds=lambda: self.heartbeats.saving_seconds,
         )
         # An attempt that comes after the last evaluation makes none, and its result is that of the run.
         self._values = self.metrics.evaluated_before()

@@ -78,6 +78,8 @@ class Heartbeats(Callback):
         self._compiling = 0
         self._steps_here = 0
         self._patience_seconds = 0.0
+        self.saving_seconds = 0.0
+        """Time that the training has stood still for saves."""
         self._pass("starting", slow=True)
         Heartbeats.newest = self
 
@@ -112,8 +114,12 @@ class Heartbeats(Callback):
         self._pass(doing, slow=self._compiling > 0 or self._steps_here == 0)
 
     def saving(self) -> None:
-        """Say that a save begins."""
+        """Say that a save begins, for which the training stands still."""
         self._pass("saving", slow=True)
+
+    def saved(self) -> None:
+        """Note that the training goes on after a save."""
+        self.saving_seconds += time.monotonic() - self._passed_at
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._step = state.global_step

@@ -69,13 +69,15 @@ class RunMetrics(Callback):
         arguments: Mapping[str, Any] | None = None,
         memory: Callable[[], Mapping[str, float]] = dict,
         shape: Callable[[], Any] = lambda: None,
+        saving_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
 
         `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `arguments`: what
         the result is set against in TensorBoard's HParams. `memory`: that of the rank's card (`Accelerator.memory`),
         for Trainers that do not log it themselves. `shape`: that of the newest batch where each new one is compiled
-        (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part of the samples/s.
+        (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part of the samples/s. `saving_seconds`:
+        how long the training has stood still for saves.
         """
         self.throughput = throughput
         self._rank = rank
@@ -86,9 +88,11 @@ class RunMetrics(Callback):
         self._arguments = dict(arguments or {})
         self._memory = memory
         self._shape = shape
+        self._saving_seconds = saving_seconds
         self._step = self._resumed_from_step = resumed_from_step
         self._changed = dict(changed or {})
         self._steps_of_shape: Counter[Any] = Counter()
+        self._warmups: list[float] = []
         self._shown_step: int | None = None
         self._logged = resumed_from_step, time.monotonic()
         self._step_started = 0.0
@@ -114,6 +118,8 @@ class RunMetrics(Callback):
         if self._steps_of_shape[shape] > self._warmup_steps:
             self.throughput.timed_seconds += seconds
             self.throughput.timed_samples += self._samples_per_step
+        elif shape is not None:
+            self._warmups.append(seconds)
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, Any], **_: Any) -> None:
         if self._files is None or "loss" not in logs:
@@ -208,12 +214,21 @@ class RunMetrics(Callback):
         if math.isfinite(state.max_steps):
             print(Progress(state.global_step, state.max_steps, note), flush=True)
 
+    def _compiling_seconds(self) -> float:
+        """Return what the steps that compile a graph have taken longer than the others do; 0 where none compiles."""
+        timed = self.throughput
+        steps = timed.timed_samples / self._samples_per_step
+        usual = timed.timed_seconds / steps if steps else 0.0
+        return max(0.0, sum(self._warmups) - usual * len(self._warmups))
+
     def _status(self, result: Mapping[str, Any] | None = None) -> None:
         if self._rank.is_first:
             RankStatus(
                 training_started_at=self._training_started_at,
                 resumed_from_step=self._resumed_from_step,
                 last_step=self._step,
+                compiling_seconds=self._compiling_seconds(),
+                saving_seconds=self._saving_seconds(),
                 changed=self._changed,
                 result=dict(result or {}),
             ).write(self._rank.scratch)

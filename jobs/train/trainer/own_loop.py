@@ -79,6 +79,7 @@ class OwnLoop:
             logs_all=True,
             arguments=platform.arguments.decisive(),
             memory=platform.accelerator.memory,
+            saving_seconds=lambda: self._heartbeats.saving_seconds,
         )
         # An attempt that comes after the last step logs nothing itself, and its result is that of the run.
         self._logged = self._metrics.logged_before()
@@ -173,6 +174,7 @@ class OwnLoop:
         if rank.is_first:
             self._write(folder, {name: _state_of(item) for name, item in objects.items()})
         self._uploads.on_save(place, place, place)
+        self._heartbeats.saved()
         self._saved_step = step
         if place.should_training_stop:
             # The script is about to leave; its last checkpoint is complete before.

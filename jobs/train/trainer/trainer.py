@@ -4,6 +4,7 @@
 releases need (`compat`). Where several parts act in one method, its lines are their order, and say why it is that one.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,11 +146,13 @@ def trainer_class(base: type[Any]) -> type[Any]:
             # The heartbeat comes first: the copy of the state may wait for the save before.
             if self._heartbeats is not None:
                 self._heartbeats.saving()
-            if self._background_save is None:
-                return self._save_with_losses(*args, **kwargs)
             # The losses are written within: their file is one of the checkpoint's, and meets the same full disk.
-            with self._background_save.copied_state(self):
-                return self._save_with_losses(*args, **kwargs)
+            save = self._background_save
+            with contextlib.nullcontext() if save is None else save.copied_state(self):
+                saved = self._save_with_losses(*args, **kwargs)
+            if self._heartbeats is not None:
+                self._heartbeats.saved()
+            return saved
 
         def _save_with_losses(self, *args: Any, **kwargs: Any) -> Any:
             saved = super()._save_checkpoint(*args, **kwargs)

@@ -65,8 +65,9 @@ class Task:
     """Metrics of the Trainer's model as it is then. Called on every rank, now and then and at the end."""
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
-    leave: Callable[[Path], None] | None = None
-    """Leaves in a folder what else the run keeps of its result. Called on rank 0, after the last evaluation."""
+    leave: Callable[[Path, Path], None] | None = None
+    """Leaves in a folder what else the run keeps of its result, given that of the model, too. Called on rank 0, after
+    the last evaluation."""
     schedule: Mapping[str, Any]
     """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +152,7 @@ class _Attempt:
             arguments=recipe.model_dump(mode="json"),
             memory=self.accelerator.memory,
             shape=lambda: self.heartbeats.training_shape,
+            saving_seconds=lambda: self.heartbeats.saving_seconds,
         )
         retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
         metric = recipe.metric_for_best_model
@@ -311,6 +313,7 @@ class _Attempt:
         if self.s3 is not None and self.rank.is_first:
             self.task.save_beside(folder)
             _upload_model(folder, self.rank, self.s3)
+        self.heartbeats.saved()
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
         """Return the final metrics, once all checkpoints are complete on S3. From then on nothing interrupts."""
@@ -391,7 +394,7 @@ class _Attempt:
         assert self.s3 is not None  # noqa: S101 - rank 0 is the first of its node
         if self.task.leave is not None:
             folder.mkdir()
-            self.task.leave(folder)
+            self.task.leave(folder, self._final_folder)
             object_store.upload_all(self.s3, folder, object_store.files_below(folder), self.rank.run)
 
 

@@ -23,7 +23,7 @@ from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from jobs.report.page import run_page
 from tests.jobs.report.test_run_page import NOW
 from tests.support.jobs.pages import OpenedPage
-from tests.support.jobs.recorded_runs import files_of, three_attempts
+from tests.support.jobs.recorded_runs import files_of, three_attempts, with_samples
 
 
 def put(aws: Aws, stage: DeployedStage, run: RecordedRun) -> None:
@@ -34,7 +34,7 @@ def put(aws: Aws, stage: DeployedStage, run: RecordedRun) -> None:
 def test_a_runs_records_become_a_file(
     embedded: Aws, stage: DeployedStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = three_attempts(100, run_id="told-20261101-120000-00ab")
+    run = with_samples(three_attempts(100, run_id="told-20261101-120000-00ab"))
     put(embedded, stage, run)
     path = tmp_path / "new" / "told.html"
     app(["report", "told", "--to", str(path)], standalone_mode=False)

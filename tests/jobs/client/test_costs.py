@@ -55,7 +55,7 @@ def test_runs_are_added_up_by_team_by_kind_or_each_for_itself() -> None:
     assert vision.usd == pytest.approx(2 * SPOT + ON_DEMAND)
     assert vision.on_demand_usd == pytest.approx(3 * ON_DEMAND)
     assert vision.saved_usd == pytest.approx(2 * (ON_DEMAND - SPOT))
-    assert vision.starting_usd == pytest.approx(vision.usd / 4)
+    assert vision.usd_by_phase["starting"] == pytest.approx(vision.usd / 4)
     assert speech.saved_percent == pytest.approx(100 * (1 - SPOT / ON_DEMAND))
     assert [row.name for row in costs(receipts, by="job", month=november)] == ["tokenize", "train-tokenizer"]
     assert [row.runs for row in costs(receipts, by="run", month=november)] == [1, 1, 1]
@@ -68,8 +68,8 @@ def test_what_ran_over_the_end_of_a_month_is_parted_there() -> None:
     by_month = {name: total(costs(over, by="run", month=month_of(name, now=NOW))) for name in ("2026-10", "2026-11")}
     assert by_month["2026-10"].instance_hours == pytest.approx(2)
     assert by_month["2026-11"].instance_hours == pytest.approx(2)
-    assert by_month["2026-10"].starting_usd == pytest.approx(0.75 * SPOT)
-    assert by_month["2026-11"].starting_usd == pytest.approx(0.25 * SPOT)
+    assert by_month["2026-10"].usd_by_phase["starting"] == pytest.approx(0.75 * SPOT)
+    assert by_month["2026-11"].usd_by_phase["starting"] == pytest.approx(0.25 * SPOT)
     assert costs(over, by="run", month=month_of("2026-12", now=NOW)) == []
     assert total(costs(over, by="run", month=month_of("all", now=NOW))).instance_hours == pytest.approx(4)
 

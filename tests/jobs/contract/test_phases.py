@@ -65,7 +65,15 @@ def test_nodes_that_wait_for_each_other_are_paid_before_the_attempt() -> None:
     assert minutes_of(gang) == [(1, "waiting", 10), (1, "starting", 8), (1, "working", 40)]
     cost = usd_by_phase([gang])
     assert cost == pytest.approx(
-        {"waiting": 3.93 / 6, "starting": 3.93 * 8 / 60, "working": 3.93 * 40 / 60, "idle": 0, "lost": 0}
+        {
+            "waiting": 3.93 / 6,
+            "starting": 3.93 * 8 / 60,
+            "compiling": 0,
+            "working": 3.93 * 40 / 60,
+            "saving": 0,
+            "idle": 0,
+            "lost": 0,
+        }
     )
 
 
@@ -85,3 +93,30 @@ def test_cards_that_do_nothing_take_from_the_work_and_from_no_other_phase() -> N
     assert minutes_of(one) == [(1, "starting", 2), (1, "working", 6), (1, "idle", 4)]
     never = one.model_copy(update={"cards": cards.model_copy(update={"idle_seconds": 6000.0})})
     assert minutes_of(never) == [(1, "starting", 2), (1, "idle", 10)]
+
+
+def test_compiling_and_saving_are_no_work_and_explain_why_cards_did_nothing() -> None:
+    cards = CardUse(utilization_percent=0.0, memory_percent=3.0, mean_utilization_percent=40.0, idle_seconds=240.0)
+    one = attempt(1, minutes=12, nnodes=2, compiling_seconds=120, saving_seconds=60, cards=cards)
+    assert minutes_of(one) == [
+        (1, "starting", 4),
+        (1, "compiling", 4),
+        (1, "working", 12),
+        (1, "saving", 2),
+        (1, "idle", 2),
+    ]
+    # 100 steps in the 7 minutes that were neither, of which half are made again.
+    first = attempt(1, minutes=12, steps=(0, 100), compiling_seconds=120, saving_seconds=60)
+    found = minutes_of(first, attempt(2, minutes=2, steps=(50, 50)))
+    assert found[:4] == [
+        (1, "starting", 2),
+        (1, "compiling", 2),
+        (1, "working", pytest.approx(3.5)),
+        (1, "saving", 1),
+    ]
+    assert found[4] == (1, "lost", pytest.approx(3.5))
+
+
+def test_an_attempt_that_only_compiled_has_no_more_than_its_own_time() -> None:
+    one = attempt(1, minutes=5, compiling_seconds=600, saving_seconds=60)
+    assert minutes_of(one) == [(1, "starting", 2), (1, "compiling", 3)]

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from jobs.report.comparison import comparison_page
 from jobs.report.page import run_page
 from tests.support.jobs.pages import OpenedPage
-from tests.support.jobs.recorded_runs import sweep, three_attempts
+from tests.support.jobs.recorded_runs import sweep, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
 CHARTS = {
@@ -69,6 +69,16 @@ def test_a_page_is_shown_whole(
     assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours are those of the scheme"
     assert opened.complaints == []
     assert opened.requests == [path.as_uri()], "it asked for something"
+
+
+def test_samples_fit_a_phone(opened: OpenedPage, tmp_path: Path) -> None:
+    path = tmp_path / "samples.html"
+    path.write_text(run_page(with_samples(three_attempts(100)), now=NOW), encoding="utf-8")
+    page = opened.open(path, width=380)
+    assert page.evaluate("document.documentElement.scrollWidth") == 380, "it scrolls sideways"
+    colors = [mark.evaluate("mark => getComputedStyle(mark).color") for mark in page.locator("mark").all()]
+    assert colors == ["rgb(26, 127, 55)", "rgb(180, 35, 24)", "rgb(180, 35, 24)"]
+    assert opened.complaints == []
 
 
 def test_it_is_used_by_keyboard_and_read_aloud(opened: OpenedPage, report: Path) -> None:

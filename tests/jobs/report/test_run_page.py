@@ -8,12 +8,12 @@ from html import unescape
 import pytest
 
 from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import CardUse
+from jobs.contract.records import CardUse, SpotPaid
 from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
 from jobs.report.curves import Point, curves, events, stretches
 from jobs.report.page import differences, run_page
-from tests.support.jobs.recorded_runs import BEGIN, class_report, three_attempts
+from tests.support.jobs.recorded_runs import BEGIN, DIGEST, class_report, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
 
@@ -45,6 +45,13 @@ def test_result_stands_next_to_its_baseline_and_money_next_to_what_was_saved(htm
     assert "It learnt nothing" not in text
 
 
+def test_what_spot_cost_in_its_own_hours_stands_beside_the_estimate(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    paid = SpotPaid(attempt=1, zone="us-east-1c", low_usd_per_hour=3.5, high_usd_per_hour=4.25, usd=2.68)
+    page = run_page(replace(run, receipt=run.receipt.model_copy(update={"spot_paid": [paid]})), now=NOW)
+    assert "own price 2.68 USD for attempt 1: 3.50 to 4.25 USD/h in us-east-1c in its hours" in text_of(page)
+
+
 def test_attempts_say_how_they_ended_and_what_they_lost(html: str) -> None:
     text = text_of(html)
     assert "0 to 45,000 0 2.76 Spot notice: terminate at 12:45:00Z; saved step 45000" in text
@@ -54,7 +61,7 @@ def test_attempts_say_how_they_ended_and_what_they_lost(html: str) -> None:
 
 def test_image_code_data_and_versions_are_told(html: str) -> None:
     text = text_of(html)
-    assert "image trainyard/gaudi:1.21.0-0123456789ab with python 3.10.12, torch 2.6.0" in text
+    assert f"image trainyard/gaudi:1.21.0-0123456789ab image digest {DIGEST} with python 3.10.12, torch 2.6.0" in text
     assert f"own code 2 files of /home/me, commit {'c0ffee' * 6}, fingerprint ab12" in text
     assert "11,514 training and 2,033 held-out examples, 5 classes" in text
     assert "read: s3://data/shared/massive/train.jsonl (fingerprint 0f1e2d3c)" in text
@@ -105,7 +112,7 @@ def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> N
 
 
 def test_how_busy_the_cards_are_is_drawn_over_the_steps_that_they_made_meanwhile(run: RecordedRun) -> None:
-    by_id = {curve.id: curve for curve in curves(run)}
+    by_id = {curve.id: curve for curve in curves(run, events(run))}
     busy, memory = by_id["curve-accelerator_utilization_percent"], by_id["curve-accelerator_memory_percent"]
     assert (busy.title, memory.title) == ("Utilisation of the cards, %", "Memory of the cards in use, %")
     assert "lowest 4.000 at 0" in busy.summary
@@ -132,7 +139,7 @@ def test_the_first_figures_say_how_busy_the_cards_are_and_what_their_idling_cost
 
 def test_what_own_code_measured_has_a_curve_too_and_what_is_no_number_has_none(run: RecordedRun) -> None:
     lines = [{"step": 1, "time": BEGIN, "my_reward": 3, "note": "text", "broken": None, "loss": None, "yes": True}]
-    assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()))] == ["curve-my_reward"]
+    assert [curve.id for curve in curves(replace(run, metrics=lines, utilization=()), [])] == ["curve-my_reward"]
 
 
 def test_arguments_are_held_against_the_ready_spec_or_the_kinds_defaults(run: RecordedRun) -> None:
@@ -165,6 +172,15 @@ def test_a_run_that_has_only_been_submitted_has_a_page(run: RecordedRun) -> None
     assert "hf://FacebookAI/xlm-roberta-large" in text
     nothing = RecordedRun(run_id=run.run_id, team="research", location="s3://runs/x/")
     assert "not started" in text_of(run_page(nothing, now=NOW))
+
+
+def test_what_a_language_model_fills_in_and_says_is_shown_beside_what_stood_there(run: RecordedRun) -> None:
+    html = run_page(with_samples(run), now=NOW)
+    text = text_of(html)
+    assert "1 of 3 masked tokens filled in as they stood" in text
+    assert "the cat sat on its mat ##ting (##s) ." in text
+    assert "prompt base tuned What is &lt;b&gt;tar&lt;/b&gt;? tar tar tar It packs files into one." in text
+    assert 'id="samples"' not in run_page(run, now=NOW)
 
 
 def test_many_classes_have_a_table_and_no_picture(run: RecordedRun) -> None:

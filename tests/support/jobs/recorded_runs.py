@@ -13,15 +13,17 @@ import yaml
 from jobs.contract.classes import ClassReport, ClassScore, Mistake
 from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import ClassCount, DataSummary
+from jobs.contract.fill_ins import FillIn, FillIns
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.recorded_run import Checkpoint, RecordedRun
-from jobs.contract.records import Attempt
+from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import parse_spec
 from jobs.train.launcher.accounting import receipt
 
 BEGIN = datetime(2026, 11, 1, 12, 0, 5, tzinfo=timezone.utc)
+DIGEST = f"sha256:{'5a' * 32}"
 CLASSES = ("alarm", "music", "weather", "news & more", "<b>calendar</b>")
 
 
@@ -82,7 +84,12 @@ def three_attempts(
                 accelerator="hpu",
                 nnodes=1,
                 world_size=8,
-                ran_with={"image": "trainyard/gaudi:1.21.0-0123456789ab", "python": "3.10.12", "torch": "2.6.0"},
+                ran_with={
+                    "image": "trainyard/gaudi:1.21.0-0123456789ab",
+                    IMAGE_DIGEST: DIGEST,
+                    "python": "3.10.12",
+                    "torch": "2.6.0",
+                },
                 training_started_at=training_at,
                 resumed_from_step=10 * cuts[number - 1],
                 last_step=last_step + (1200 if again else 0),
@@ -174,6 +181,14 @@ def _run(
     )
 
 
+def with_samples(run: RecordedRun) -> RecordedRun:
+    """The run with what a language model leaves to be read: texts that it filled in, and answers."""
+    sure, wrong = FillIn(truth="sat", guess="sat", confidence=0.97), FillIn(truth="##s", guess="##ting", confidence=0.3)
+    said = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
+    texts: list[list[str | FillIn]] = [[" the cat", sure, " on its mat", wrong, " ."], [wrong, " begin it"]]
+    return replace(run, fill_ins=FillIns(texts=texts), generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
+
+
 def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
     """Each class is found nine times of ten, and else taken for the next one."""
     confusion = [
@@ -203,12 +218,18 @@ def files_of(run: RecordedRun) -> dict[str, bytes]:
         **({"data.json": run.data.model_dump_json().encode()} if run.data else {}),
         **({CODE_RECORD: run.code.model_dump_json().encode()} if run.code else {}),
         **({"classes.json": run.classes.model_dump_json().encode()} if run.classes else {}),
+        **({"fill-ins.json": run.fill_ins.model_dump_json().encode()} if run.fill_ins else {}),
+        **({"output/generations.jsonl": _lines(run.generations)} if run.generations else {}),
         **{f"checkpoints/step-{checkpoint.step}/manifest.json": b"{}" for checkpoint in run.checkpoints},
     }
 
 
 def _jsonl(lines: Iterable[Mapping[str, Any]]) -> bytes:
-    return "\n".join(json.dumps({**line, "time": line["time"].isoformat()}) for line in lines).encode()
+    return _lines({**line, "time": line["time"].isoformat()} for line in lines)
+
+
+def _lines(objects: Iterable[Mapping[str, Any]]) -> bytes:
+    return "\n".join(map(json.dumps, objects)).encode()
 
 
 def sweep() -> list[RecordedRun]:

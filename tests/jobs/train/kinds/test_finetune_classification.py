@@ -73,6 +73,8 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     assert (receipt.team, receipt.job) == ("research", "finetune-classification")
     assert run.location.key == f"research/{receipt.run_id}/"
     attempt = run.recorded_attempt(1)
+    assert attempt.saving_seconds > 0
+    assert attempt.compiling_seconds == 0, "no CPU compiles"
     assert receipt.attempts == [attempt]
     assert attempt.finished_at is not None
     assert (attempt.exit_code, attempt.accelerator, attempt.world_size, attempt.last_step) == (0, "cpu", 2, 48)

@@ -113,6 +113,7 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     # THEN a step is saved, and the script does not go on beyond its training
     record = run.recorded_attempt(1)
     assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
+    assert 0 < record.saving_seconds < (record.last_seen_at - record.started_at).total_seconds()
     assert run.complete_checkpoints()[-1] == record.last_step
     assert "best" not in first.output
 
@@ -170,6 +171,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     assert first.kill(signal.SIGTERM) == 75
     record = run.recorded_attempt(1)
     assert record.reason == f"SIGTERM; saved step {record.last_step}", first.output
+    assert 0 < record.saving_seconds < (record.last_seen_at - record.started_at).total_seconds()
     # WHEN EC2 gives notice while the next attempt goes on
     with MetadataService() as metadata:
         second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **metadata.environment)

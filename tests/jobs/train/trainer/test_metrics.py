@@ -77,7 +77,7 @@ def test_throughput_leaves_out_the_warm_up_steps_of_each_attempt(
 
 def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock: Any, tmp_path: Path) -> None:
     """Three widths come in turns, and the first two steps of each wait for a graph."""
-    rank = rank_of(1, tmp_path, S3Location("runs", "team/run/"))
+    rank = rank_of(0, tmp_path, S3Location("runs", "team/run/"))
     heartbeats = heartbeat.Heartbeats(rank, compiles=True)
     watched = RunMetrics(
         rank,
@@ -98,6 +98,9 @@ def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock:
         watched.on_step_end(None, TrainerState(global_step=step, max_steps=30), None)
     assert watched.throughput == Throughput(train_seconds=6 * 25 + 5 * 2, timed_seconds=5 * 2, timed_samples=5 * 16)
     assert watched.throughput.samples_per_second == 8
+    watched.on_train_end(None, TrainerState(global_step=11, max_steps=30), None)
+    # Of 25 seconds for each of the six steps 2 are what any step takes.
+    assert RankStatus.read(tmp_path).compiling_seconds == 6 * 23
 
 
 def test_nothing_was_timed_when_only_warm_up_steps_ran() -> None:
