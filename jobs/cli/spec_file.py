@@ -32,7 +32,8 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
     """The specs in `path`, validated, in their order; no two have one name.
 
-    Raises NotFoundError where there is no such file, UsageError for everything wrong inside it or in `overrides`.
+    Raises NotFoundError where there is no such file, UsageError for what is wrong with it as a whole or in `overrides`,
+    SpecMistakesError with all that is wrong in its specs.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -52,16 +53,21 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
     for override in overrides:
         _override([document.data for document in documents], override)
     specs: dict[str, JobSpec] = {}
+    mistakes: list[str] = []
+    rest: list[JobSpec] = []
     for number, document in enumerate(documents, start=1):
         origin = name if len(documents) == 1 else f"{name}: document {number}, line {document.line}"
         try:
             spec = with_absolute_paths(parse_spec(document.data, origin=origin))
         except SpecMistakesError as error:
-            error.rest = error.rest and with_absolute_paths(error.rest)
-            raise
+            mistakes.append(error.args[0])
+            rest += map(with_absolute_paths, error.rest)
+            continue
         if spec.name in specs:
-            raise UsageError(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
+            mistakes.append(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
         specs[spec.name] = spec
+    if mistakes:
+        raise SpecMistakesError("\n".join(mistakes), rest=[*specs.values(), *rest])
     return list(specs.values())
 
 

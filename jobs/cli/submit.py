@@ -42,7 +42,7 @@ from jobs.contract.errors import (
     UsageError,
     raise_all,
 )
-from jobs.contract.locations import S3Location
+from jobs.contract.locations import RUN, S3Location, run_parts
 from jobs.contract.plan import Plan, arguments_in_s3, plan
 from jobs.contract.records import Receipt
 from jobs.contract.releases import pytorch_of
@@ -77,7 +77,7 @@ def submit(
     try:
         specs = read_specs(spec_path, overrides)
     except SpecMistakesError as error:
-        raise_all([error, *(_faults_of_rest(aws, stage_name, error.rest) if look_inside and error.rest else [])])
+        raise_all([error, *(_faults_of_rest(aws, stage_name, error.rest) if look_inside else [])])
         raise
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs, look_inside=look_inside)
@@ -163,18 +163,34 @@ def show_code(plans: Sequence[Plan]) -> None:
 def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, look_inside: bool = True) -> list[Plan]:
     """A plan for each, in their order; what one reads of another's run need not be there yet.
 
-    Raises what `plan_run` raises, with the name of the spec where there are several.
+    Raises what `plan_run` raises: all of it together, each with the name of its spec, where there are several.
     """
     plans: list[Plan] = []
+    errors: list[TrainyardError] = []
+    refused: set[str] = set()
     for number, spec in enumerate(specs, start=1):
+        if refused & _read_by(spec):  # nobody knows where that run would lie
+            refused.add(spec.name)
+            continue
         try:
             later = [other.name for other in specs[number:]]
             plans.append(plan_run(aws, stage, spec, earlier=plans, later=later, look_inside=look_inside))
-        except TrainyardError as error:  # noqa: PERF203 - the first one ends it
-            if len(specs) > 1:
-                error.args = (f"{spec.name}: {error.args[0]}",)
-            raise
+        except TrainyardError as error:
+            refused.add(spec.name)
+            errors.append(_of_spec(error, spec) if len(specs) > 1 else error)
+    raise_all(errors)
     return plans
+
+
+def _read_by(spec: JobSpec) -> set[str]:
+    """Return the names of runs that a spec reads from."""
+    sources = (location for _, location, _ in spec.entrypoint_arguments().sources())
+    return {run_parts(location)[0] for location in sources if location.startswith(RUN)}
+
+
+def _of_spec(error: TrainyardError, spec: JobSpec) -> TrainyardError:
+    error.args = ("\n".join(f"{spec.name}: {line}" for line in str(error.args[0]).splitlines()),)
+    return error
 
 
 def plan_run(
@@ -213,14 +229,18 @@ def plan_run(
     return planned
 
 
-def _faults_of_rest(aws: Aws, stage_name: str, rest: JobSpec) -> list[TrainyardError]:
-    """Return what is wrong with the inputs of a spec that is wrong itself, as far as it can be told."""
-    try:
-        stage = read_stage(aws, stage_name)
-        resolved, awaited = resolve(aws, stage, rest)
-        return check_inputs(aws, stage, resolved, awaited=awaited)
-    except Exception:  # noqa: BLE001 - no AWS, or a run that is not there: the spec's own mistakes are told anyway
-        return []
+def _faults_of_rest(aws: Aws, stage_name: str, rest: Sequence[JobSpec]) -> list[TrainyardError]:
+    """Return what is wrong with the inputs of a file's specs, one of which is wrong itself, as far as can be told."""
+    faults: list[TrainyardError] = []
+    for spec in rest:
+        try:
+            stage = read_stage(aws, stage_name)
+            resolved, awaited = resolve(aws, stage, spec)
+            found = check_inputs(aws, stage, resolved, awaited=awaited)
+        except Exception:  # noqa: BLE001, S112 - no AWS, or no such run: the specs' own mistakes are told anyway
+            continue
+        faults += [_of_spec(fault, spec) for fault in found] if len(rest) > 1 else found
+    return faults
 
 
 def check_inputs(

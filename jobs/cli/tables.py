@@ -141,9 +141,10 @@ def plan_table(plan: Plan, *, embedded: bool) -> Pairs:
 def _limits(plan: Plan) -> str:
     if plan.sweep is not None:
         hours = plan.spec.timeout_hours or plan.spec.kind.timeout_hours
-        return f"{plan.spec.attempts} attempts of at most {duration(3600 * hours)} for each point"
+        return f"{counted(plan.spec.attempts, 'attempt')} of at most {duration(3600 * hours)} for each point"
     limit = duration(plan.request["timeout"]["attemptDurationSeconds"])
-    return f"{plan.request['retryStrategy']['attempts']} attempts of at most {limit} each"
+    attempts = plan.request["retryStrategy"]["attempts"]
+    return f"{counted(attempts, 'attempt')} of at most {limit}{' each' if attempts > 1 else ''}"
 
 
 def _sweep(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from jobs.contract.phases import ended_at
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
+from jobs.contract.words import counted
 
 NEWEST_RUNS = 300
 """So many of the newest are looked at."""
@@ -73,7 +74,9 @@ def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Itera
             samples_per_second=float(speed),
             start_seconds=(last.training_started_at - last.started_at).total_seconds(),
             rest_seconds=max(0.0, worked_seconds - trained_seconds),
-            note=f"{last.nnodes} x {last.instance_type}" if place else f"{last.accelerator}, {last.world_size} ranks",
+            note=f"{last.nnodes} x {last.instance_type}"
+            if place
+            else f"{last.accelerator}, {counted(last.world_size, 'rank')}",
         )
 
 

@@ -16,7 +16,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
 from jobs.client.job import Job
 from jobs.contract.instance_types import InstanceType
-from jobs.contract.stage import BudgetStop, DeployedStage, share_identifier
+from jobs.contract.stage import BudgetStop, DeployedStage, deploying, share_identifier
 
 Verdict = Literal["cause", "fine", "unknown"]
 
@@ -51,6 +51,8 @@ class Facts:
     nnodes: int
     waiting_nodes: int
     """Jobs among them that have no instance yet."""
+    deploying: str
+    """The command that deploys a change of the stage's settings."""
     teams: Mapping[str, str] = field(default_factory=dict)
     """Teams by their share identifiers."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         row=next((row for row in rows if row.name in types), stage.instance_type),
         nnodes=nnodes,
         waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
+        deploying=deploying(stage.name, embedded=aws.embedded),
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
         stop=stage.stage_budget_stop,
@@ -167,7 +170,7 @@ def _said_by_batch(facts: Facts) -> Iterator[Finding]:
         return
     # The codes that Batch puts before its reason: user guide, "Jobs stuck in a RUNNABLE status".
     if reason.startswith("MISCONFIGURATION"):
-        next_step = "infra/settings.py: the queue's instances do not fit the job; cdk deploy after the change"
+        next_step = f"change the queue's instances in infra/settings.py so that the job fits, then {facts.deploying}"
     elif reason.startswith("CAPACITY"):
         next_step = "wait, or submit with resources.capacity: on-demand"
     else:
@@ -235,7 +238,8 @@ def _room(facts: Facts) -> Iterator[Finding]:
         text = f"the job wants {facts.nnodes} instances of {facts.row.name}; the stage may have {most}"
     else:
         text = f"{counted}{f' (jobs: {by_team})' if by_team else ''}"
-    next_step = "wait for one to end, or raise the limit in infra/settings.py (max_nodes and its kin) and deploy"
+    limit = "raise the limit in infra/settings.py (max_nodes and its kin)"
+    next_step = f"wait for one to end, or {limit}, then {facts.deploying}"
     yield Finding(verdict="cause", about="room", text=text, next_step=next_step)
 
 

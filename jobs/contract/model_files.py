@@ -31,42 +31,37 @@ _SAVED_NEXT = "name the folder that save_pretrained wrote, with its tokenizer"
 
 _POSITIONS = frozenset(
     {
-        "albert",
-        "bert",
-        "big_bird",
-        "convbert",
-        "distilbert",
-        "electra",
-        "ernie",
-        "layoutlm",
-        "megatron-bert",
-        "mobilebert",
-        "nystromformer",
-        "rembert",
-        "roformer",
-        "splinter",
-        "squeezebert",
-        "xlm",
+        # Encoders.
+        *("albert", "bert", "big_bird", "canine", "convbert", "deberta", "deberta-v2", "distilbert", "electra"),
+        *("ernie", "flaubert", "layoutlm", "megatron-bert", "mobilebert", "mra", "nezha", "nystromformer"),
+        *("perceiver", "rembert", "roc_bert", "roformer", "splinter", "squeezebert", "xlm", "yoso"),
+        # Decoders. OPT's and BART's tables have two rows more than `max_position_embeddings`, which they add themselves
+        # (`OPTLearnedPositionalEmbedding`, `BartLearnedPositionalEmbedding`).
+        *("biogpt", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "opt"),
+        # Both.
+        *("bart", "bigbird_pegasus", "mbart", "mvp", "plbart"),
     }
 )
-"""Types of models with a row for each position in a table: a longer sequence is an error of an index."""
+"""Types of models with a row for each position in a table: a longer sequence is an error of an index.
+
+As transformers 4.51.3 has them; how many tokens a tiny model of each takes was tried.
+"""
 
 _POSITIONS_BEHIND_PADDING = frozenset(
     {
-        "camembert",
-        "data2vec-text",
-        "ibert",
-        "longformer",
-        "luke",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
+        *("camembert", "data2vec-text", "ernie_m", "esm", "ibert", "longformer", "luke", "mpnet"),
+        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
 """The same, counted from behind the number of the padding (fairseq's way): 514 rows are 512 positions."""
+
+_WITHOUT_TABLE = {
+    "deberta": ("position_biased_input", False),
+    "deberta-v2": ("position_biased_input", False),
+    "esm": ("position_embedding_type", "rotary"),
+}
+"""Types of models that may do without the table, and the setting of their configuration that says so: DeBERTa then
+knows relative positions only (`DebertaConfig`), ESM-2 turns its vectors (`EsmConfig`)."""
 
 _WITHOUT_PADDING = frozenset(
     ["CodeGenTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "LlamaTokenizer", "PreTrainedTokenizer"]
@@ -169,8 +164,11 @@ def configuration_of(content: bytes, location: str) -> dict[str, Any]:
 
 def positions(configuration: Mapping[str, Any]) -> int | None:
     """Return the tokens that a sequence may have, special ones included; None where no table limits them."""
-    rows, kind = configuration.get("max_position_embeddings"), configuration["model_type"]
-    if not isinstance(rows, int):
+    kind = configuration["model_type"]
+    # GPT-2 and what came from it have another name for it.
+    rows = configuration.get("n_positions", configuration.get("max_position_embeddings"))
+    setting, value = _WITHOUT_TABLE.get(kind, ("", None))
+    if not isinstance(rows, int) or (setting in configuration and configuration[setting] == value):
         return None
     if kind in _POSITIONS_BEHIND_PADDING:
         padding = configuration.get("pad_token_id", 1)

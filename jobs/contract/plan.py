@@ -22,7 +22,7 @@ from jobs.contract.prices import Prices, recorded
 from jobs.contract.queues import MARKET, Capacity
 from jobs.contract.run import ARGUMENTS, run_prefix, submitted_at
 from jobs.contract.spec import JobSpec, PlannedPoint
-from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage
+from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploying
 from jobs.contract.submit_job import is_too_long, submit_job_request
 from jobs.contract.sweep import SweepSize, points
 from jobs.contract.words import counted
@@ -302,9 +302,9 @@ def _image_notes(kind: JobKind, row: InstanceType, stage: DeployedStage) -> list
         return []
     name = child_name(row.image, kind.image)
     pushed = stage.images.get((name, stage.release or ""), deployed)
-    deploy = f"cdk deploy '{stage.name}/jobs' -c stage={stage.name}"
+    deploy = deploying(stage.name, "jobs", embedded=stage.embedded)
     if stage.embedded:
-        name, deploy = child_name("cpu", kind.image), f"trainyard --stage {stage.name} local up"
+        name = child_name("cpu", kind.image)
     if deployed.endswith(f":{NOT_BUILT_TAG}"):
         push = f"trainyard --stage {stage.name} images push {name}, then " if pushed == deployed else ""
         raise ConfigurationError(

@@ -16,6 +16,7 @@ from jobs.contract.budget import spent
 from jobs.contract.display import printable
 from jobs.contract.errors import TrainyardError
 from jobs.contract.records import Attempt, Receipt
+from jobs.contract.words import counted
 
 log = logging.getLogger("trainyard")
 
@@ -99,7 +100,7 @@ def read_lines(
     lines = [None if line is None else accept(line) for line in found]
     if None in lines:
         _warn(
-            f"{place}: {lines.count(None)} line(s) cannot be read and are left out, the first is line "
+            f"{place}: left out {counted(lines.count(None), 'line')} that cannot be read, the first at line "
             f"{lines.index(None) + 1}"
         )
     return [line for line in lines if line is not None]

@@ -13,7 +13,7 @@
 `trainyard schema` prints the JSON Schema of this file for editors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,10 +165,10 @@ class PlannedPoint:
 
 
 class SpecMistakesError(UsageError):
-    """A spec is wrong."""
+    """One or more specs are wrong."""
 
-    def __init__(self, message: str, *, rest: JobSpec | None) -> None:
-        """`rest` is what the spec is without the keys that are wrong; None where that is none."""
+    def __init__(self, message: str, *, rest: Sequence[JobSpec]) -> None:
+        """`rest`: the specs without the keys that are wrong, where that leaves one, and others of the same file."""
         super().__init__(message)
         self.rest = rest
 
@@ -208,7 +208,8 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
             mistakes += _mistakes(error, origin, ("arguments",), kind.arguments)
             wrong_arguments = {key for item in error.errors() for key in item["loc"][:1]}
     if mistakes or spec is None:
-        raise SpecMistakesError("\n".join(mistakes), rest=_without(data, wrong, wrong_arguments))
+        remaining = _without(data, wrong, wrong_arguments)
+        raise SpecMistakesError("\n".join(mistakes), rest=() if remaining is None else (remaining,))
     return spec
 
 
@@ -218,7 +219,7 @@ def _with_first_point(spec: JobSpec, origin: str) -> JobSpec:
     try:
         return spec.model_copy(update={"arguments": with_values(spec.arguments, points(spec.sweep)[0])})
     except UsageError as error:
-        raise SpecMistakesError(f"{origin}: {error}", rest=None) from None
+        raise SpecMistakesError(f"{origin}: {error}", rest=()) from None
 
 
 def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:

@@ -203,12 +203,11 @@ class DeployedStage:
             key for key in (DATA_BUCKET, RUN_BUCKET, LOG_GROUP, INSTANCE_TYPE, CPU_INSTANCE_TYPE) if key not in values
         ]
         if missing:
-            local_up = f"trainyard --stage {name} local up"
+            embedded = embedded_processes is not None
+            instead = "" if embedded else f" (or, without an account: {deploying(name, embedded=True)})"
             raise ConfigurationError(
                 f"stage '{name}' is not deployed here: SSM has no {parameter_path(name)}{missing[0]}",
-                next_step=local_up
-                if embedded_processes is not None
-                else f"cdk deploy '{name}/*' -c stage={name} (or, without an account: {local_up})",
+                next_step=deploying(name, embedded=embedded) + instead,
             )
         return cls(
             name=name,
@@ -313,8 +312,13 @@ class DeployedStage:
             raise ConfigurationError(
                 f"stage '{self.name}' has no job definition of '{kind}'{nodes} for team '{team}': it was deployed "
                 "before that kind existed",
-                next_step=f"trainyard --stage {self.name} local up" if self.embedded else f"cdk deploy '{self.name}/*'",
+                next_step=deploying(self.name, embedded=self.embedded),
             ) from None
+
+
+def deploying(stage: str, stacks: str = "*", *, embedded: bool) -> str:
+    """Return the command that deploys a stage's stacks: the CDK, or what deploys all of them to the embedded AWS."""
+    return f"trainyard --stage {stage} local up" if embedded else f"cdk deploy '{stage}/{stacks}' -c stage={stage}"
 
 
 def _below(kind: str, values: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:

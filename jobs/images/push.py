@@ -30,7 +30,7 @@ from jobs.contract.image_hierarchy import Image
 from jobs.contract.image_hierarchy import image as image_called
 from jobs.contract.releases import release
 from jobs.contract.revision import REVISION_VARIABLE, is_dirty, local_name
-from jobs.contract.stage import image_parameter, parameter_path
+from jobs.contract.stage import deploying, image_parameter, parameter_path
 from jobs.images import engine
 from jobs.images.bases import default_base
 from jobs.images.build import BASE_LABEL
@@ -279,7 +279,8 @@ class Push:
         if "expired" in reason:
             return ConfigurationError(message, next_step="the same command again, which signs in anew")
         if _is_no_repository(reason):
-            return ConfigurationError(message, next_step=f"cdk deploy '{self.stage.stage}/image', which makes it")
+            deploy = deploying(self.stage.stage, "image", embedded=self.aws.embedded)
+            return ConfigurationError(message, next_step=f"{deploy}, which makes it")
         if _NO_NETWORK.search(reason):
             return TrainyardError(
                 message, next_step="see that the engine reaches the registry (network, proxy), then the same again"

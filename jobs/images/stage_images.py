@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from jobs.aws.connection import Aws
 from jobs.contract.errors import ConfigurationError, did_you_mean
 from jobs.contract.image_hierarchy import Image, child_name, image, images
-from jobs.contract.stage import IMAGES, RELEASE, image_parameter, image_repository_parameter, parameter_path
+from jobs.contract.stage import (
+    IMAGES,
+    RELEASE,
+    deploying,
+    image_parameter,
+    image_repository_parameter,
+    parameter_path,
+)
 
 _PARAMETERS_OF_A_CALL = 10
 """GetParameters' own limit."""
@@ -61,7 +68,7 @@ class StageImages:
             roots = dict.fromkeys(_twin(image(name), _CPU_ROOT) if embedded else name for name in self.default)
             names = list(roots)
         chosen = [image(name) for name in dict.fromkeys(names)]
-        deploy = f"cdk deploy '{self.stage}/image' -c stage={self.stage}"
+        deploy = deploying(self.stage, "image", embedded=embedded)
         for one in chosen:
             if one.name not in self.repositories:
                 raise ConfigurationError(
@@ -89,7 +96,7 @@ def _about(aws: Aws, stage: str) -> dict[str, str]:
     if RELEASE not in about:
         raise ConfigurationError(
             f"stage '{stage}' has no repositories for images: SSM has no {parameter_path(stage)}{RELEASE}",
-            next_step=f"cdk deploy '{stage}/image' -c stage={stage}",
+            next_step=deploying(stage, "image", embedded=aws.embedded),
         )
     return about
 

@@ -261,7 +261,7 @@ NO_REPOSITORY = "The repository with name 'x' does not exist in the registry wit
     [
         (Refusal(403, "DENIED", DENIED), 3, "ask who runs the stage for the right to push there"),
         (Refusal(403, "DENIED", EXPIRED), 3, "the same command again, which signs in anew"),
-        (Refusal(404, "NAME_UNKNOWN", NO_REPOSITORY), 3, "cdk deploy '{stage}/image', which makes it"),
+        (Refusal(404, "NAME_UNKNOWN", NO_REPOSITORY), 3, "trainyard --stage {stage} local up, which makes it"),
     ],
     ids=["no permission", "expired", "no repository"],
 )
@@ -319,7 +319,7 @@ def test_a_stage_that_is_not_there_is_told_apart(bench: Bench) -> None:
     done = bench.push("cpu", stage=Stage(bench.stage.aws, "nobodys"))
     assert done.returncode == 3
     assert "stage 'nobodys' has no repositories for images" in done.stderr
-    assert "next: cdk deploy 'nobodys/image' -c stage=nobodys" in done.stderr
+    assert "next: trainyard --stage nobodys local up" in done.stderr
 
 
 def test_without_a_registry_the_engine_keeps_the_image_under_its_name_in_ecr(bench: Bench, tmp_path: Path) -> None:

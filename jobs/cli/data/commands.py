@@ -16,6 +16,7 @@ from jobs.client.table_summary import summarize
 from jobs.contract.arguments import Columns
 from jobs.contract.errors import StoppedError, UsageError
 from jobs.contract.locations import DATA, table_location
+from jobs.contract.words import counted
 
 
 def show(
@@ -79,12 +80,12 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
     whole = place / source.name if source.is_file() and place.key.endswith("/") else place
     entry = team_data.entry(aws, stage, whole)
     if entry.files > len(files):
-        console.print(f"{entry.files - len(files)} files that {source} does not have are there too, and stay")
+        console.print(f"{location} keeps {counted(entry.files - len(files), 'file')} that {source} does not have")
     if output == "json":
         tables.print_json({**dataclasses.asdict(entry), "sent": new})
         return
     there = f", {len(files) - new} of them there already" if new < len(files) else ""
-    console.print(f"{len(files)} {'file' if len(files) == 1 else 'files'}{there}; fingerprint {entry.fingerprint}")
+    console.print(f"{counted(len(files), 'file')}{there}; fingerprint {entry.fingerprint}")
     print(entry.location)
 
 
@@ -109,7 +110,7 @@ def rm(aws: Aws, stage_name: str, location: str, *, yes: bool) -> None:
     stage = read_stage(aws, stage_name)
     place = team_data.place_of(stage, location)
     entry = team_data.entry(aws, stage, place)
-    what = f"{entry.files} {'file' if entry.files == 1 else 'files'}, {entry.size:,} bytes, at {location}"
+    what = f"{counted(entry.files, 'file')}, {entry.size:,} bytes, at {location}"
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(f"nothing was removed: {what}", next_step="add --yes")

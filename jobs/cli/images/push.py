@@ -13,6 +13,7 @@ from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import release
 from jobs.contract.revision import image_tag, source_revision
+from jobs.contract.stage import deploying
 from jobs.images import engine
 from jobs.images.bases import BASE_ARGUMENT
 from jobs.images.build import Build, parse_build_arguments
@@ -45,7 +46,7 @@ def push(
         tables.print_json([_pushed_json(one, there.release, recorded) for one in pushed])
     else:
         print("\n".join(one.uri for one in pushed))
-    rolls_out = f"trainyard --stage {stage} local up" if aws.embedded else f"cdk deploy '{stage}/jobs' -c stage={stage}"
+    rolls_out = deploying(stage, "jobs", embedded=aws.embedded)
     tables.stderr().print(f"next: {rolls_out}, which has jobs run in what was pushed")
 
 

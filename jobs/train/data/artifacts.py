@@ -28,6 +28,7 @@ from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointe
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved, stays_below
 from jobs.contract.run import MANIFEST
+from jobs.contract.words import counted
 from jobs.train.data.sources import hub_errors, is_on_hub
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Builder:
         )
         object_store.write(self._s3, self.location / MANIFEST, _readable(manifest.model_dump(mode="json")))
         self._point()
-        log.info("%s: %s files, %s bytes at %s", self._kind, len(files), manifest.total_bytes, self.location)
+        log.info("%s: %s, %s bytes at %s", self._kind, counted(len(files), "file"), manifest.total_bytes, self.location)
         return manifest
 
     def _point(self) -> None:

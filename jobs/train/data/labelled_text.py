@@ -11,6 +11,7 @@ import numpy as np
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, canonical, label_kind, text_fault
+from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
 from jobs.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
 from jobs.train.data.tables import TableReader
@@ -148,7 +149,9 @@ def load(
     count = max(1, round(len(examples) * arguments.eval_fraction))
     chosen = stratified(examples.labels, min(count, len(examples)), seed=arguments.seed)
     if count >= len(examples) or not len(chosen):
-        raise UsageError(f"{train.location} has {len(examples)} examples: too few to hold some out; give eval_data")
+        raise UsageError(
+            f"{train.location} has {counted(len(examples), 'example')}: too few to hold some out; give eval_data"
+        )
     order = np.random.default_rng(arguments.seed).permutation(len(examples))
     is_held_out = np.isin(order, chosen)
     return names, examples.take(order[~is_held_out].tolist()), examples.take(order[is_held_out].tolist())

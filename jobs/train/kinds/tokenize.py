@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import ArtifactFile
 from jobs.contract.errors import UsageError
+from jobs.contract.words import counted
 from jobs.kinds.tokenize import Tokenize
 from jobs.train.data import corpus_files, packed_tokens
 from jobs.train.data.artifacts import Builder, OpenArtifact, open_artifact
@@ -96,7 +97,7 @@ class _Tokenization:
         self._metrics = JobMetrics(rank, s3, done_steps=len(filled) - len(self._missing))
         self._files = len(filled)
         if len(self._missing) < len(filled):
-            log.info("start: %s of %s files are there already", len(filled) - len(self._missing), len(filled))
+            log.info("start: %s of %s there already", len(filled) - len(self._missing), counted(len(filled), "file"))
 
     def make(self) -> None:
         """Make all files that are missing, and the index over all."""

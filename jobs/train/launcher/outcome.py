@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 
-RESUMES = "a next attempt resumes from the newest checkpoint"
+RESUMES = "if it is started again, it resumes from the newest checkpoint"
+"""Whether it is, only Batch knows: not where somebody cancelled the job, nor after its last attempt."""
 
 Cause = Literal["killed", "own", "peers", "hung", "idle", "lost", "ended", "done"]
 """What ended the ranks: a signal killed one; one failed by a fault of its own, or aborted; one lost the line to its

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import HUB, S3, S3Location, hub_parts, refuse_unresolved
+from jobs.contract.words import counted
 from jobs.train.data.sources import hub_errors
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
     if not names:
         raise NotFoundError(f"inputs.{name}: there is nothing at {location}", next_step=f"aws s3 ls {location}")
     total = sum(sizes[f"{place.key}/{key}"] for key in names)
-    log.info("input %s: %s, %s files, %.1f MB to fetch", name, location, len(names), total / 1e6)
+    log.info("input %s: %s, %s, %.1f MB to fetch", name, location, counted(len(names), "file"), total / 1e6)
     _check_room(name, location, total, folder)
     object_store.download_all(s3, place, names, target, arrived=_Progress(name, total))
     return target

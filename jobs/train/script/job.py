@@ -29,6 +29,7 @@ from jobs.contract.script_environment import (
     input_variable,
     parameter_variable,
 )
+from jobs.contract.words import counted
 from jobs.kinds.script import Script
 from jobs.train.channel import noted_checkpoint, read_heartbeats, uses_library
 from jobs.train.rank import ATTEMPT_VARIABLE
@@ -145,7 +146,7 @@ class ScriptJob:
             found = location if streamed else str(bring(s3, name, location, self._scratch / "inputs"))
             self._inputs[name] = found
         self._restore(s3)
-        log.info("script: %s files of code, ready in %.1f s", files, time.monotonic() - started)
+        log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
         return {
             SCRIPT_VARIABLE: json.dumps(self._arguments.decisive()),
             OUTPUT_VARIABLE: str(self._output),
@@ -232,7 +233,7 @@ class ScriptJob:
         )
         restored = self._saved.restore()
         if restored:
-            log.info("restored: %s files of output", restored)
+            log.info("restored: %s of output", counted(restored, "file"))
         taken = ScriptCheckpoints(
             s3,
             self._run,

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jobs.contract.words import counted
 from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:
@@ -135,5 +136,5 @@ class ChosenSaves(Callback):
         # Said again only where it has become another one.
         if self._said is None or abs(steps - self._said) > self._said / 5:
             self._said = steps
-            log.info("checkpoints: every %s steps (%.0f s): %s", steps, steps * step_seconds, chosen.reason)
+            log.info("checkpoints: every %s (%.0f s): %s", counted(steps, "step"), steps * step_seconds, chosen.reason)
         return steps

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from jobs.contract.words import counted
 from jobs.train.trainer.best import BestEvaluation
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
@@ -87,11 +88,11 @@ class Evaluations(Callback):
             control.should_save = control.should_training_stop = True
             if self._rank.is_first and found is not None:
                 log.info(
-                    "early stopping: %s was best after step %s (%.4g), and no better in %s evaluation(s) since",
+                    "early stopping: %s was best after step %s (%.4g), and no better in %s since",
                     best.metric,
                     found.step,
                     found.value,
-                    found.since,
+                    counted(found.since, "evaluation"),
                 )
 
     def _is_due(self, state: Any) -> bool:

@@ -19,6 +19,7 @@ from jobs.contract.arguments import changed, changes_text
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINTS, MANIFEST
+from jobs.contract.words import counted
 from jobs.train.rank import NodeFailedError
 from jobs.train.stored_checkpoints import Decisive, IncompleteError, Manifest, Throughput, fetch, fingerprint, listing
 
@@ -64,10 +65,10 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
         log.info("changed since checkpoint step-%s, as asked: %s", step, changes_text(changes))
     if manifest.world_size != rank.world_size and rank.is_first:
         log.info(
-            "checkpoint step-%s was made by %s rank(s) and goes on on %s: the steps have the same examples, random "
+            "checkpoint step-%s was made by %s and goes on on %s: the steps have the same examples, random "
             "numbers (dropout) become others",
             step,
-            manifest.world_size,
+            counted(manifest.world_size, "rank"),
             rank.world_size,
         )
     return Resume(
@@ -112,7 +113,7 @@ class _Store:
                 raise UsageError(
                     f"checkpoint step-{step} has the optimizer's states in {manifest.world_size} parts, one a rank "
                     f"(deepspeed_zero_stage); {world_size} ranks cannot resume it",
-                    next_step=f"start {manifest.world_size} ranks, or submit a new run",
+                    next_step=f"start {counted(manifest.world_size, 'rank')}, or submit a new run",
                 )
             return step
         return None

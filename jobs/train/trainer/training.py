@@ -22,7 +22,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.recipe import Recipe
 from jobs.contract.run import MODEL
-from jobs.contract.words import result_label
+from jobs.contract.words import counted, result_label
 from jobs.train import gaudi_config, hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
@@ -174,9 +174,9 @@ class _Attempt:
             return
         per_rank, accumulation = self.recipe.batch_of_rank(self.rank.world_size)
         log.info(
-            "batch: %s = %s ranks x %s sequences x %s accumulated",
+            "batch: %s = %s x %s sequences x %s accumulated",
             self.recipe.global_batch_size,
-            self.rank.world_size,
+            counted(self.rank.world_size, "rank"),
             per_rank,
             accumulation,
         )

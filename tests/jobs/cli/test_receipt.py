@@ -97,7 +97,7 @@ def test_records_that_cannot_be_read_are_named_and_the_rest_is_told(
     assert status.returncode == 0, status.stderr
     assert "step 8, accuracy 0.75" in status.stdout
     assert sorted(status.stderr.splitlines()) == [
-        f"warning: {place}metrics.jsonl: 1 line(s) cannot be read and are left out, the first is line 2",
+        f"warning: {place}metrics.jsonl: left out 1 line that cannot be read, the first at line 2",
         f"warning: {place}receipt.json cannot be read: it is left out",
     ]
     report = aws_trainyard("report", run.plan.run_id)

@@ -68,6 +68,29 @@ def test_nothing_is_sent_where_one_of_them_cannot_run(submit: Trainyard, two: Pa
         assert "Traceback" not in finished.stderr
 
 
+def test_all_that_is_wrong_with_them_is_told_at_once(submit: Trainyard, two: Path) -> None:
+    # GIVEN faults of both, which cannot be seen in the specs alone
+    wrong = ["first.arguments.train_data=data://tests/no.csv", "second.arguments.label_column=lable"]
+    apart = "second.arguments.model=data://tests/model"
+    set_all = [word for item in (*wrong, apart) for word in ("--set", item)]
+    finished = submit(two, "--dry-run", *set_all)
+    first, second = finished.stderr.splitlines()
+    assert first.startswith("error: first: arguments.train_data: a table of examples was expected")
+    assert second.startswith("error: second: arguments.train_data: ")
+    assert "no column 'lable'; did you mean 'label'?" in second
+    # AND with mistakes in both specs, of both kinds
+    finished = submit(two, "--dry-run", *set_all, "--set", "first.attempts=0", "--set", "second.arguments.epoch=1")
+    assert finished.returncode == 2
+    attempts, epoch, *faults = finished.stderr.splitlines()
+    assert "document 1, line 1: attempts: " in attempts
+    assert "document 2, line 8: arguments.epoch: unknown key" in epoch
+    assert [fault.split(": ")[1] for fault in faults] == ["first", "second"]
+    # AND what reads from a run that can't be is no fault of its own
+    finished = submit(two, "--dry-run", "--set", wrong[0])
+    [only] = [line for line in finished.stderr.splitlines() if not line.startswith("next: ")]
+    assert only.startswith("error: first: ")
+
+
 def test_a_run_whose_dependency_fails_never_starts_and_says_why(
     submit: Trainyard, trainyard: Trainyard, two: Path, deployed_environment: Mapping[str, str]
 ) -> None:

@@ -196,6 +196,12 @@ def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put)
             "max_length 513 is more than the 512 tokens",
         ),
         (
+            {"model_type": "gpt2", "n_positions": 1024},
+            {"special_tokens_map.json": {"pad_token": "<pad>"}},
+            1025,
+            "max_length 1025 is more than the 1024 tokens",
+        ),
+        (
             {"model_type": "new", "auto_map": {"AutoConfig": "own.Own"}},
             {},
             128,

@@ -133,12 +133,18 @@ def test_an_unknown_team_is_refused() -> None:
     )
 
 
-def test_a_kind_that_came_after_the_deployment_says_so() -> None:
+@pytest.mark.parametrize(
+    ("embedded_processes", "next_step"),
+    [(None, "cdk deploy 'dev/*' -c stage=dev"), (2, "trainyard --stage dev local up")],
+    ids=["AWS", "embedded"],
+)
+def test_a_kind_that_came_after_the_deployment_says_so(embedded_processes: int | None, next_step: str) -> None:
+    stage = DeployedStage.from_parameters("dev", PARAMETERS, embedded_processes=embedded_processes)
     with pytest.raises(ConfigurationError) as caught:
-        DeployedStage.from_parameters("dev", PARAMETERS).job_definition("research", "build-corpus")
+        stage.job_definition("research", "build-corpus")
     assert str(caught.value) == (
         "stage 'dev' has no job definition of 'build-corpus' for team 'research': it was deployed before that kind "
-        "existed\nNext: cdk deploy 'dev/*'"
+        f"existed\nNext: {next_step}"
     )
 
 

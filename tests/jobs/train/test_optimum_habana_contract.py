@@ -119,7 +119,7 @@ def test_what_asks_for_zero_is_taken_and_filled_in_from_the_other_arguments(desc
 @pytest.mark.parametrize(
     ("nproc", "flags", "batch"),
     [
-        pytest.param(1, ["--max-batch-size-per-rank=8"], "1 ranks x 8 sequences x 2 accumulated", id="accumulating"),
+        pytest.param(1, ["--max-batch-size-per-rank=8"], "1 rank x 8 sequences x 2 accumulated", id="accumulating"),
         pytest.param(2, [], "2 ranks x 8 sequences x 1 accumulated", id="two-ranks"),
     ],
 )

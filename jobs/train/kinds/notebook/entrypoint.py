@@ -19,6 +19,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.run import NOTEBOOK, NOTEBOOK_SERVER
+from jobs.contract.words import counted
 from jobs.kinds.notebook import Notebook
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
@@ -90,7 +91,7 @@ def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook)
     """Fill the folder with what an earlier attempt has saved; without one, with what the arguments name."""
     restored = saved.restore()
     if restored:
-        log.info("notebook: restored %s files that an earlier attempt had saved", restored)
+        log.info("notebook: restored %s that an earlier attempt had saved", counted(restored, "file"))
     elif arguments.files is not None:
         sources.copy_folder(arguments.files, folder, s3=lambda: s3)
         log.info("notebook: begins with the files of %s", arguments.files)

@@ -138,7 +138,7 @@ def test_pairs_with_numbers_as_labels_from_csv_with_a_share_held_out(run: Run, t
         "--max-batch-size-per-rank=4",
     )
 
-    assert "batch: 16 = 1 ranks x 4 sequences x 4 accumulated\n" in launched.lines
+    assert "batch: 16 = 1 rank x 4 sequences x 4 accumulated\n" in launched.lines
     assert "data: 60 training and 20 held-out examples, 2 classes\n" in launched.lines
     longest = json.loads(run.read("data.json"))["lengths"][0]["at"][-1]
     assert longest > 12

@@ -173,7 +173,7 @@ def test_a_damaged_line_of_metrics_ends_no_job_that_is_resumed(
     workshop.again(prepare_corpus.prepare, PrepareCorpus(**arguments))
     assert workshop.made("corpus").location == corpus.location
     assert workshop.metrics()[0] == rows[0]
-    assert caplog.messages == [f"warning: {place}: 4 line(s) cannot be read and are left out, the first is line 2"]
+    assert caplog.messages == [f"warning: {place}: left out 4 lines that cannot be read, the first at line 2"]
 
 
 def test_a_data_set_that_changed_is_another_corpus_than_the_one_begun(workshop: Workshop, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_rank_that_says_of_nccl_or_hccl_that_its_peers_are_gone_is_started_aga
     assert line == lines[1]
     aborted = Failure(-6, 1, line, False)
     end = outcome({3: aborted}, node=0, last_lines=lambda _: (), lacked_memory=False)
-    reason = f"rank 3 of node 0 lost its peers: {line}; a next attempt resumes from the newest checkpoint"
+    reason = f"rank 3 of node 0 lost its peers: {line}; if it is started again, it resumes from the newest checkpoint"
     assert end == End(code=75, reason=reason, cause="peers")
     # Of one that says it and ends by an error, the node that it lost decides
     assert outcome({3: aborted._replace(code=1)}, node=0, last_lines=lambda _: (), lacked_memory=False).cause == "peers"
@@ -192,7 +192,7 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
         (OWN, 1, "node 1: ValueError: no such label"),
         (KILLED, 1, "rank 1 of node 1 was killed (SIGKILL)"),
         (PEERS, 75, "what connects the nodes broke: "),
-        (SIGTERM, 75, "node 1: SIGTERM; a next attempt resumes from the newest checkpoint"),
+        (SIGTERM, 75, "node 1: SIGTERM; if it is started again, it resumes from the newest checkpoint"),
     ],
 )
 def test_how_a_child_ended_decides_for_the_main_node(tmp_path: Path, child: End, code: int, reason: str) -> None:
@@ -234,7 +234,7 @@ def test_a_hang_on_a_child_ends_both_nodes(tmp_path: Path) -> None:
         child = two.watchdogs[1].concluded(SIGTERM)
         main = two.watchdogs[0].concluded(SIGTERM)
     reason = "rank 1 of node 1 (last seen training after step 42): no step for 8 s"
-    resumes = "a next attempt resumes from the newest checkpoint"
+    resumes = "if it is started again, it resumes from the newest checkpoint"
     assert main == End(code=75, reason=f"{reason}; {resumes}", cause="hung", lines=last_lines(1, [1]))
     assert child.reason == f"the main node ended the attempt: {reason}; {resumes}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import jobs
+from jobs.contract import model_files
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.train.kinds import finetune_classification
 from jobs.train.models import pretrained
@@ -183,6 +184,45 @@ def test_no_sequence_may_have_more_tokens_than_the_model_has_positions(kind: str
     model(tokens[:, :most])
     with pytest.raises((IndexError, RuntimeError)):
         model(tokens)
+
+
+TINY = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "pad_token_id": 1}
+DECODER = {"n_embd": 8, "n_head": 1, "n_layer": 1}
+BOTH = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # DeBERTa's module calls it
+@pytest.mark.parametrize(
+    ("kind", "settings", "most"),
+    [
+        ("bert", {}, 16),
+        ("roberta", {}, 14),
+        ("deberta", {}, 16),
+        ("deberta-v2", {"position_biased_input": False}, None),
+        ("esm", {}, 14),
+        ("esm", {"position_embedding_type": "rotary"}, None),
+        ("gpt2", {**DECODER, "n_positions": 16}, 16),
+        ("gpt_neo", {"num_layers": 1, "num_heads": 1, "attention_types": [[["global"], 1]]}, 16),
+        ("opt", {"word_embed_proj_dim": 8, "ffn_dim": 8}, 16),
+        ("bart", {**BOTH, "decoder_attention_heads": 1}, 16),
+        ("llama", {"intermediate_size": 8}, None),
+    ],
+)
+def test_a_configuration_tells_how_many_tokens_the_model_takes(
+    kind: str, settings: dict[str, object], most: int | None
+) -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForSequenceClassification
+
+    config = CONFIG_MAPPING[kind](**{**TINY, "max_position_embeddings": 16, **settings})
+    assert model_files.positions(json.loads(config.to_json_string())) == most
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    tokens = torch.full((1, 17 if most is None else most), 5)
+    tokens[:, -1] = 2  # the end, at which BART looks for what it classifies
+    model(tokens)
+    if most is not None:
+        with pytest.raises((IndexError, RuntimeError)):
+            model(torch.cat([torch.full((1, 1), 5), tokens], dim=1))
 
 
 def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert: Path) -> None:

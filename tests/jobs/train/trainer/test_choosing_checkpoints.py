@@ -135,7 +135,7 @@ def test_what_deepspeed_has_saved_in_parts_is_refused_by_another_number_of_ranks
     caplog.set_level("INFO", "trainyard")
     if zero_stage == 0:
         assert resumed(4).step == 16
-        assert "checkpoint step-16 was made by 8 rank(s) and goes on on 4" in caplog.text
+        assert "checkpoint step-16 was made by 8 ranks and goes on on 4" in caplog.text
         return
     with pytest.raises(UsageError) as refused:
         resumed(4)

@@ -265,5 +265,5 @@ def test_lines_that_cannot_be_read_are_left_out_with_a_warning(
     assert files.evaluations == {8: {"eval_loss": 0.25}}
     assert files.earlier == [{"loss": 0.5}, {"eval_loss": 0.25}]
     assert caplog.messages == [
-        f"warning: {run}metrics.jsonl: 9 line(s) cannot be read and are left out, the first is line 2"
+        f"warning: {run}metrics.jsonl: left out 9 lines that cannot be read, the first at line 2"
     ]

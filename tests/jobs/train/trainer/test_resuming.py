@@ -218,7 +218,7 @@ def test_one_rank_goes_on_where_two_have_stopped_with_the_same_examples_in_each_
     second = run.attempt(*steady, attempt=2)
 
     assert (
-        "checkpoint step-32 was made by 2 rank(s) and goes on on 1: the steps have the same examples, random numbers "
+        "checkpoint step-32 was made by 2 ranks and goes on on 1: the steps have the same examples, random numbers "
         "(dropout) become others\n"
     ) in second.lines
     resumed = run.metrics()
