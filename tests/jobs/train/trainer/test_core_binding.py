@@ -71,6 +71,6 @@ def test_all_threads_of_a_process_keep_to_its_share(tmp_path: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     assert len(cpus) > 1, "this test takes two CPUs"
     listed = topology(tmp_path, [",".join(map(str, cpus))], {cpu: str(cpu) for cpu in cpus})
-    command = [sys.executable, "-c", BOUND, "1", str(len(cpus)), listed]
+    command = [sys.executable, "-c", BOUND, "1", str(len(cpus)), str(listed)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     assert json.loads(done.stdout) == [[cpus[1]]] * 3
