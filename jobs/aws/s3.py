@@ -37,8 +37,7 @@ requests of a client share some dozens of further tries, which the parts of larg
 when S3 fails altogether."""
 
 PATIENCE_SECONDS = 600.0
-"""For so long an operation that has failed all its tries is begun anew: a job of hours must not die of some minutes
-without S3."""
+"""For so long what has failed all its tries is begun anew: no job of hours may die of some minutes without S3."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
