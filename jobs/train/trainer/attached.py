@@ -18,9 +18,9 @@ from transformers import TrainerCallback
 from jobs.contract.errors import TrainyardError
 from jobs.train.stored_checkpoints import Retention, Throughput
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.callback import Callback
+from jobs.train.trainer.callback import Callback, callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import Platform, at_exit, here
@@ -105,32 +105,24 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         self._is_attached = True
         trainer = _calling_trainer()
         parts = _Parts(self._platform, trainer, self._retention)
-        later: list[Any] = [parts.metrics, parts.uploads, parts.shutdown, parts]
-        if isinstance(self._every, int):
-            later.append(_RegularSaves(self._every))
-        elif self._every == "auto":
-            later.append(
-                ChosenSaves(
-                    self._platform.rank,
-                    mean_hours_between_reclaims=self._mean_hours,
-                    warmup_steps=self._platform.accelerator.warmup_steps,
-                    complete_seconds=lambda: parts.uploads.seconds,
-                )
-            )
         handler = trainer.callback_handler
-        handler.callbacks = [parts.heartbeats, *handler.callbacks, *later]  # another list: somebody walks through that
-        return [parts.heartbeats, *later]
-
-
-class _RegularSaves(Callback):
-    """Asks for a save every so many steps, and at the last one."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-
-    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
-            control.should_save = True
+        own = handler.callbacks
+        handler.callbacks = callbacks_in_order(  # another list: somebody walks through that
+            heartbeats=parts.heartbeats,
+            own=own,
+            metrics=parts.metrics,
+            uploads=parts.uploads,
+            shutdown=parts.shutdown,
+            further=[parts],
+            saves=asking_for_saves(
+                self._every,
+                self._platform.rank,
+                mean_hours_between_reclaims=self._mean_hours,
+                warmup_steps=self._platform.accelerator.warmup_steps,
+                complete_seconds=lambda: parts.uploads.seconds,
+            ),
+        )
+        return [part for part in handler.callbacks if part not in own]
 
 
 class _Parts(Callback):

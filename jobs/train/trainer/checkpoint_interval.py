@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.contract.words import counted
 from jobs.train.trainer.callback import Callback
@@ -63,11 +63,21 @@ def interval(
     return Interval(seconds=seconds, reason=formula + bound)
 
 
+class RegularSaves(Callback):
+    """Asks for a save every so many steps, and at the last one."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
+            control.should_save = True
+
+
 class ChosenSaves(Callback):
     """Asks the Trainer to save: after a few timed steps, then as often as that save has shown to be worth it, and last.
 
-    It has to be the last callback, so that what the others do at a step's end is not taken for a save. Rank 0 chooses
-    for all, right after each save.
+    Rank 0 chooses for all, right after each save.
     """
 
     def __init__(
@@ -138,3 +148,26 @@ class ChosenSaves(Callback):
             self._said = steps
             log.info("checkpoints: every %s (%.0f s): %s", counted(steps, "step"), steps * step_seconds, chosen.reason)
         return steps
+
+
+def asking_for_saves(
+    every: int | Literal["auto"] | None,
+    rank: "Rank",
+    *,
+    mean_hours_between_reclaims: float,
+    warmup_steps: int,
+    complete_seconds: Callable[[], float],
+) -> list[Any]:
+    """Return the callback that asks for saves: every so many steps, or as often as is worth it; None: there is none."""
+    if every is None:
+        return []
+    if every != "auto":
+        return [RegularSaves(every)]
+    return [
+        ChosenSaves(
+            rank,
+            mean_hours_between_reclaims=mean_hours_between_reclaims,
+            warmup_steps=warmup_steps,
+            complete_seconds=complete_seconds,
+        )
+    ]

@@ -33,8 +33,7 @@ def stretches(every: int | Literal["epoch"], *, batch: int, epoch: int) -> Calla
 class Evaluations(Callback):
     """Evaluates now and then while a Trainer trains.
 
-    The last step is left to whoever evaluates its result, unless the best of all evaluations is wanted. It comes after
-    `shutdown` in the Trainer's list of callbacks.
+    The last step is left to whoever evaluates its result, unless the best of all evaluations is wanted.
     """
 
     def __init__(

@@ -16,8 +16,9 @@ import torch
 from jobs.contract.errors import TrainyardError
 from jobs.train.stored_checkpoints import Retention, Throughput
 from jobs.train.trainer.background_save import Snapshot, available_bytes, bytes_of
+from jobs.train.trainer.callback import callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import at_exit, here
@@ -59,7 +60,6 @@ class OwnLoop:
         self._platform = platform
         self._folder = resume.folder if resume else None
         self._state: Any = None
-        self._every = save_every_steps
         self._snapshot: Snapshot | None = None
         self._saved_step: int | None = None
         self._place = _Place(
@@ -92,15 +92,23 @@ class OwnLoop:
             waits=self._heartbeats.still,
         )
         self._shutdown = Shutdown(rank)
-        self._chosen = ChosenSaves(
+        [self._saves] = asking_for_saves(
+            save_every_steps,
             rank,
             mean_hours_between_reclaims=mean_hours_between_reclaims,
             warmup_steps=platform.accelerator.warmup_steps,
             complete_seconds=lambda: self._uploads.seconds,
         )
-        for part in (self._heartbeats, self._metrics, self._chosen):
+        self._callbacks = callbacks_in_order(
+            heartbeats=self._heartbeats,
+            metrics=self._metrics,
+            uploads=self._uploads,
+            shutdown=self._shutdown,
+            saves=[self._saves],
+        )
+        for part in (self._heartbeats, self._metrics, self._saves):
             part.on_train_begin(self._place, self._place, self._place)
-        self._chosen.on_step_begin(self._place, self._place, self._place)
+        self._saves.on_step_begin(self._place, self._place, self._place)
         at_exit(self.finish)
         self._is_over = False
 
@@ -144,14 +152,10 @@ class OwnLoop:
         place = self._place
         place.global_step = place.global_step + 1 if step is None else step
         place.should_save = False
-        if isinstance(self._every, int):
-            place.should_save = place.global_step % self._every == 0 or place.global_step >= place.max_steps
-        for part in (self._heartbeats, self._metrics, self._uploads, self._shutdown):
+        for part in self._callbacks:
             part.on_step_end(place, place, place)
-        if self._every == "auto":
-            self._chosen.on_step_end(place, place, place)
         if not place.should_save:
-            self._chosen.on_step_begin(place, place, place)
+            self._saves.on_step_begin(place, place, place)
 
     def should_save(self) -> bool:
         return self._place.should_save
@@ -181,7 +185,7 @@ class OwnLoop:
             self._uploads.finish()
             rank.once(f"saved/{step}", lambda: True)
         place.should_save = False
-        self._chosen.on_step_begin(place, place, place)
+        self._saves.on_step_begin(place, place, place)
 
     def busy(self, seconds: float) -> None:
         self._heartbeats.busy(seconds)

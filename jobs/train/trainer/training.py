@@ -28,10 +28,12 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
 from jobs.train.trainer import tied_weights
+from jobs.train.trainer.arguments import training_arguments
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.best import BestEvaluation, take_best
+from jobs.train.trainer.callback import callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.core_binding import bind_to_cores
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations, stretches
@@ -194,7 +196,7 @@ class _Attempt:
         accelerator.set_seed(self.recipe.seed)
         model = self._model()
         arguments = {
-            **self._training_arguments(),
+            **training_arguments(self.recipe, self.rank),
             # What no step changes need not be sent at each; running statistics are all that one changes.
             "ddp_broadcast_buffers": any(getattr(part, "track_running_stats", False) for part in model.modules()),
             **accelerator.training_arguments(alone=alone),
@@ -209,21 +211,12 @@ class _Attempt:
             train_dataset=task.train_data,
             eval_dataset=task.eval_data,
             data_collator=task.collate,
-            callbacks=[
-                self.heartbeats,
-                self.metrics,
-                self.uploads,
-                *task.observers(self.uploads),
-                self.shutdown,
-                *([StopOnNan()] if self.recipe.stop_on_nan else []),
-            ],
+            callbacks=self._callbacks(),
             options=self._options(),
             **gaudi_config.trainer_arguments(self.recipe, accelerator, self.rank, self.s3),
         )
         self._trainer = trainer
         trainer.remove_callback(PrinterCallback)
-        for callback in self._later_callbacks(trainer):
-            trainer.add_callback(callback)
         return trainer
 
     def _model(self) -> Any:
@@ -233,31 +226,6 @@ class _Attempt:
         if "deepspeed" in self.task.settings:
             tied_weights.place(model, self.accelerator.device(self.rank.local_rank))
         return model
-
-    def _training_arguments(self) -> dict[str, Any]:
-        """Return those that follow from the recipe."""
-        recipe = self.recipe
-        per_rank, accumulation = recipe.batch_of_rank(self.rank.world_size)
-        saves_by_itself = recipe.checkpoint_every_steps != "auto"
-        return {
-            "output_dir": str(self.rank.scratch / "checkpoints"),
-            "seed": recipe.seed,
-            "learning_rate": recipe.learning_rate,
-            "lr_scheduler_type": recipe.lr_scheduler_type,
-            "warmup_ratio": recipe.warmup_ratio,
-            "weight_decay": recipe.weight_decay,
-            "per_device_train_batch_size": per_rank,
-            "gradient_accumulation_steps": accumulation,
-            "per_device_eval_batch_size": recipe.eval_batch_size,
-            "logging_steps": recipe.log_every_steps,
-            "save_strategy": "steps" if saves_by_itself else "no",
-            **({"save_steps": recipe.checkpoint_every_steps} if saves_by_itself else {}),
-            "remove_unused_columns": False,
-            "disable_tqdm": True,
-            "report_to": [],
-            # The Trainer would log the mean of the other steps instead of a loss that is no number.
-            **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
-        }
 
     def _options(self) -> Options:
         rank, task, resume, seed = self.rank, self.task, self.resume, self.recipe.seed
@@ -278,26 +246,39 @@ class _Attempt:
             reseed=reseed,
         )
 
-    def _later_callbacks(self, trainer: Any) -> list[Any]:
-        """Return those that come after all others, in their order."""
+    def _callbacks(self) -> list[Any]:
+        """Return what accompanies the training; they need its Trainer no earlier than that calls them."""
         recipe = self.recipe
-        callbacks: list[Any] = []
+        further: list[Any] = [StopOnNan()] if recipe.stop_on_nan else []
         if recipe.evaluate_every_steps:
-            evaluate = functools.partial(self.task.evaluate, trainer)
             batch = recipe.global_batch_size
             epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
             due = stretches(recipe.evaluate_every_steps, batch=batch, epoch=epoch)
-            callbacks.append(Evaluations(self.rank, due, evaluate, self.metrics, self.shutdown, best=self.best))
-        if recipe.checkpoint_every_steps == "auto":
-            callbacks.append(
-                ChosenSaves(
+            further.append(
+                Evaluations(
                     self.rank,
-                    mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
-                    warmup_steps=self.accelerator.warmup_steps,
-                    complete_seconds=lambda: self.uploads.seconds,
+                    due,
+                    lambda: self.task.evaluate(self._trainer),
+                    self.metrics,
+                    self.shutdown,
+                    best=self.best,
                 )
             )
-        return callbacks
+        return callbacks_in_order(
+            heartbeats=self.heartbeats,
+            metrics=self.metrics,
+            uploads=self.uploads,
+            observers=self.task.observers(self.uploads),
+            shutdown=self.shutdown,
+            further=further,
+            saves=asking_for_saves(
+                "auto" if recipe.checkpoint_every_steps == "auto" else None,  # the Trainer saves every so many itself
+                self.rank,
+                mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
+                warmup_steps=self.accelerator.warmup_steps,
+                complete_seconds=lambda: self.uploads.seconds,
+            ),
+        )
 
     def leave_model(self, trainer: Any) -> None:
         """Leave the model on S3 once its training is over, after its last checkpoint: before what may yet fail."""
