@@ -41,7 +41,7 @@ CONFIG: Mapping[str, Any] = {
 CURVE_HEIGHT = 240
 """That of a whole chart, with axes and legend, in pixels: a page keeps the place free, so that nothing moves."""
 
-_ROW_HEIGHT = 32
+ROW_HEIGHT = 32
 _HEATMAP_CELL = 28
 
 _RULES = {
@@ -257,7 +257,7 @@ def timeline(found: Sequence[Phase], axis: TimeAxis, *, description: str) -> dic
     return {
         "description": description,
         "width": "container",
-        "height": _ROW_HEIGHT * len(attempts) + 80,
+        "height": ROW_HEIGHT * len(attempts) + 80,
         "autosize": {"type": "fit", "contains": "padding"},
         "data": {
             "values": [
