@@ -82,18 +82,16 @@ def month_of(text: str, *, now: datetime) -> Month:
 
 
 def spans(month: Month, receipts: Sequence[Receipt], *, now: datetime) -> list[tuple[str, Month]]:
-    """Return the days of a month up to now, by their dates; of all time its months, from the first attempt on."""
+    """Return the days of a month, by their dates; of all time the months from the first attempt to now."""
+    if month.begin > datetime.min.replace(tzinfo=timezone.utc):
+        starts = [month.begin + timedelta(days=number) for number in range((month.end - month.begin).days + 1)]
+        return [(f"{start:%m-%d}", Month(begin=start, end=end)) for start, end in itertools.pairwise(starts)]
     found = [phase for receipt in receipts for phase in phases(receipt.attempts)]
     if not found:
         return []
-    until = min(month.end, max(now, *(phase.ended_at for phase in found)))
-    if month.begin > datetime.min.replace(tzinfo=timezone.utc):
-        count = -(-(until - month.begin) // timedelta(days=1))
-        starts = [month.begin + timedelta(days=number) for number in range(count + 1)]
-        return [(f"{start:%m-%d}", Month(begin=start, end=end)) for start, end in itertools.pairwise(starts)]
     first = min(phase.started_at for phase in found).astimezone(timezone.utc)
     months = [month_of(f"{first:%Y-%m}", now=now)]
-    while months[-1].end < until:
+    while months[-1].end < now:
         months.append(month_of(f"{months[-1].end:%Y-%m}", now=now))
     return [(f"{each.begin:%Y-%m}", each) for each in months]
 

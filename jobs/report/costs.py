@@ -7,7 +7,7 @@ from typing import Any
 from jobs.contract.costs import By, Cost, Idle, total
 from jobs.contract.phases import PHASES, UNPRODUCTIVE
 from jobs.contract.words import counted, usd
-from jobs.report.charts import CURVE_HEIGHT, ROW_HEIGHT
+from jobs.report.charts import CURVE_HEIGHT, PHASE_COLORS, ROW_HEIGHT, by_phase
 from jobs.report.page import Tile
 from jobs.report.rendering import render
 
@@ -15,6 +15,9 @@ MOST_ROWS = 20
 """So many are drawn, the dearest; the others as one."""
 
 _MOST_COLORS = 6
+
+_NARROW_LABEL = "width < 500 && length(datum.label) > 18 ? '…' + slice(datum.label, -16) : datum.label"
+"""On a phone the ends of long names, by which the ids of runs are told apart."""
 
 
 def costs_page(
@@ -30,10 +33,12 @@ def costs_page(
 ) -> str:
     """Return the page. `spans`: the rows of each day or month, by its name, in their order."""
     everything = total(found)
+    names = [row.name for row in found]
+    shown = names if len(names) <= _MOST_COLORS else [*names[: _MOST_COLORS - 1], "others"]
     drawn: dict[str, Any] = {}
     if found:
         drawn["shares"] = _shares(_at_most(found, MOST_ROWS))
-        drawn["spans"] = _spans([row.name for row in found], spans)
+        drawn["spans"] = _spans(shown, spans)
     return render(
         "costs.html",
         charts=drawn,
@@ -43,6 +48,8 @@ def costs_page(
         tiles=_tiles(everything, idle),
         idle=idle,
         heights={name: chart["height"] for name, chart in drawn.items()},
+        phase_colors=PHASE_COLORS,
+        span_colors=[(name, f"var(--line-{number})") for number, name in enumerate(shown, start=1)],
         shares_note=_shares_text(everything),
         spans_note=_spans_text(spans),
         headings=(by.capitalize(), "Runs", "Hours", "USD", "On-Demand", "Saved", *map(str.capitalize, UNPRODUCTIVE)),
@@ -92,12 +99,12 @@ def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
         "type": "nominal",
         "title": None,
         "sort": names,
-        "axis": {"domain": False, "ticks": False, "labelLimit": 200},
+        "axis": {"domain": False, "ticks": False, "labelLimit": 240, "labelPadding": 8, "labelExpr": _NARROW_LABEL},
     }
     return {
         "description": "What each cost, by phase",
         "width": "container",
-        "height": ROW_HEIGHT * len(rows) + 90,
+        "height": ROW_HEIGHT * len(rows) + 55,
         "autosize": {"type": "fit", "contains": "padding"},
         "encoding": {"y": up},
         "layer": [
@@ -111,14 +118,14 @@ def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
                 },
                 "mark": {"type": "bar", "height": {"band": 0.62}},
                 "encoding": {
-                    "x": {"field": "u", "type": "quantitative", "title": "USD", "axis": {"tickCount": 5}},
-                    "order": {"field": "o", "type": "quantitative"},
-                    "color": {
-                        "field": "p",
-                        "type": "nominal",
-                        "scale": {"domain": list(PHASES), "range": [f"var(--phase-{name})" for name in PHASES]},
-                        "legend": {"columns": 4},
+                    "x": {
+                        "field": "u",
+                        "type": "quantitative",
+                        "title": "USD",
+                        "axis": {"tickCount": 5, "labelOverlap": True},
                     },
+                    "order": {"field": "o", "type": "quantitative"},
+                    "color": by_phase("p"),
                     "tooltip": [
                         {"field": "n", "title": "of"},
                         {"field": "p", "title": "phase"},
@@ -141,9 +148,8 @@ def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
     }
 
 
-def _spans(names: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) -> dict[str, Any]:
+def _spans(shown: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) -> dict[str, Any]:
     """Return a bar for each day or month, of the colours of the dearest rows."""
-    shown = names if len(names) <= _MOST_COLORS else [*names[: _MOST_COLORS - 1], "others"]
     values: dict[tuple[str, str], float] = {(span, name): 0.0 for span, _ in spans for name in shown}
     for span, rows in spans:
         for row in rows:
@@ -161,10 +167,10 @@ def _spans(names: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) ->
                 "type": "ordinal",
                 "title": None,
                 "sort": [span for span, _ in spans],
-                "axis": {"labelAngle": 0, "labelOverlap": True},
+                "axis": {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 8},
             },
             "y": {"field": "u", "type": "quantitative", "title": "USD", "axis": {"tickCount": 5}},
-            "color": {"field": "n", "type": "nominal", "scale": {"domain": list(shown)}, "legend": {"columns": 3}},
+            "color": {"field": "n", "type": "nominal", "scale": {"domain": list(shown)}, "legend": None},
             "tooltip": [
                 {"field": "t", "title": "when"},
                 {"field": "n", "title": "of"},

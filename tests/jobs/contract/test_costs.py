@@ -96,11 +96,10 @@ def test_what_names_no_month_is_refused(text: str) -> None:
 def test_a_month_is_spent_day_by_day_and_all_time_month_by_month() -> None:
     receipts = [bill("vision/a-20261031-220000-0000", (day(31, month=10) + timedelta(hours=22), 4.0))]
     november = spans(month_of("2026-11", now=NOW), receipts, now=NOW)
-    assert [name for name, _ in november] == [f"11-{number:02}" for number in range(1, 24)], "up to today"
+    assert [name for name, _ in november] == [f"11-{number:02}" for number in range(1, 31)]
     by_day = {name: total(costs(receipts, by="team", month=span)).usd for name, span in november}
     assert by_day["11-01"] == pytest.approx(2 * SPOT)
     assert sum(by_day.values()) == by_day["11-01"]
-    assert len(spans(month_of("2026-10", now=NOW), receipts, now=NOW)) == 31
     ever = spans(month_of("all", now=NOW), receipts, now=NOW)
     by_month = [(name, total(costs(receipts, by="team", month=span)).usd) for name, span in ever]
     assert by_month == [("2026-10", pytest.approx(2 * SPOT)), ("2026-11", pytest.approx(2 * SPOT))]
