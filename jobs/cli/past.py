@@ -174,8 +174,15 @@ def compare(
 @past.command()
 def costs(
     ctx: typer.Context,
+    *,
     by: Annotated[Literal["team", "job", "run"], typer.Option(help="A row for each of them.")] = "team",
     month: Annotated[str, typer.Option(metavar="MONTH", help="2026-11 (in UTC), 'this', or 'all'.")] = "this",
+    idle: Annotated[
+        bool, typer.Option("--idle", help="What the stage costs while no job runs, too: its stacks are synthesised.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=user_path, help="Write a page too, with pictures.")
+    ] = None,
     output: Annotated[
         Literal["table", "csv", "json"], typer.Option("--output", "-o", help="How to print: for eyes or scripts.")
     ] = "table",
@@ -183,4 +190,6 @@ def costs(
     """Add up what runs cost, from their own receipts, what Spot saved, and what brought no step."""
     from jobs.cli import costs as command
 
-    command.show_costs(ctx.obj.aws(), ctx.obj.stage, by=by, month=month, team=ctx.obj.team, output=output)
+    command.show_costs(
+        ctx.obj.aws(), ctx.obj.stage, by=by, month=month, team=ctx.obj.team, idle=idle, html=html, output=output
+    )

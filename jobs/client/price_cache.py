@@ -23,7 +23,7 @@ def quote(key: str, ask: Callable[[], Quote | None], fresh_seconds: float) -> Qu
 
     A kept one says in its source when AWS was asked. None is not kept.
     """
-    kept = _read().get(key)
+    kept = _read().get(key) or {}
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         if 0 <= time.time() - kept["at"] < fresh_seconds:
             said = Quote(**kept["quote"])

@@ -41,7 +41,7 @@ CONFIG: Mapping[str, Any] = {
 CURVE_HEIGHT = 240
 """That of a whole chart, with axes and legend, in pixels: a page keeps the place free, so that nothing moves."""
 
-_ROW_HEIGHT = 32
+ROW_HEIGHT = 32
 _HEATMAP_CELL = 28
 
 _RULES = {
@@ -251,13 +251,23 @@ def _event_marks(axis: TimeAxis) -> list[dict[str, Any]]:
     ]
 
 
+PHASE_COLORS = [(name, f"var(--phase-{name})") for name in PHASES]
+"""For the legend, which is not the chart's: Vega's does not wrap on a phone."""
+
+
+def by_phase(field: str) -> dict[str, Any]:
+    """Return the encoding by the colours of the phases."""
+    names, colors = zip(*PHASE_COLORS, strict=True)
+    return {"field": field, "type": "nominal", "scale": {"domain": names, "range": colors}, "legend": None}
+
+
 def timeline(found: Sequence[Phase], axis: TimeAxis, *, description: str) -> dict[str, Any]:
     """Return a bar for each phase, an attempt a row."""
     attempts = list(dict.fromkeys(f"attempt {phase.attempt}" for phase in found))
     return {
         "description": description,
         "width": "container",
-        "height": _ROW_HEIGHT * len(attempts) + 80,
+        "height": ROW_HEIGHT * len(attempts) + 55,
         "autosize": {"type": "fit", "contains": "padding"},
         "data": {
             "values": [
@@ -283,11 +293,7 @@ def timeline(found: Sequence[Phase], axis: TimeAxis, *, description: str) -> dic
                 "sort": attempts,
                 "axis": {"minExtent": 70, "domain": False, "ticks": False},
             },
-            "color": {
-                "field": "p",
-                "type": "nominal",
-                "scale": {"domain": list(PHASES), "range": [f"var(--phase-{name})" for name in PHASES]},
-            },
+            "color": by_phase("p"),
             "tooltip": [
                 {"field": "a", "title": "of"},
                 {"field": "p", "title": "phase"},

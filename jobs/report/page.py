@@ -81,6 +81,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
             kind: f'<svg viewBox="0 0 22 14" aria-hidden="true">{icon}</svg>' for kind, icon in _EVENT_ICONS.items()
         },
         happened=[(axis.text(event.at), event.text) for event in happened],
+        phase_colors=charts.PHASE_COLORS,
         timeline_height=drawn["timeline"]["height"] if found else 0,
         timeline_note=_timeline_text(run),
         attempts=_attempts(run),

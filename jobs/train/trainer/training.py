@@ -68,8 +68,7 @@ class Task:
     save_beside: Callable[[Path], None]
     """Saves into the model's folder what it is loaded with: its tokenizer. Called on rank 0."""
     leave: Callable[[Path, Path], None] | None = None
-    """Leaves in a folder what else the run keeps of its result, given that of the model, too. Called on rank 0, after
-    the last evaluation."""
+    """Leaves in the first folder what else the run keeps; the second has the model. Called on rank 0, at the end."""
     schedule: Mapping[str, Any]
     """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
     settings: Mapping[str, Any] = field(default_factory=dict)

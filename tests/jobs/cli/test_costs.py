@@ -3,17 +3,21 @@
 import csv
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from jobs.aws.connection import Aws
 from jobs.cli.app import app
+from jobs.cli.costs import idle_costs
+from jobs.contract.errors import ConfigurationError
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.recorded_runs import files_of, sweep
 
 
 def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
-    embedded: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str]
+    embedded: Aws, stage: DeployedStage, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     prefix = f"{stage.teams[0]}/"
     runs = sweep()[:2]
@@ -40,8 +44,21 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         rows = list(csv.DictReader(io.StringIO(printed("csv")[0])))
         assert rows == [{key: str(value) for key, value in row.items()} for row in json.loads(printed("json")[0])]
         assert [row["run"] for row in rows] == [run.run_id for run in runs]
+        page = tmp_path / "costs.html"
+        arguments = ["costs", "--by", "run", "--month", "2026-11", "--team", stage.teams[0], "-o", "csv"]
+        app([*arguments, "--idle", "--html", str(page)], standalone_mode=False)
+        err = capsys.readouterr().err
+        assert f"the page: {page}" in err
+        [idle] = re.findall(r"the stage costs (\d+\.\d\d USD) a month while no job runs: counted from its stacks", err)
+        assert idle in page.read_text()
+        assert runs[0].run_id in page.read_text()
         app(["costs", "--by", "run", "--month", "all", "--team", "no-such-team"], standalone_mode=False)
         assert "no run of stage 'dev' took anything ever" in capsys.readouterr().err
         assert printed("json", "2020-01") == ("[]\n", printed("table", "2020-01")[1])
     finally:
         embedded.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
+
+
+def test_a_stage_whose_idle_cost_cannot_be_counted_says_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"idle cannot be counted: .*'nowhere'"):
+        idle_costs("nowhere")

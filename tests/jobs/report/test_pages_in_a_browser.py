@@ -6,33 +6,40 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from jobs.contract.costs import Idle, month_of, spans
+from jobs.contract.costs import costs as added_up
 from jobs.report.comparison import comparison_page
+from jobs.report.costs import costs_page
 from jobs.report.page import run_page
 from tests.support.jobs.pages import OpenedPage
 from tests.support.jobs.recorded_runs import sweep, three_attempts, with_samples
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
 CHARTS = {
-    "curve-loss",
-    "curve-evaluation",
-    "curve-learning_rate",
-    "curve-samples_per_second",
-    "curve-accelerator_utilization_percent",
-    "curve-accelerator_memory_percent",
-    "curve-grad_norm",
-    "timeline",
-    "confusion",
+    "report": {
+        "curve-loss",
+        "curve-evaluation",
+        "curve-learning_rate",
+        "curve-samples_per_second",
+        "curve-accelerator_utilization_percent",
+        "curve-accelerator_memory_percent",
+        "curve-grad_norm",
+        "timeline",
+        "confusion",
+    },
+    "comparison": {
+        "scatter",
+        "parallel",
+        "curve-loss",
+        "curve-eval_accuracy",
+        "curve-eval_f1",
+        "curve-eval_loss",
+        "curve-learning_rate",
+        "curve-samples_per_second",
+    },
+    "costs": {"shares", "spans"},
 }
-CHARTS_OF_SEVERAL = {
-    "scatter",
-    "parallel",
-    "curve-loss",
-    "curve-eval_accuracy",
-    "curve-eval_f1",
-    "curve-eval_loss",
-    "curve-learning_rate",
-    "curve-samples_per_second",
-}
+"""Those of each page."""
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +56,43 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("costs") / "costs.html"
+    path.write_text(page_of_costs(), encoding="utf-8")
+    return path
+
+
+def page_of_costs() -> str:
+    """Of seven runs, with what the stage costs idle."""
+    receipts = [run.receipt for run in sweep() if run.receipt]
+    month = month_of("2026-11", now=NOW)
+    parts = [(name, added_up(receipts, by="run", month=span)) for name, span in spans(month, receipts, now=NOW)]
+    found = added_up(receipts, by="run", month=month)
+    idle = Idle(usd_a_month=37.12, source="counted from its stacks")
+    texts = {"when": "2026-11", "stage": "dev", "note": "estimated from the runs' own receipts"}
+    return costs_page(found, parts, by="run", idle=idle, now=NOW, **texts)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [380, 900, 1400])
-@pytest.mark.parametrize("of", ["report", "comparison"])
+@pytest.mark.parametrize("of", CHARTS)
 def test_a_page_is_shown_whole(
     *, opened: OpenedPage, request: pytest.FixtureRequest, of: str, width: int, dark: bool
 ) -> None:
     path = request.getfixturevalue(of)
     page = opened.open(path, width=width, dark=dark)
     marks = opened.marks(page)
-    assert marks.keys() == (CHARTS if of == "report" else CHARTS_OF_SEVERAL)
+    assert marks.keys() == CHARTS[of]
     assert all(marks.values()), marks
     assert page.evaluate("document.documentElement.scrollWidth") == width, "it scrolls sideways"
     assert opened.layout_shift(page) < 0.002, "more than labels within a chart moved"
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
-    line = page.locator("#curve-loss .mark-line path").first
-    stroke = line.evaluate("mark => getComputedStyle(mark).stroke")
-    assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours are those of the scheme"
+    if of != "costs":
+        line = page.locator("#curve-loss .mark-line path").first
+        stroke = line.evaluate("mark => getComputedStyle(mark).stroke")
+        assert stroke == ("rgb(111, 177, 247)" if dark else "rgb(22, 99, 181)"), "its colours are those of the scheme"
     assert opened.complaints == []
     assert opened.requests == [path.as_uri()], "it asked for something"
 

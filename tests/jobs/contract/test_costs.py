@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from jobs.client.costs import costs, month_of, total
+from jobs.contract.costs import costs, month_of, spans, total
 from jobs.contract.errors import UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
@@ -91,3 +91,17 @@ def test_a_month_is_a_calendar_month_in_utc(text: str, begin: datetime, end: dat
 def test_what_names_no_month_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="it should look like 2026-11"):
         month_of(text, now=NOW)
+
+
+def test_a_month_is_spent_day_by_day_and_all_time_month_by_month() -> None:
+    receipts = [bill("vision/a-20261031-220000-0000", (day(31, month=10) + timedelta(hours=22), 4.0))]
+    november = spans(month_of("2026-11", now=NOW), receipts, now=NOW)
+    assert [name for name, _ in november] == [f"11-{number:02}" for number in range(1, 31)]
+    by_day = {name: total(costs(receipts, by="team", month=span)).usd for name, span in november}
+    assert by_day["11-01"] == pytest.approx(2 * SPOT)
+    assert sum(by_day.values()) == by_day["11-01"]
+    ever = spans(month_of("all", now=NOW), receipts, now=NOW)
+    assert [name for name, _ in ever] == ["2026-10", "2026-11"]
+    of_months = [total(costs(receipts, by="team", month=span)).usd for _, span in ever]
+    assert of_months == pytest.approx([2 * SPOT, 2 * SPOT])
+    assert spans(month_of("all", now=NOW), [], now=NOW) == []

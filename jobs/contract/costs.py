@@ -1,8 +1,9 @@
 """What runs cost, added up from their own receipts: by team, by kind of job, or run by run."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from jobs.contract.budget import usd_per_hour
@@ -45,6 +46,14 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Idle:
+    """What the stage costs while no job runs."""
+
+    usd_a_month: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Month:
     """A calendar month in UTC, as budgets count them; or all time."""
 
@@ -70,6 +79,21 @@ def month_of(text: str, *, now: datetime) -> Month:
     begin = begin.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = begin.replace(year=begin.year + begin.month // 12, month=begin.month % 12 + 1)
     return Month(begin=begin, end=following)
+
+
+def spans(month: Month, receipts: Sequence[Receipt], *, now: datetime) -> list[tuple[str, Month]]:
+    """Return the days of a month, by their dates; of all time the months from the first attempt to now."""
+    if month.begin > datetime.min.replace(tzinfo=timezone.utc):
+        starts = [month.begin + timedelta(days=number) for number in range((month.end - month.begin).days + 1)]
+        return [(f"{start:%m-%d}", Month(begin=start, end=end)) for start, end in itertools.pairwise(starts)]
+    found = [phase for receipt in receipts for phase in phases(receipt.attempts)]
+    if not found:
+        return []
+    first = min(phase.started_at for phase in found).astimezone(timezone.utc)
+    months = [month_of(f"{first:%Y-%m}", now=now)]
+    while months[-1].end < now:
+        months.append(month_of(f"{months[-1].end:%Y-%m}", now=now))
+    return [(f"{each.begin:%Y-%m}", each) for each in months]
 
 
 def costs(receipts: Iterable[Receipt], *, by: By, month: Month) -> list[Cost]:
