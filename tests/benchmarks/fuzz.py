@@ -1,6 +1,6 @@
 """Hostile input at every door: specs, command lines, settings, requests to the embedded AWS.
 
-python -m tests.benchmarks.fuzz                                the round of the table below, some ten minutes
+python -m tests.benchmarks.fuzz                                the round of the table below
 python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input, other draws, fewer of them
 
     specs       5,000, drawn from the JSON Schema of a spec, whole or malformed, through `submit --dry-run`; what is
@@ -14,7 +14,14 @@ python -m tests.benchmarks.fuzz specs --seed 7 --count 500     one kind of input
 
 Faults are tracebacks, what takes over five seconds of processor time or waits for thirty, twice, nonsense that is
 accepted, and commands of the input that run. Exit code 1: there was one. The same seed gives the same input on the
-same machine.
+same machine. Two cores that did much else as well took an hour, and found no fault:
+
+                tried  accepted  most processor time  longest on the clock  in all
+    specs       5,000       384                0.5 s                 4.4 s  1,091 s
+    commands    1,052        58                1.2 s                 9.5 s    639 s
+    inputs        500       115                0.4 s                 0.7 s     81 s
+    settings    3,500       550                0.3 s                 0.7 s  1,886 s, with 500 rows synthesised
+    requests   16,669         0                0.0 s                 0.8 s     69 s
 """
 
 import argparse
