@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TaskP
 from rich.progress import TextColumn as Column
 from rich.text import Text
 
+from jobs.cli import tables
 from jobs.cli.tables import stderr, stdout
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
@@ -109,7 +110,7 @@ class LiveView:
             return []
         found = outlook(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
         money = f"{'in AWS it would cost ' if self._embedded else ''}{money_text(found)}"
-        told = self._progress is not None and self._progress.note.endswith(" left")  # our own kinds say it themselves
+        told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
         money = "; ".join(filter(None, (money, "" if told else time_text(found))))
         return [text for text in (cards_text(self._receipt), money) if text]
 
@@ -138,7 +139,7 @@ class LiveView:
             print(line_json(line), file=self._log, flush=True)
         elif self._bar is not None and self._log.isatty():
             text = Text(prefix(line)) + Text.from_ansi(line.text)
-            self._console.print(text, soft_wrap=True)
+            tables.print_line(text, on=self._console)
         else:
             print(prefix(line) + line.text, file=self._log, flush=True)
 
@@ -191,7 +192,7 @@ def line_json(line: LogLine) -> str:
 
 def print_line(line: LogLine, *, as_json: bool) -> None:
     if not as_json and sys.stdout.isatty():
-        stdout().print(Text(prefix(line)) + Text.from_ansi(line.text), soft_wrap=True)
+        tables.print_line(Text(prefix(line)) + Text.from_ansi(line.text), on=stdout())
     else:
         print(line_json(line) if as_json else prefix(line) + line.text)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
@@ -41,7 +42,7 @@ def show(
         tables.print_json(found.model_dump(mode="json"))
         return
     for line in found.lines():
-        tables.stdout().print(line, style="yellow" if line.startswith("warning: ") else None, soft_wrap=True)
+        tables.print_line(Text(line, style="yellow" if line.startswith("warning: ") else ""), on=tables.stdout())
 
 
 def _resolved(connect: Callable[[], Aws], stage_name: str, location: str) -> str:

@@ -94,4 +94,4 @@ def test_an_input_that_takes_long_tells_how_far_it_is(
         s3.put_object(Bucket="data", Key=f"{tmp_path.name}/{name}", Body=b"x" * 1_000_000)
     found = inputs.bring(s3, "texts", f"s3://data/{tmp_path.name}", tmp_path)
     assert sorted(path.name for path in found.iterdir()) == ["a", "b"]
-    assert "input texts: 2.0 of 2.0 MB fetched" in caplog.messages
+    assert "input texts: 2 MB of 2 MB fetched" in caplog.messages
