@@ -20,6 +20,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     predictions.jsonl         of a classification: a held-out example a line, with `label`, `predicted`, `confidence`
     fabric.json               of a fabric-check: all that it found and measured
     data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
+    inputs.json               of a script and of an evaluation: {"fingerprints": {location: …}} of what it read
     output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
     receipt.json              one `Receipt`, over all attempts so far
 """
@@ -42,6 +43,7 @@ UTILIZATION = "utilization/"
 GANG = "gang/"
 RECEIPT = "receipt.json"
 DATA = "data.json"
+INPUTS = "inputs.json"
 FABRIC = "fabric.json"
 CLASSES = "classes.json"
 PREDICTIONS = "predictions.jsonl"
