@@ -23,7 +23,7 @@ from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.log_lines import LEFT, Progress
 from jobs.contract.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
 from jobs.contract.records import Receipt
-from jobs.contract.retries import CANCELLED_REASON
+from jobs.contract.retries import CANCELLED_REASON, EXITED_REASON
 from jobs.contract.run import is_latest
 from jobs.contract.stage import DeployedStage
 from jobs.contract.words import counted, duration, result_label, usd
@@ -77,10 +77,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ("state", job.state if now else _state(job)),
         ("points", progress_text(now.points) if now else ""),
         ("workers" if now else "nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
-        (
-            "reason",
-            job.reason if job.state != "SUCCEEDED" else "",
-        ),  # "Essential container in task exited" tells nothing
+        ("reason", job.reason if job.state != "SUCCEEDED" and job.reason != EXITED_REASON else ""),
         ("waited for" if job.ended else "waits for", waits_for),
         ("goes on", f"{job.origin}{before}"),
         ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
