@@ -105,7 +105,7 @@ def test_whether_the_embedded_aws_may_go_with_what_runs_in_it(
 ) -> None:
     with run_embedded_aws(tmp_path, environment={"TRAINYARD_STOP_TIMEOUT_SECONDS": 1}) as server:
         run_id = stage_with_a_job(server)
-        command = [TRAINYARD, "local", "down", "--state-file", server.state_file]
+        command: list[str | Path] = [TRAINYARD, "local", "down", "--state-file", server.state_file]
         for answer in REFUSALS:
             with Terminal(command, environment=clean_environment, folder=tmp_path) as terminal:
                 terminal.wait_until_shown("Stop the embedded AWS and lose that?")
