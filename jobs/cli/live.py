@@ -25,6 +25,7 @@ from jobs.contract.errors import Detached
 from jobs.contract.log_lines import Progress as ProgressLine
 from jobs.contract.outlook import cards_text, money_text, outlook, time_text
 from jobs.contract.records import Receipt
+from jobs.contract.retries import EXITED_REASON
 from jobs.contract.words import duration
 
 SAY_SECONDS = 60.0
@@ -215,5 +216,6 @@ def _state_words(job: Job) -> str:
         return f"waits for another run to end (for which: trainyard why {job.run_id})"
     if job.ended:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
-        return f"after {took}, {of}{f': {job.reason}' if job.reason and job.state == 'FAILED' else ''}"
+        tells = job.state == "FAILED" and job.reason not in ("", EXITED_REASON)
+        return f"after {took}, {of}{f': {job.reason}' if tells else ''}"
     return f"{of}{again if job.state in ('SUBMITTED', 'PENDING', 'STARTING') else ''}"
