@@ -10,6 +10,7 @@ from jobs.contract.releases import release
 
 README = Path(__file__).parent.parent / "README.md"
 JOBS_PAGES = README.parent / "jobs/docs"
+INFRA_PAGES = README.parent / "infra/docs"
 
 
 def headings(page: Path) -> set[str]:
@@ -37,7 +38,10 @@ def test_it_fits_a_newcomers_patience() -> None:
     "path",
     [
         *("README.md", "images/README.md", "infra/README.md", "infra/emulator/README.md", "jobs/README.md"),
-        *(str(page.relative_to(README.parent)) for page in sorted(JOBS_PAGES.glob("*.md"))),
+        *(
+            str(page.relative_to(README.parent))
+            for page in sorted([*JOBS_PAGES.glob("*.md"), *INFRA_PAGES.glob("*.md")])
+        ),
     ],
 )
 def test_links_lead_somewhere(path: str) -> None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TaskP
 from rich.progress import TextColumn as Column
 from rich.text import Text
 
+from jobs.cli import tables
 from jobs.cli.tables import stderr, stdout
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
@@ -24,6 +25,7 @@ from jobs.contract.errors import Detached
 from jobs.contract.log_lines import Progress as ProgressLine
 from jobs.contract.outlook import cards_text, money_text, outlook, time_text
 from jobs.contract.records import Receipt
+from jobs.contract.retries import EXITED_REASON
 from jobs.contract.words import duration
 
 SAY_SECONDS = 60.0
@@ -109,7 +111,7 @@ class LiveView:
             return []
         found = outlook(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
         money = f"{'in AWS it would cost ' if self._embedded else ''}{money_text(found)}"
-        told = self._progress is not None and self._progress.note.endswith(" left")  # our own kinds say it themselves
+        told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
         money = "; ".join(filter(None, (money, "" if told else time_text(found))))
         return [text for text in (cards_text(self._receipt), money) if text]
 
@@ -138,7 +140,7 @@ class LiveView:
             print(line_json(line), file=self._log, flush=True)
         elif self._bar is not None and self._log.isatty():
             text = Text(prefix(line)) + Text.from_ansi(line.text)
-            self._console.print(text, soft_wrap=True)
+            tables.print_line(text, on=self._console)
         else:
             print(prefix(line) + line.text, file=self._log, flush=True)
 
@@ -191,7 +193,7 @@ def line_json(line: LogLine) -> str:
 
 def print_line(line: LogLine, *, as_json: bool) -> None:
     if not as_json and sys.stdout.isatty():
-        stdout().print(Text(prefix(line)) + Text.from_ansi(line.text), soft_wrap=True)
+        tables.print_line(Text(prefix(line)) + Text.from_ansi(line.text), on=stdout())
     else:
         print(line_json(line) if as_json else prefix(line) + line.text)
 
@@ -214,5 +216,6 @@ def _state_words(job: Job) -> str:
         return f"waits for another run to end (for which: trainyard why {job.run_id})"
     if job.ended:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
-        return f"after {took}, {of}{f': {job.reason}' if job.reason and job.state == 'FAILED' else ''}"
+        tells = job.state == "FAILED" and job.reason not in ("", EXITED_REASON)
+        return f"after {took}, {of}{f': {job.reason}' if tells else ''}"
     return f"{of}{again if job.state in ('SUBMITTED', 'PENDING', 'STARTING') else ''}"

@@ -14,7 +14,7 @@ _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_RO
 
 def show(stage_name: str, *, profile: str | None, region: str | None, state_file: Path, runs_folder: Path) -> None:
     """Print some lines on the state of things, each next step as the command to type."""
-    print("trainyard trains Hugging Face models on Habana Gaudi in AWS, and the same jobs on this machine.\n")
+    print("trainyard trains Hugging Face models on Gaudi in AWS, and on this machine.\n")
     try:
         server = embedded.running(state_file)
     except TrainyardError as error:

@@ -13,9 +13,10 @@ from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.client.logs import newest_progress
 from jobs.client.sweeps import progress_text, spent_by, sweep_of
-from jobs.contract.log_lines import Progress
+from jobs.contract.log_lines import LEFT, Progress
 from jobs.contract.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
 from jobs.contract.records import Receipt
+from jobs.contract.retries import EXITED_REASON
 from jobs.contract.words import result_label, usd
 
 
@@ -62,10 +63,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ("state", job.state if now else _state(job)),
         ("points", progress_text(now.points) if now else ""),
         ("workers" if now else "nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
-        (
-            "reason",
-            job.reason if job.state != "SUCCEEDED" else "",
-        ),  # "Essential container in task exited" tells nothing
+        ("reason", job.reason if job.state != "SUCCEEDED" and job.reason != EXITED_REASON else ""),
         ("waited for" if job.ended else "waits for", waits_for),
         ("goes on", f"{job.origin}{before}"),
         ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
@@ -77,7 +75,8 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ("budget", f"{now.budget_text} used" if now and now.budget_text else ""),
         ("cost", usd(spent_by(now.points).usd) if now else ""),
         ("progress", _progress(progress)),
-        *(_standing(receipt, standing, embedded=stage.embedded) if standing and receipt else ()),
+        ("time left", progress.time_left if progress else ""),
+        *(_standing(receipt, standing, progress, embedded=stage.embedded) if standing and receipt else ()),
         ("metrics", _last(metrics)),
         ("files", str(run.location)),
         ("Batch job", job.id),
@@ -100,11 +99,11 @@ def _outlook(receipt: Receipt, progress: Progress | None) -> Outlook:
     return outlook(receipt.attempts, progress, pace, now=now)
 
 
-def _standing(receipt: Receipt, found: Outlook, *, embedded: bool) -> list[tuple[str, str]]:
+def _standing(receipt: Receipt, found: Outlook, progress: Progress | None, *, embedded: bool) -> list[tuple[str, str]]:
     """Return how busy the cards of a run that goes on are, how long it still takes, and what it costs."""
     return [
         ("cards", cards_text(receipt)),
-        ("time left", time_text(found)),
+        ("time left", "" if progress and progress.time_left else time_text(found)),
         ("in AWS it would cost" if embedded else "cost", money_text(found)),
     ]
 
@@ -113,10 +112,11 @@ def _progress(progress: Progress | None) -> str:
     if progress is None:
         return ""
     percent = 100 * progress.step // max(1, progress.total_steps)
-    return f"{progress.step} of {progress.total_steps} ({percent} %){f': {progress.note}' if progress.note else ''}"
+    note = progress.note.removesuffix(f", {progress.time_left}{LEFT}")  # it has a row of its own
+    return f"{progress.step} of {progress.total_steps} ({percent} %){f': {note}' if note else ''}"
 
 
 def _last(metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the figures of the newest line of metrics as text, called as in lists and reports."""
     figures = [(key, value) for line in metrics[-1:] for key, value in line.items() if isinstance(value, (int, float))]
-    return ", ".join(f"{result_label(key)} {value:.6g}" for key, value in figures)
+    return ", ".join(f"{result_label(key)} {value:.4g}" for key, value in figures)

@@ -46,7 +46,7 @@ from jobs.contract.locations import RUN, S3Location, run_parts
 from jobs.contract.plan import Plan, arguments_in_s3, plan
 from jobs.contract.records import Receipt
 from jobs.contract.releases import pytorch_of
-from jobs.contract.retries import is_reclaim
+from jobs.contract.retries import EXITED_REASON, is_reclaim
 from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec, SpecMistakesError
 from jobs.contract.stage import DeployedStage
@@ -135,11 +135,11 @@ def finish(
         tables.print_json(results if several else results[0])
     elif several and ended:
         show_runs([ListedRun(job=job, receipt=receipt) for job, receipt in ended], on=tables.stderr())
-    for job, _ in ended:
+    for job, receipt in ended:
         if job.run_id in sweeps:
             sweep.raise_failure(sweeps[job.run_id], job)
             continue
-        raise_failure(job, cause=cause_of_failure(aws, stage, job))
+        raise_failure(job, cause=cause_of_failure(aws, stage, job), receipt=receipt)
 
 
 def _show(plans: Sequence[Plan], *, embedded: bool) -> None:
@@ -349,10 +349,11 @@ def watch(
     return job, readable_receipt(aws, location)
 
 
-def raise_failure(job: Job, *, cause: Job | None = None) -> None:
+def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None = None) -> None:
     """Raises JobFailedError, or TimedOutError, for a job that failed; nothing for one that succeeded.
 
-    `cause`: the job whose failure kept this one from starting, where that is another.
+    `cause`: the job whose failure kept this one from starting, where that is another. `receipt`: what the job itself
+    says of its end, of which Batch knows no more than the exit code.
     """
     if job.state not in UNSUCCESSFUL:
         return
@@ -371,8 +372,10 @@ def raise_failure(job: Job, *, cause: Job | None = None) -> None:
     # What another start alone may finish; whose own fault it was should read the log.
     interrupted = job.timed_out or is_reclaim(reason, last.exit_code if last else None)
     longer = " --timeout-hours HOURS" if job.timed_out else ""
+    newest = receipt.attempts[-1] if receipt else None
+    said = newest.reason if newest and newest.job_id == job.id and reason == EXITED_REASON else None
     raise kind(
-        f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {reason}{exit_code}",
+        f"{job.run_id} failed in attempt {job.attempt} of {job.max_attempts}: {said or f'{reason}{exit_code}'}",
         next_step=f"trainyard {'resume' if interrupted else 'logs'} {job.run_id}{longer}",
     )
 

@@ -1,6 +1,7 @@
 """Runs, jobs, receipts and plans as tables and as JSON."""
 
 import dataclasses
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,17 @@ from jobs.contract.code import Pack
 from jobs.contract.display import json_text, printable
 from jobs.contract.plan import Plan
 from jobs.contract.records import Receipt
-from jobs.contract.words import counted, duration, result_rows, savings, spot_paid_text, unproductive, usd, verdict
+from jobs.contract.words import (
+    counted,
+    duration,
+    result_rows,
+    savings,
+    size,
+    spot_paid_text,
+    unproductive,
+    usd,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from jobs.client.why import Finding
@@ -67,6 +78,19 @@ def show(table: "Table | Pairs", *, on: Console) -> None:
         on.print(table, crop=False)
     for line in captured.get().splitlines():
         on.out(line.rstrip())
+
+
+def print_line(line: Text, *, on: Console) -> None:
+    """Print a line, on a terminal wrapped between words; one longer than it is wide, an address, stays whole."""
+    breaks: list[int] = []
+    used = 0
+    for word in re.finditer(r"\s*\S+\s*", line.plain if on.is_terminal else ""):
+        if used and used + cell_len(word[0].rstrip()) > on.width:
+            breaks.append(word.start())
+            used = 0
+        used += cell_len(word[0])
+    for part in line.divide(breaks):
+        on.print(part, no_wrap=True, overflow="ignore", crop=False)
 
 
 def print_json(value: Any) -> None:
@@ -159,7 +183,7 @@ def _sweep(plan: Plan) -> str:
 def code_text(pack: Pack) -> str:
     """Return which code is submitted, in some words."""
     commit = f", commit {pack.commit[:12]}{' and changes' if pack.dirty else ''}" if pack.commit else ", in no commit"
-    return f"{counted(len(pack.files), 'file')}, {pack.bytes / 1e6:.2f} MB of {pack.source}{commit}"
+    return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.source}{commit}"
 
 
 def _price(plan: Plan, *, embedded: bool) -> str:
@@ -268,7 +292,7 @@ def show_result(table: Pairs, classes: ClassReport | None, *, on: Console) -> No
     if classes is not None:
         on.print()
         for line in classes.lines():
-            on.print(Text(line), soft_wrap=True)
+            print_line(Text(line), on=on)
 
 
 def receipt_table(

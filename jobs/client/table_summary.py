@@ -11,11 +11,15 @@ from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
-from jobs.contract.data_summary import DataSummary, lengths_at_shares, summary
+from jobs.contract.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.contract.labels import NO_CLASS_NEXT, canonical, label_kind, text_fault
 from jobs.contract.locations import S3, S3Location, table_suffix
+from jobs.contract.model_files import TOKENIZER
 from jobs.contract.table_rows import TableRows
+
+_BATCH = 10_000
+"""Texts that are tokenized at once: their tokens are in memory together."""
 
 
 @dataclass
@@ -26,10 +30,28 @@ class _Part:
     labels: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Model:
+    """The model whose tokenizer counts."""
+
+    location: str
+    """Its folder, here or on S3."""
+    max_length: int
+    """The tokens at which a fine-tuning would cut."""
+
+
 def summarize(
-    aws: Callable[[], Aws], training: Sequence[str], held_out: Sequence[str], columns: Columns
+    aws: Callable[[], Aws],
+    training: Sequence[str],
+    held_out: Sequence[str],
+    columns: Columns,
+    model: Model | None = None,
 ) -> DataSummary:
-    """Read all rows of the tables, here or on S3; those that no job could use are counted and named, not counted in."""
+    """Read all rows of the tables, here or on S3; those that no job could use are counted and named, not counted in.
+
+    With a `model` it tells tokens too, and what would be cut off. Raises NotFoundError where a file is not there,
+    UsageError where it is not what it should be.
+    """
     bad = BadRows(skip=True, at_most=sys.maxsize)
     parts = [_Part(), _Part()]
     for part, locations in zip(parts, (training, held_out), strict=True):
@@ -48,9 +70,39 @@ def summarize(
         lengths_at_shares("characters", map(len, texts)),
         lengths_at_shares("words", (len(text.split()) for text in texts)),
     ]
+    if model is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            tokens = _tokens(aws, model.location, [text for part in parts for text in part.texts], Path(folder))
+        found.lengths.append(lengths_at_shares("tokens", tokens))
+        cut = [length - model.max_length for length in tokens if length > model.max_length]
+        found.cut = Cut(
+            max_length=model.max_length, texts=len(cut), of_texts=len(tokens), tokens=sum(cut), of_tokens=sum(tokens)
+        )
     found.bad_rows = dict(bad.counts)
     found.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
     return found
+
+
+def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]], folder: Path) -> list[int]:
+    """Return how many tokens each text has, or each pair of texts, special ones included."""
+    location = f"{model.rstrip('/')}/{TOKENIZER}"
+    path = _here(aws, location, folder)
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigurationError(
+            f"{location}: tokens are counted with tokenizers, which is not installed",
+            next_step="pip install tokenizers",
+        ) from None
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - what its Rust code raises has no class of its own
+        raise UsageError(f"{location} is no tokenizer: {str(error).splitlines()[0]}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    inputs = [text if len(text) > 1 else text[0] for text in texts]
+    batches = (inputs[start : start + _BATCH] for start in range(0, len(inputs), _BATCH))
+    return [len(encoded.ids) for batch in batches for encoded in tokenizer.encode_batch(batch)]
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:

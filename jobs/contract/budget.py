@@ -2,7 +2,7 @@
 
 Hours are instance hours: a minute of four nodes counts four minutes, one that they waited for each other too. Dollars
 are those hours times the price of the capacity that an attempt ran on: the recorded one, or of Spot what EC2 said as
-the run was submitted, which is an estimate either way. What start-up, storage and transfer cost is left out.
+the run was submitted, which is an estimate either way. What an instance's start, storage and transfer cost is left out.
 """
 
 from collections.abc import Iterable

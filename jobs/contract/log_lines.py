@@ -10,6 +10,10 @@ MEMORY_KEY = "accelerator_memory_percent"
 """Key of the memory that is in use on them, in the same line."""
 
 
+LEFT = " left"
+"""How the note of a line of progress ends that says how long the job still takes."""
+
+
 def is_utilization(line: str) -> bool:
     """Return whether a line of a job's log is for CloudWatch's metric, not for people."""
     return line.startswith(f'{{"{UTILIZATION_KEY}"')
@@ -24,6 +28,12 @@ class Progress:
     note: str = ""
 
     _LINE = re.compile(r"\[progress\] (?P<step>\d+)/(?P<total>\d+)(?: (?P<note>.*))?")
+
+    @property
+    def time_left(self) -> str:
+        """The time that the job itself says is left, which it reckons by its last steps; empty where it says none."""
+        last = self.note.rpartition(", ")[2]
+        return last.removesuffix(LEFT) if last.endswith(LEFT) else ""
 
     def __str__(self) -> str:
         return f"[progress] {self.step}/{self.total_steps} {self.note}".rstrip()

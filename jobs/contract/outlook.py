@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from jobs.contract.budget import attempt_usd_per_hour, spent
 from jobs.contract.log_lines import Progress
 from jobs.contract.records import Attempt, Receipt
-from jobs.contract.words import duration, usd
+from jobs.contract.words import time_left, usd
 
 UNSEEN_SECONDS = 120.0
 """An attempt counts up to now where its last heartbeat is no older than that: they come every half minute."""
@@ -92,4 +92,4 @@ def money_text(found: Outlook) -> str:
 
 def time_text(found: Outlook) -> str:
     """Return the time until the last step; empty where nobody knows it."""
-    return "" if found.seconds_left is None else f"{duration(found.seconds_left)} to the last step"
+    return "" if found.seconds_left is None else f"{time_left(found.seconds_left)} to the last step"

@@ -270,18 +270,17 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
 
 
 def _check_delimiter(table: TableRows, header: list[str]) -> None:
-    """Raise UsageError where a header of one field has the columns, but for another character between them."""
+    """Raise UsageError where a header of one field is none of the columns, but several with another character."""
     expected = DELIMITERS[table_suffix(table.location)]
     if len(header) != 1 or header[0] in table.columns:
         return
-    for other in _OTHER_DELIMITERS:
-        names = [name.strip().strip('"') for name in header[0].split(other)]
-        if other != expected and all(column in names for column in table.columns):
-            rename = ", or name it .tsv" if other == "\t" else ""
-            raise UsageError(
-                f"{table.location}, line 1: its columns are parted by {other!r}, not by {expected!r} as its name says",
-                next_step=f"write it with {expected!r}{rename}",
-            )
+    other = max((character for character in _OTHER_DELIMITERS if character != expected), key=header[0].count)
+    if other in header[0]:
+        rename = ", or name it .tsv" if other == "\t" else ""
+        raise UsageError(
+            f"{table.location}, line 1: its columns are parted by {other!r}, not by {expected!r} as its name says",
+            next_step=f"save it with {expected!r} between the columns{rename}",
+        )
 
 
 def _positions(table: TableRows, header: list[str], line: int) -> list[int]:

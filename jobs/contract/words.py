@@ -73,8 +73,24 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def time_left(seconds: float) -> str:
+    """Return a time to wait, as hours and minutes, or in seconds where it is less than a minute: `1:48 h`, `48 s`."""
+    minutes = round(seconds / 60)
+    return f"{minutes // 60}:{minutes % 60:02d} h" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 def usd(amount: float) -> str:
     return f"{amount:.2f} USD" if amount >= 0.1 or amount == 0 else f"{amount:.4f} USD"
+
+
+def size(size_bytes: float) -> str:
+    """Return a size as text: `312 B`, `29.8 kB`, `4.1 MB`, `1.34 GB`."""
+    if size_bytes < 1e3:
+        return f"{size_bytes:.0f} B"
+    for unit, power in (("kB", 1e3), ("MB", 1e6)):
+        if size_bytes < 1e3 * power:
+            return f"{size_bytes / power:.3g} {unit}"
+    return f"{size_bytes / 1e9:.3g} GB"
 
 
 def counted(count: int, name: str) -> str:

@@ -25,16 +25,31 @@ def data_show(
     text_column: Annotated[str, typer.Option(help="Column of the sentence.")] = "text",
     text_pair_column: Annotated[str | None, typer.Option(help="Column of the second sentence of a pair.")] = None,
     label_column: Annotated[str, typer.Option(help="Column of the class.")] = "label",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Count tokens with its tokenizer.json; here, data://… or s3://…."),
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="With --model: what is cut beyond so many tokens.")] = 128,
     output: Output = "table",
 ) -> None:
     """Show what a table has: examples, classes, lengths, bad rows, and what looks like a mistake.
 
-    Lengths are in characters and words; in tokens a fine-tuning tells them when it starts.
+    Lengths are in characters and words, with --model in tokens too.
     """
     from jobs.cli.data import commands
 
     texts = (text_column, *([text_pair_column] if text_pair_column else []))
-    commands.show(ctx.obj.aws, ctx.obj.stage, tables, held_out or [], texts=texts, label=label_column, output=output)
+    commands.show(
+        ctx.obj.aws,
+        ctx.obj.stage,
+        tables,
+        held_out or [],
+        texts=texts,
+        label=label_column,
+        model=model,
+        max_length=max_length,
+        output=output,
+    )
 
 
 @data.command("put")

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.client import team_data
 from jobs.client.batch import read_stage
-from jobs.client.table_summary import summarize
+from jobs.client.table_summary import Model, summarize
 from jobs.contract.arguments import Columns
 from jobs.contract.errors import StoppedError, UsageError
 from jobs.contract.locations import DATA, table_location
@@ -27,6 +28,8 @@ def show(
     *,
     texts: tuple[str, ...],
     label: str,
+    model: str | None,
+    max_length: int,
     output: str,
 ) -> None:
     """Run `trainyard data show`. The stage is asked only where a table lies in its data bucket."""
@@ -36,12 +39,13 @@ def show(
         [_resolved(connect, stage_name, location) for location in training],
         [_resolved(connect, stage_name, location) for location in held_out],
         columns,
+        Model(_model_folder(connect, stage_name, model), max_length) if model else None,
     )
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
         return
     for line in found.lines():
-        tables.stdout().print(line, style="yellow" if line.startswith("warning: ") else None, soft_wrap=True)
+        tables.print_line(Text(line, style="yellow" if line.startswith("warning: ") else ""), on=tables.stdout())
 
 
 def _resolved(connect: Callable[[], Aws], stage_name: str, location: str) -> str:
@@ -54,6 +58,14 @@ def _resolved(connect: Callable[[], Aws], stage_name: str, location: str) -> str
     if not location.startswith(DATA):
         return os.path.expanduser(location)  # noqa: PTH111 - leaves what names nobody as it is
     return str(team_data.place_of(read_stage(connect(), stage_name), location))
+
+
+def _model_folder(connect: Callable[[], Aws], stage_name: str, location: str) -> str:
+    if location.startswith(DATA):
+        return str(team_data.place_of(read_stage(connect(), stage_name), location))
+    if location.startswith("hf://"):
+        raise UsageError(f"{location}: models of the hub are not looked into here", next_step="download it first")
+    return os.path.expanduser(location)  # noqa: PTH111 - leaves what names nobody as it is
 
 
 def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) -> None:

@@ -24,10 +24,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
-from jobs.contract.artifact import DONE, POINTER, ArtifactFile, Manifest, Pointer, fingerprint, location_in_team_of
+from jobs.contract.artifact import (
+    DONE,
+    POINTER,
+    ArtifactFile,
+    Manifest,
+    Pointer,
+    content_fingerprint,
+    fingerprint,
+    location_in_team_of,
+)
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved, stays_below
-from jobs.contract.run import MANIFEST
+from jobs.contract.run import INPUTS, MANIFEST
 from jobs.contract.words import counted
 from jobs.train.data.sources import hub_errors, is_on_hub
 
@@ -264,6 +273,22 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
     if not names:
         raise NotFoundError(f"{location} does not exist, or is empty", next_step="check the path")
     return {name: identity_of(str(path / name), s3=s3) for name in names}
+
+
+def record_inputs(run: S3Location, locations: Iterable[str], *, s3: "S3Client") -> None:
+    """Leave with a run what tells its inputs from any others; those of the hub are told by their revisions.
+
+    Raises NotFoundError where one is not there.
+    """
+    found = {
+        location: content_fingerprint(identity_of(location, s3=lambda: s3))
+        for location in dict.fromkeys(locations)
+        if not is_on_hub(location)
+    }
+    for location, digits in found.items():
+        log.info("read: %s (fingerprint %s)", location, digits)
+    if found:
+        object_store.write(s3, run / INPUTS, json.dumps({"fingerprints": found}, indent=2).encode() + b"\n")
 
 
 def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:

@@ -23,7 +23,7 @@ from jobs.contract.model_files import CONFIGURATION
 from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
 from jobs.train.accelerator import Accelerator, of_rank
-from jobs.train.data import labelled_text, sources
+from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.labelled_buckets import FORWARD, Pass, choose_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.data.predictions import classification_metrics, probabilities, write_report
@@ -129,6 +129,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
             folder=rank.scratch / "examples",
         )
         if rank.is_first:
+            artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)
             if prepared.why_widths is not None:
                 log.info("data: %s", prepared.why_widths)
             log.info(

@@ -366,12 +366,12 @@ def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instan
         f"{attempt.spot_usd_per_hour:g}" for attempt in attempts if attempt.spot_usd_per_hour is not None
     )
     parts = [
-        "without start-up, storage and transfer",
+        "without the instance's start, storage and transfer",
         *([f"with the prices of {' and '.join(others)}"] if others else []),
         *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 named at submission"] if quoted else []),
         *([] if on_instance else [f"with the time of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),
     ]
-    return f"an estimate, {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def _json(model: BaseModel) -> bytes:

@@ -206,10 +206,11 @@ class Shutdown:
             self.reason = reason
             self._asked_at = time.monotonic()
             limit = f", within {deadline - self._asked_at:.0f} s" if deadline < math.inf else ""
-            log.info("%s: the training saves and stops%s", reason, limit)
-            self._files.ask("stop", reason)
             if self._pids_of_script is not None and deadline < math.inf and not self._files.is_heard():
                 self.has_signalled = True
+            what = "the script gets SIGTERM, to save and stop" if self.has_signalled else "the training saves and stops"
+            log.info("%s: %s%s", reason, what, limit)
+            self._files.ask("stop", reason)
         self._deadline = min(deadline, self._deadline or deadline)
 
     def _signal_script(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import HUB, S3, S3Location, hub_parts, refuse_unresolved
-from jobs.contract.words import counted
+from jobs.contract.words import counted, size
 from jobs.train.data.sources import hub_errors
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def bring(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
         if not found.exists():
             raise NotFoundError(f"inputs.{name}: {location} does not exist", next_step="check the path")
         return found
-    log.info("input %s: %s, %.1f MB in %.1f s", name, location, _bytes(found) / 1e6, time.monotonic() - started)
+    log.info("input %s: %s, %s in %.1f s", name, location, size(_bytes(found)), time.monotonic() - started)
     return found
 
 
@@ -46,7 +46,7 @@ def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
     names = [key for key in below if key and not key.endswith("/")]
     target = folder / name
     if place.key in sizes and not location.endswith("/"):
-        log.info("input %s: %s, %.1f MB to fetch", name, location, sizes[place.key] / 1e6)
+        log.info("input %s: %s, %s to fetch", name, location, size(sizes[place.key]))
         _check_room(name, location, sizes[place.key], folder)
         path = target / PurePosixPath(place.key).name
         object_store.download(s3, place, path, arrived=_Progress(name, sizes[place.key]))
@@ -54,7 +54,7 @@ def _from_s3(s3: "S3Client", name: str, location: str, folder: Path) -> Path:
     if not names:
         raise NotFoundError(f"inputs.{name}: there is nothing at {location}", next_step=f"aws s3 ls {location}")
     total = sum(sizes[f"{place.key}/{key}"] for key in names)
-    log.info("input %s: %s, %s, %.1f MB to fetch", name, location, counted(len(names), "file"), total / 1e6)
+    log.info("input %s: %s, %s, %s to fetch", name, location, counted(len(names), "file"), size(total))
     _check_room(name, location, total, folder)
     object_store.download_all(s3, place, names, target, arrived=_Progress(name, total))
     return target
@@ -75,7 +75,7 @@ class _Progress:
             if time.monotonic() - self._told_at < PROGRESS_SECONDS:
                 return
             self._told_at = time.monotonic()
-        log.info("input %s: %.1f of %.1f MB fetched", self._name, self._bytes / 1e6, self._total_bytes / 1e6)
+        log.info("input %s: %s of %s fetched", self._name, size(self._bytes), size(self._total_bytes))
 
 
 def _check_room(name: str, location: str, size_bytes: int, folder: Path) -> None:

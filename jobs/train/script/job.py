@@ -145,6 +145,14 @@ class ScriptJob:
             streamed = name in self._arguments.streamed_inputs
             found = location if streamed else str(bring(s3, name, location, self._scratch / "inputs"))
             self._inputs[name] = found
+        if self._is_main and self._arguments.inputs:
+            from jobs.train.data.artifacts import record_inputs  # no script without inputs waits for its imports
+
+            # A streamed input may be too large to be listed.
+            read = {
+                name: at for name, at in self._arguments.inputs.items() if name not in self._arguments.streamed_inputs
+            }
+            record_inputs(self._run, read.values(), s3=s3)
         self._restore(s3)
         log.info("script: %s of code, ready in %.1f s", counted(files, "file"), time.monotonic() - started)
         return {

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
-from jobs.contract.log_lines import Progress
+from jobs.contract.log_lines import LEFT, Progress
 from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS, TENSORBOARD
+from jobs.contract.words import time_left
 from jobs.train.channel import RankStatus
 from jobs.train.stored_checkpoints import SupersededError, Throughput, check_newest
 from jobs.train.trainer.callback import Callback
@@ -130,7 +131,7 @@ class RunMetrics(Callback):
         speed = self.throughput.samples_per_second
         self._files.write(state.global_step, {"epoch": self._epoch(state), **values, "samples_per_second": speed})
         self._status()
-        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)} left"
+        note = f"loss {values['loss']:.3f}, {speed:.1f} samples/s, {self._time_left(state)}{LEFT}"
         self._show(state, note)
 
     def logged(self, step: int, values: Mapping[str, float], *, total_steps: float) -> None:
@@ -232,12 +233,6 @@ class RunMetrics(Callback):
                 changed=self._changed,
                 result=dict(result or {}),
             ).write(self._rank.scratch)
-
-
-def time_left(seconds: float) -> str:
-    """Return a duration as hours and minutes, or in seconds where it is less than one."""
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def tag(name: str) -> str:

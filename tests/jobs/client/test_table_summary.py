@@ -8,10 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from typer.testing import CliRunner
 
 from jobs.cli.app import app
-from jobs.client.table_summary import summarize
+from jobs.client.table_summary import Model, summarize
 from jobs.contract.arguments import Columns
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.errors import NotFoundError, UsageError
@@ -68,6 +72,29 @@ def test_the_command_prints_it_and_needs_no_aws(table: Path) -> None:
     assert f"  {table}, line 5: 'label' is '', which is no class" in lines
     as_json = CliRunner().invoke(app, ["data", "show", str(table), "-o", "json"])
     assert json.loads(as_json.stdout)["training"] == 3
+
+
+def test_with_a_model_it_tells_what_would_be_cut(table: Path, tmp_path: Path) -> None:
+    # GIVEN a tokenizer that takes each word for a token, and puts one more at the end
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "[SEP]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="$A [SEP]", pair="$A $B [SEP]", special_tokens=[("[SEP]", 1)])
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    command = ["data", "show", str(table), "--model", str(tmp_path), "--max-length", "3"]
+    said = CliRunner().invoke(app, command)
+    assert "tokens: half have at most 4, 90 % 4, 99 % 4, the longest 4" in said.stdout.splitlines()
+    cut = json.loads(CliRunner().invoke(app, [*command, "-o", "json"]).stdout)["cut"]
+    assert (cut["texts"], cut["of_texts"], cut["tokens"], cut["of_tokens"]) == (2, 3, 2, 10)
+    # AND of pairs the tokens of both
+    pairs = Columns(texts=("text", "label"), label="label", named_by="")
+    found = summarize(no_aws, [str(table)], [], pairs, Model(str(tmp_path), 5))
+    assert found.lengths[-1].at == [5, 5, 5, 5]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"tokenizer\.json is no tokenizer: "):
+        summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path), 3))
+    with pytest.raises(NotFoundError, match=r"none/tokenizer\.json does not exist"):
+        summarize(no_aws, [str(table)], [], COLUMNS, Model(str(tmp_path / "none"), 3))
 
 
 def test_what_cannot_be_shown_is_refused(table: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_money_at_the_end_is_what_it_has_cost_and_the_steps_that_are_left_at_the
     assert found.usd_at_end == pytest.approx(2 * ROW.spot_usd_per_hour * (1 + 1.8))
     assert found.on_demand_usd_at_end == pytest.approx(2 * ROW.on_demand_usd_per_hour * 2.8)
     assert money_text(found) == "7.86 USD so far, 22.01 USD at the end; On-Demand 26.22 and 73.41 USD"
-    assert time_text(found) == "1 h 48 min to the last step"
+    assert time_text(found) == "1:48 h to the last step"
 
 
 def test_where_nothing_is_known_of_the_end_none_is_told_and_a_silent_attempt_counts_no_further() -> None:

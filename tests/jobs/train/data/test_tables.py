@@ -225,7 +225,8 @@ def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> 
     ("name", "content", "message"),
     [
         ("t.csv", b"text;label\na, b;1\n", r"line 1: its columns are parted by ';', not by ',' as its name says"),
-        ("t.csv", b"text\tlabel\na\t1\n", "parted by '\\t', not by ',' as its name says\nNext: write it with ','"),
+        ("t.csv", b"text\tlabel\na\t1\n", "parted by '\\t', not by ',' as its name says\nNext: save it with ','"),
+        ("t.csv", b"Nr;Words\n1;a;b\n", "parted by ';', not by ',' as its name says\nNext: save it with ','"),
         ("t.tsv", b'"text","label"\n"a, b",1\n', r"parted by ',', not by '\t' as its name says"),
         (
             "t.csv",

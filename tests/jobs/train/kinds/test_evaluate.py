@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -89,6 +90,9 @@ def test_two_ranks_predict_as_one_would_and_leave_tables(
     [metrics] = pq.read_table(io.BytesIO(run.read("output/metrics.parquet"))).to_pylist()
     assert metrics == {name: result[name] for name in metrics}
     assert ClassReport.model_validate_json(run.read("classes.json")).confusion
+    read = json.loads(run.read("inputs.json"))["fingerprints"]
+    assert {location.rpartition("/")[2] for location in read} == {"three-classes", "reviews.csv"}
+    assert all(re.fullmatch("[0-9a-f]{16}", digits) for digits in read.values())
     # And they make its report
     aws = Aws()
     vars(aws)["s3"] = run.s3

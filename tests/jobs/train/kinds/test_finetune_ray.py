@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from jobs.contract.errors import UsageError
+from jobs.contract.log_lines import Progress
 from jobs.kinds.finetune_ray import FinetuneRay
 from jobs.train.accelerator import Accelerator, Name
 from jobs.train.kinds.finetune_ray import cluster
@@ -60,6 +61,14 @@ def test_it_goes_on_with_a_run_and_ends_with_the_weights_of_the_launchers_own_ra
     assert not [path for path in Path(short_folder).rglob("*") if path.is_file()]
     assert f"start: resumed from checkpoint step-{INTERRUPTED_AT}\n" in launched.output
     assert run.read(MODEL) == whole.read(MODEL)
+    # The command line draws the same bar from its log as from others': Ray only puts a worker's name before a line.
+    lines = [line for line in launched.output.splitlines() if "[progress]" in line]
+    bar = [found for line in lines if (found := Progress.parse(line)) and line.endswith(str(found))]
+    assert len(bar) == len(lines)
+    steps = [progress.step for progress in bar]
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1], {progress.total_steps for progress in bar}) == (INTERRUPTED_AT, 48, {48})
+    assert any(progress.time_left for progress in bar), "how long it still takes"
     # One curve, and nothing done twice or left out.
     assert [line["step"] for line in run.metrics()] == [line["step"] for line in whole.metrics()]
     assert [line.get("loss") for line in run.metrics()] == [line.get("loss") for line in whole.metrics()]

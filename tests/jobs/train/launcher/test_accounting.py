@@ -67,7 +67,7 @@ def test_each_attempt_has_the_price_of_the_instance_type_that_it_ran_on() -> Non
     assert found.lost_usd == pytest.approx(0.5 * gaudi.spot_usd_per_hour)
     assert found.waiting_usd == 0
     assert found.estimate_note == (
-        f"an estimate, without start-up, storage and transfer, with the prices of dl1.24xlarge as of {gaudi.price_date}"
+        f"without the instance's start, storage and transfer, with the prices of dl1.24xlarge as of {gaudi.price_date}"
     )
 
 

@@ -58,6 +58,8 @@ def test_it_has_its_packages_and_its_inputs_by_path_or_by_address(run: Run, s3: 
     assert any(line.startswith("packages: of_mine in ") for line in first.lines), first.output
     assert "did the same work" not in first.output, "they have asked for their ranks"
     assert set(run.keys("output/")) == {"output/0", "output/1"}
+    # What it has read can be told from any other data; nobody has looked into what it streams.
+    assert [*json.loads(run.read("inputs.json"))["fingerprints"]] == [f"s3://data/{tmp_path.name}/texts"]
 
     second = run.attempt(*flags, kind="script", nproc=2, attempt=2)
     assert any(line.startswith("packages: those of r.txt, made before, in ") for line in second.lines), second.output
@@ -94,4 +96,4 @@ def test_an_input_that_takes_long_tells_how_far_it_is(
         s3.put_object(Bucket="data", Key=f"{tmp_path.name}/{name}", Body=b"x" * 1_000_000)
     found = inputs.bring(s3, "texts", f"s3://data/{tmp_path.name}", tmp_path)
     assert sorted(path.name for path in found.iterdir()) == ["a", "b"]
-    assert "input texts: 2.0 of 2.0 MB fetched" in caplog.messages
+    assert "input texts: 2 MB of 2 MB fetched" in caplog.messages

@@ -18,12 +18,13 @@ from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import Progress
 from jobs.contract.run import METRICS, TENSORBOARD
+from jobs.contract.words import time_left
 from jobs.train.accelerator import Accelerator
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.stored_checkpoints import Throughput
 from jobs.train.trainer import heartbeat, metrics
-from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, tag, time_left
+from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, tag
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
