@@ -88,7 +88,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             self.is_in_train = False
             self._memory_tracker.stop_and_update_metrics(metrics)
             self.log(metrics)
-            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
             if self.neftune_noise_alpha is not None:
                 self._deactivate_neftune(self.model)
             return TrainOutput(self.state.global_step, 0.0, metrics)
