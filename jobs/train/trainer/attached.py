@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from jobs.contract.errors import TrainyardError
 from jobs.train.stored_checkpoints import Retention, Throughput
+from jobs.train.trainer import compat
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.callback import Callback, callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
@@ -210,6 +211,7 @@ class _Parts(Callback):
 
 def _become_resumable(trainer: Any, options: Options) -> None:
     own = type(trainer)
+    compat.keep_epoch(own)
     resumable = trainer_class(own)
     # What prints the class, a model's card for instance, shows the script's own.
     resumable.__name__, resumable.__qualname__, resumable.__module__ = own.__name__, own.__qualname__, own.__module__

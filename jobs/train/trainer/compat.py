@@ -5,6 +5,7 @@ images/releases.toml that it names, does the others no harm, and goes when those
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -22,6 +23,33 @@ def with_modes(optimizer: Any) -> Any:
         if not hasattr(optimizer, mode):
             setattr(optimizer, mode, lambda: None)
     return optimizer
+
+
+def keep_epoch(trainer: type[Any]) -> None:
+    """Have a Trainer that goes on within an epoch take the samples of that epoch, and not those of the first.
+
+    Release 1.23 needs it. Its accelerate (1.10.1; so do others, 1.9.0 for one) makes the data loader anew, without its
+    first batches, and the new one does not know of which epoch it is: it sets the sampler back to epoch 0, on however
+    many ranks. In accelerate 1.15.0 it knows, and in 0.33.0 it does not come to the sampler.
+    """
+    for part in trainer.__mro__:
+        loop = vars(part).get("_inner_training_loop")
+        names = loop.__globals__ if loop else {}
+        skip = names.get("skip_first_batches")
+        if skip is not None and not hasattr(skip, "keeps_epoch"):
+            names["skip_first_batches"] = _keeping_epoch(skip)
+
+
+def _keeping_epoch(skip: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(skip)
+    def skip_first_batches(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = skip(dataloader, *args, **kwargs)
+        if hasattr(rest, "iteration"):
+            rest.iteration = dataloader.iteration
+        return rest
+
+    skip_first_batches.keeps_epoch = True  # type: ignore[attr-defined]
+    return skip_first_batches
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.metadata_service import NOTICE, MetadataService
 from tests.support.train.scripts import script_flags, write_files
@@ -98,6 +100,7 @@ def assert_same(run: Run, whole: Run, model: str) -> None:
     assert run.curve() == whole.curve()
 
 
+@pytest.mark.every_release
 def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert not run.keys("output/checkpoint")
 
 
+@pytest.mark.every_release
 def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_further(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from jobs.contract.run import CHECKPOINT_TAG, KEPT_CHECKPOINT_TAG, MANIFEST
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.kinds.artifact_job import JobMetrics
 from jobs.train.rank import NodeFailedError, Rank
-from jobs.train.stored_checkpoints import Retention, SupersededError, Throughput, listing, prune
+from jobs.train.stored_checkpoints import Manifest, Retention, SupersededError, Throughput, listing, prune
 from jobs.train.trainer import checkpoint_interval
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import ChosenSaves, interval
@@ -25,7 +25,7 @@ from jobs.train.trainer.metrics import MetricsFiles, RunMetrics
 from jobs.train.trainer.resume import newest_complete
 from jobs.train.trainer.training import _upload_model
 from tests.jobs.train.trainer.test_resuming import MODEL
-from tests.support.train.faulty_s3 import FaultyS3
+from tests.support.train.faulty_s3 import Fault, FaultyS3
 from tests.support.train.launching import NewRun, Run
 
 if TYPE_CHECKING:
@@ -191,6 +191,28 @@ def test_an_attempt_that_stands_still_within_a_save_changes_nothing_of_a_newer_o
         names = {f"step-{step}/{name}" for step in steps for name in ("model.safetensors", MANIFEST)}
         assert left == dict.fromkeys(names, b"the newer one's"), f"moment {moment}"
     assert moments > 5
+
+
+@pytest.mark.parametrize("answer_is_lost", [False, True])
+def test_the_newest_attempt_makes_its_checkpoint_complete_whatever_manifest_lies_there(
+    first_rank: Callable[[int], Rank], s3: "S3Client", faulty: FaultyS3, *, answer_is_lost: bool
+) -> None:
+    rank = replace(first_rank(1), attempt=2)
+    rank.scratch.mkdir()
+    place = rank.run / "checkpoints/step-8" / MANIFEST
+    tries = itertools.count(1)
+
+    def come(method: str, path: str) -> Fault | None:
+        if method == "PUT" and MANIFEST in path and next(tries) == 1:
+            if answer_is_lost:
+                return "cut before the answer"
+            object_store.write(s3, place, b"an older one's, which has taken its time")
+        return None
+
+    faulty.breaks = come
+    save(rank, 8).finish()
+    assert Manifest.model_validate_json(object_store.read(s3, place) or b"").step == 8
+    assert next(tries) > 2
 
 
 def test_a_model_is_not_made_whole_by_an_attempt_that_a_newer_one_follows(
