@@ -8,11 +8,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.job_kind import JobKind
 from jobs.contract.queues import isolated_queue_name, isolated_team, queue_name
+
+if TYPE_CHECKING:
+    from jobs.contract.job_kind import JobKind
 
 DEFAULT_STAGE = "dev"
 
@@ -238,7 +241,7 @@ class DeployedStage:
             embedded_processes=embedded_processes,
         )
 
-    def row_of(self, kind: JobKind) -> InstanceType:
+    def row_of(self, kind: "JobKind") -> InstanceType:
         """Return the instance type that jobs of a kind run on."""
         return self.instance_type if kind.accelerated else self.cpu_instance_type
 

@@ -97,7 +97,9 @@ class _Tokenization:
         self._metrics = JobMetrics(rank, s3, done_steps=len(filled) - len(self._missing))
         self._files = len(filled)
         if len(self._missing) < len(filled):
-            log.info("start: %s of %s there already", len(filled) - len(self._missing), counted(len(filled), "file"))
+            log.info(
+                "start: %s of %s are there already", len(filled) - len(self._missing), counted(len(filled), "file")
+            )
 
     def make(self) -> None:
         """Make all files that are missing, and the index over all."""

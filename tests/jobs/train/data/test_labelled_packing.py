@@ -151,7 +151,7 @@ def test_a_model_of_another_type_is_refused_before_anything_is_tokenized(
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported from C++
 
     model = _with(tiny_bert, tmp_path / "model", model_type="deberta-v2")
-    arguments = {"model": str(model), "train_data": "none.jsonl", "packing": True}
+    arguments = {"model": str(model), "train_data": "none.jsonl", "packing": True, "max_length": 32}
     rank = Rank(
         rank=0,
         local_rank=0,

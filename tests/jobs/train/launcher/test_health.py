@@ -55,7 +55,7 @@ def test_a_node_below_the_floor_ends_with_75_is_named_and_told_to_its_host(run: 
     # THEN the attempt is to be made again, elsewhere: node, instance, rank, what it reached and what it had to
     reason = launched.lines[-1].removeprefix("interrupted: ").rstrip()
     assert reason.startswith("node 0 (i-0abc) is bad: rank 0 multiplies at ")
-    assert "TFLOP/s, less than 1e+06; a next attempt" in reason
+    assert "TFLOP/s, less than 1e+06; if it is started again" in reason
     assert run.recorded_attempt(1).reason == reason
     assert run.receipt().state == "interrupted"
     # The ranks never started, and the host finds the word

@@ -163,7 +163,7 @@ def test_what_one_node_cannot_have_now_is_no_word_of_all_of_them() -> None:
     failed = Failure(75, 1, "checkpoint step-8 did not arrive as it is, twice", True)
     end = outcome({2: failed}, node=1, last_lines=lambda _: (), lacked_memory=False)
     assert (end.code, end.cause) == (75, "ended")
-    assert (end.reason or "").startswith(f"rank 2 of node 1: {failed.message}; a next attempt")
+    assert (end.reason or "").startswith(f"rank 2 of node 1: {failed.message}; if it is started again")
     saved = Failure(75, 1, "SIGTERM; saved step 8", False)
     end = outcome({2: saved}, node=1, last_lines=lambda _: (), lacked_memory=False)
     assert end == End(code=75, reason=saved.message, cause="done")
