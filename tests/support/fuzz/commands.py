@@ -30,6 +30,9 @@ _REFUSED = {
 }
 """What every call of a command gets that would start something, spend something or take minutes."""
 
+_SYNTHESISES = "--idle"
+"""The option of `costs` that counts a stage's cost from its templates: it takes ten seconds to make them, each time."""
+
 Command = tuple[str, ...]
 
 
@@ -101,7 +104,7 @@ def _lines(draw: DrawFn, name: str, parameters: list[Any], canary: Path, folder:
     for parameter in parameters:
         if parameter.param_type_name == "argument":
             words += draw(st.lists(texts, min_size=1, max_size=1 if parameter.nargs == 1 else 3))
-        elif draw(st.integers(0, 3)) == 0:
+        elif draw(st.integers(0, 3)) == 0 and _SYNTHESISES not in parameter.opts:
             option = draw(st.sampled_from(parameter.opts))
             words += [option] if parameter.is_flag else [option, draw(texts)]
     for _ in range(draw(st.sampled_from((0, 0, 0, 1, 2)))):
