@@ -19,7 +19,9 @@ import pytest
 from jobs.contract.locations import S3Location
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import METRICS
+from tests.support.train import warm_launcher
 from tests.support.train.listeners import is_loopback, listeners
+from tests.support.train.warm_launcher import WarmLauncher
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 120
 """For anything that is waited for; a healthy run takes a tenth."""
 
-_SCAN_EVERY_SECONDS = 0.2
+_SCAN_EVERY_SECONDS = 0.5
 
 MEASURED = (
     "time",
@@ -43,7 +45,7 @@ MEASURED = (
 class Launched:
     """A launcher that runs, and what it has printed."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | WarmLauncher
     keeps_to_itself: bool
     lines: list[str] = field(default_factory=list)
     open_to_the_network: set[str] = field(default_factory=set)
@@ -163,14 +165,18 @@ class Run:
             "TMPDIR": str(self.scratch),
             **env,
         }
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=Path(__file__).parents[3],
-        )
+        process: subprocess.Popen[str] | WarmLauncher
+        if warm_launcher.can_fork(command, environment):
+            process = warm_launcher.start(command, environment)
+        else:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=Path(__file__).parents[3],
+            )
         several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
         starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
         return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)

@@ -1,0 +1,220 @@
+"""Launchers that are forked from one process, which has imported what a launcher and its ranks on a CPU import.
+
+The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
+Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
+each. Whatever a launch brings along that is read during an import makes it a fresh process instead, and so do other
+programs, packages and interpreters; jobs of the embedded AWS are always fresh.
+
+    python -m tests.support.train.warm_launcher SOCKET_FD
+"""
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from jobs.train.accelerator import CPU
+from jobs.train.launcher import fork_server
+
+_REPOSITORY = Path(__file__).parents[3]
+_LAUNCHER = "jobs.train.launch"
+_IMPORTED = (
+    _LAUNCHER,
+    "torch.distributed.launcher.api",
+    "jobs.train.trainer.training",
+    "jobs.train.models.masked_bert",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert_fast",
+)
+_READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
+"""Beginnings of the names of variables."""
+_KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
+"""What a container of the tests has of this machine's environment (launching.py)."""
+_IMPORT_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "USE_TF": "0",
+    "USE_FLAX": "0",
+    "HF_DATASETS_TRUST_REMOTE_CODE": "0",
+    "HF_HUB_OFFLINE": "1",
+}
+_ENVIRONMENT_ROOM = "TRAINYARD_TESTS_ROOM"
+"""Variable as long as an environment may get: /proc/PID/environ of a forked launcher is to be its own, and that is
+where the environment lies that the process was started with."""
+_ROOM_BYTES = 16_384
+_ENVIRONMENT_START = 47
+"""Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
+
+
+class WarmLauncher:
+    """A launcher that runs, with what the tests use of a `Popen`."""
+
+    def __init__(self, pid: int, stdout: IO[str], ended: socket.socket) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._ended = ended
+        self._reading = threading.Lock()
+        weakref.finalize(self, ended.close)  # of one that nobody waited for
+
+    def poll(self) -> int | None:
+        """Return the exit code, below 0 for the signal that ended it; None: it still runs."""
+        return self._code(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, once it has ended. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        code = self._code(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"launcher {self.pid}", timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _code(self, timeout: float | None) -> int | None:
+        with self._reading:
+            if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+                self.returncode = json.loads(self._ended.recv(64))
+                self._ended.close()
+        return self.returncode
+
+
+def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether a launch needs nothing but what the warm process has."""
+    imported_with = _environment()
+    return list(command[:3]) == [sys.executable, "-m", _LAUNCHER] and all(
+        value == imported_with.get(name) for name, value in environment.items() if name.startswith(_READ_DURING_IMPORTS)
+    )
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> WarmLauncher:
+    """Start `python -m jobs.train.launch …` with just this environment."""
+    requests = _server()
+    read, write = os.pipe()
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        request = json.dumps([list(command[3:]), dict(environment)]).encode()
+        socket.send_fds(requests, [request], [write, there.fileno()])
+        os.close(write)
+        pid = json.loads(here.recv(64))
+    return WarmLauncher(pid, os.fdopen(read, encoding="utf-8"), here)
+
+
+def _environment() -> dict[str, str]:
+    return {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_IMPORT_ENVIRONMENT}
+
+
+@functools.cache
+def _server() -> socket.socket:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (here, there):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    process = subprocess.Popen(
+        # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
+        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), " " * 4096],
+        env={**_environment(), _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES},
+        cwd=_REPOSITORY,
+        pass_fds=(there.fileno(),),
+    )
+    there.close()
+
+    def end() -> None:
+        here.close()
+        process.wait()
+
+    atexit.register(end)
+    return here
+
+
+def _serve(requests: socket.socket) -> NoReturn:
+    CPU.trainer_class()  # first: it keeps out what a rank would not load either
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert threading.active_count() == 1  # a fork takes no other thread along
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of the tests, which end this by closing the socket
+    ended: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([requests, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            while ended and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                with ended.pop(found[0]) as place:
+                    place.send(json.dumps(os.waitstatus_to_exitcode(found[1])).encode())
+        if requests in ready:
+            request, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 2)
+            if not request:
+                os._exit(0)
+            argv, environment = json.loads(request)
+            output, place = descriptors[0], socket.socket(fileno=descriptors[1])
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    requests.close()
+                    place.close()
+                    for other in ended.values():
+                        other.close()
+                    os.close(woken)
+                    _launch(argv, environment, output)
+                finally:
+                    os._exit(1)
+            os.close(output)
+            place.send(json.dumps(pid).encode())
+            ended[pid] = place
+
+
+def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
+    """Be what `python -m jobs.train.launch` is, in a process of its own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # read from TMPDIR when it is asked for next
+    _show_environment(environment)
+    fork_server._name_process(" ".join(["python", "-m", _LAUNCHER, *argv]))
+    fork_server._run_module(_LAUNCHER, argv)
+
+
+def _show_environment(environment: Mapping[str, str]) -> None:
+    """Write the environment where /proc/PID/environ reads it: over the one that this process was started with."""
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
+    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    assert len(text) <= end - start
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
