@@ -22,7 +22,7 @@ from jobs.contract.errors import UsageError
 from jobs.contract.model_files import CONFIGURATION
 from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
-from jobs.train.accelerator import Accelerator, of_rank
+from jobs.train.accelerator import CPU, Accelerator, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.labelled_buckets import FORWARD, Pass, choose_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
@@ -50,10 +50,15 @@ def check(arguments: Evaluate, world_size: int) -> None:
     arguments.check(world_size)
 
 
+def preload(arguments: Evaluate) -> None:
+    """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
+    _stay_offline(arguments)  # it is read at the import
+    CPU.trainer_class()
+
+
 def evaluate(rank: Rank, arguments: Evaluate) -> None:
     """Predict, measure, and leave both under the run."""
-    if not any(map(sources.is_on_hub, (arguments.model, *arguments.tables()))):
-        os.environ["HF_HUB_OFFLINE"] = "1"  # or transformers asks the hub about local folders
+    _stay_offline(arguments)
     accelerator = of_rank(os.environ)
     s3 = object_store.connect() if rank.is_first_on_node else None
     if not rank.is_first_on_node:
@@ -73,6 +78,12 @@ def evaluate(rank: Rank, arguments: Evaluate) -> None:
         metrics.result(1, {**result, "eval_samples": len(examples), **speed})
     # Nobody leaves before rank 0 has everything on S3: the launcher would take the node for done.
     rank.once("finished", lambda: True)
+
+
+def _stay_offline(arguments: Evaluate) -> None:
+    """Keep transformers from asking the hub about local folders."""
+    if not any(map(sources.is_on_hub, (arguments.model, *arguments.tables()))):
+        os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def class_names(folder: Path, location: str) -> list[str]:
