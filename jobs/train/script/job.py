@@ -32,7 +32,7 @@ from jobs.contract.script_environment import (
 from jobs.contract.words import counted
 from jobs.kinds.script import Script
 from jobs.train.channel import noted_checkpoint, read_heartbeats, uses_library
-from jobs.train.rank import ATTEMPT_VARIABLE
+from jobs.train.rank import ALONE, ATTEMPT_VARIABLE
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.script.checkpoints import ScriptCheckpoints
 from jobs.train.script.code import unpack
@@ -115,7 +115,8 @@ class ScriptJob:
         inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
         parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
         words = self._arguments.filled({**self._places, **inputs, **parameters})
-        return ["-m", "jobs.train.kinds.script", str(self._code), *words]
+        alone = [] if self._arguments.processes is None else [ALONE]
+        return ["-m", "jobs.train.kinds.script", *alone, str(self._code), *words]
 
     def prepare(self) -> dict[str, str]:
         """Bring all that the script needs to this node. Returns the variables of its ranks.
@@ -310,10 +311,13 @@ def _newest_time(*folders: Path) -> int:
 
 
 def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
-    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in."""
+    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in.
+
+    The programs of this Python's packages (torchrun, accelerate) are there too, where nobody has activated its venv.
+    """
     ours = str(Path(jobs.__path__[0]).parent)
     own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []
     found = {"PYTHONPATH": os.pathsep.join([*own, ours, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    if packages:
-        found["PATH"] = os.pathsep.join([packages["PATH"], str(Path(sys.executable).parent), os.environ["PATH"]])
+    first = [packages["PATH"]] if packages else []
+    found["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), os.environ["PATH"]])
     return found
