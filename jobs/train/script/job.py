@@ -19,6 +19,7 @@ import jobs
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINTS
 from jobs.contract.script_environment import (
     CHECKPOINTS_VARIABLE,
     MAIN_ADDRESS_VARIABLE,
@@ -40,7 +41,7 @@ from jobs.train.script.complete import trainer_step
 from jobs.train.script.descendants import adopt_orphans, descendants, end_descendants
 from jobs.train.script.inputs import bring
 from jobs.train.script.packages import Environment
-from jobs.train.stored_checkpoints import SupersededError, check_newest
+from jobs.train.stored_checkpoints import SupersededError, check_newest, complete, listing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -240,7 +241,8 @@ class ScriptJob:
             without=_is_no_output,
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
-        restored = self._saved.restore()
+        begins = not complete(listing(s3, self._run / CHECKPOINTS))
+        restored = self._saved.restore(outdated=_is_event_file if begins else lambda _: False)
         if restored:
             log.info("restored: %s of output", counted(restored, "file"))
         taken = ScriptCheckpoints(
@@ -296,6 +298,15 @@ class ScriptJob:
 def _is_no_output(name: str) -> bool:
     """Return whether what lies in the output is a checkpoint of a Trainer."""
     return trainer_step(name) is not None
+
+
+def _is_event_file(name: str) -> bool:
+    """Return whether a file is TensorBoard's.
+
+    Where there is no checkpoint, all that it shows is done again. And a Trainer writes it into its output folder before
+    anything else; the examples of transformers take no folder that has something, but no checkpoint, in it.
+    """
+    return ".tfevents." in name
 
 
 def _newest_time(*folders: Path) -> int:
