@@ -8,7 +8,12 @@ from typing import SupportsFloat
 
 def is_here() -> bool:
     """Return whether this process is a rank that the platform has started."""
-    return all(name in os.environ for name in ("TRAINYARD_RUN_URI", "TRAINYARD_SCRATCH", "RANK"))
+    return all(name in os.environ for name in ("TRAINYARD_RUN_URI", "TRAINYARD_SCRATCH")) and _rank() is not None
+
+
+def _rank() -> str | None:
+    """Return this process's rank: of whoever has started it, else of a process that the platform has started alone."""
+    return os.environ.get("RANK", os.environ.get("TRAINYARD_RANK"))
 
 
 def checkpoint() -> str | None:
@@ -44,7 +49,7 @@ def result(**values: SupportsFloat | str) -> None:
 
     A name that is given again has its newest value. Only what rank 0 says counts. Outside the platform it does nothing.
     """
-    if not is_here() or os.environ["RANK"] != "0":
+    if not is_here() or _rank() != "0":
         return
     from jobs.train.channel import tell_result
 

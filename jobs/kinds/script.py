@@ -78,7 +78,7 @@ class Script(Arguments):
     """A folder of wheels that the requirements come from, in place of a package index."""
     processes: Literal[1] | None = None
     """1: one process on each node, which starts its own ranks: accelerate launch, deepspeed, torchrun, or any program.
-    Without it the ranks are started as torchrun does, one a card."""
+    It finds none of torchrun's variables. Without it the ranks are started as torchrun does, one a card."""
     silence_timeout_seconds: float = Field(default=1800.0, ge=0)
     """A script that has printed nothing and written no file for so long has hung, where it gives no heartbeat
     (import trainyard); 0: never."""

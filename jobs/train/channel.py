@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -97,6 +97,7 @@ class RequestFiles:
     def __init__(self, scratch: Path) -> None:
         self._folder = scratch / "requests"
         self._folder.mkdir(exist_ok=True)
+        self._places = {request: self._folder / request for request in get_args(Request)}
 
     def listen(self, local_rank: int) -> None:
         self._write(f"listens-{local_rank}", str(os.getpid()))
@@ -116,11 +117,12 @@ class RequestFiles:
         self._write(request, reason)
 
     def reason(self, request: Request) -> str | None:
-        """Return the reason that the launcher gave with a request; None where it has made none."""
-        try:
-            return (self._folder / request).read_text()
-        except FileNotFoundError:
-            return None
+        """Return the reason that the launcher gave with a request; None where it has made none.
+
+        Ranks ask at every step, so what is not there costs one look.
+        """
+        place = self._places[request]
+        return place.read_text() if place.exists() else None
 
     def _write(self, name: str, content: str) -> None:
         part = self._folder / f".{name}"

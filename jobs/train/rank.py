@@ -49,6 +49,20 @@ LAUNCHER_PID_VARIABLE = "TRAINYARD_LAUNCHER_PID"
 ALLOW_CHANGES_VARIABLE = "TRAINYARD_ALLOW_CHANGES"
 """1: a checkpoint that was made with other arguments is resumed all the same."""
 
+ALONE = "--alone"
+"""Stands before what a script's process runs, where that starts its own ranks."""
+
+TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
+"""Beginnings of what a rank is told of its peers. Trainer, accelerate and torchrun take themselves for a rank by it."""
+
+_ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+_OWN_PREFIX = "TRAINYARD_"
+"""Begins the names of what `hide_place` has hidden."""
+
+_DEEPSPEEDS_NAMES = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "GROUP_RANK": "CROSS_RANK"}
+"""What DeepSpeed's launcher calls them (deepspeed/launcher/launch.py); all else has torchrun's names."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -104,13 +118,14 @@ class Rank:
     def from_environment(cls) -> "Rank":
         """Read what torchrun and the launcher have set. Raises ConfigurationError where they have not."""
         try:
+            world_size, local_world_size = int(_place("WORLD_SIZE")), int(_place("LOCAL_WORLD_SIZE"))
             return cls(
-                rank=int(os.environ["RANK"]),
-                local_rank=int(os.environ["LOCAL_RANK"]),
-                world_size=int(os.environ["WORLD_SIZE"]),
-                local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-                node=int(os.environ["GROUP_RANK"]),
-                nnodes=int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"]),
+                rank=int(_place("RANK")),
+                local_rank=int(_place("LOCAL_RANK")),
+                world_size=world_size,
+                local_world_size=local_world_size,
+                node=int(_place("GROUP_RANK")),
+                nnodes=world_size // local_world_size,
                 run=S3Location.parse(os.environ[RUN_URI_VARIABLE]),
                 scratch=Path(os.environ[SCRATCH_VARIABLE]),
                 allows_changes=os.environ.get(ALLOW_CHANGES_VARIABLE) == "1",
@@ -131,7 +146,7 @@ class Rank:
         """Return a connection of one's own: a thread that waits on one would block the others that share it."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # re-exported from C++
 
-        return PrefixStore("trainyard", connect_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        return PrefixStore("trainyard", connect_store(_place("MASTER_ADDR"), int(_place("MASTER_PORT"))))
 
     def once_per_node(self, name: str, work: Callable[[], Any]) -> Any:
         """Have one rank of each node do `work()`; all get its value (which must pass through JSON).
@@ -148,6 +163,24 @@ class Rank:
         if self.is_first:
             self.store.set(name, json.dumps(work()))
         return json.loads(self.store.get(name))
+
+
+def _place(name: str) -> str:
+    """Return a variable of torchrun's: of whoever has started this rank, else what `hide_place` has hidden."""
+    if "RANK" in os.environ:
+        return os.environ[name if name in os.environ else _DEEPSPEEDS_NAMES.get(name, name)]
+    hidden = _OWN_PREFIX + name
+    return os.environ[hidden if hidden in os.environ else name]
+
+
+def hide_place() -> None:
+    """Take what torchrun has set out of the environment, for a script that starts its own ranks, or is to have none.
+
+    The platform's library still finds this process's place, and so it does in processes that it starts.
+    """
+    for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
+        if name != _ERROR_FILE_VARIABLE:  # `tell_the_launcher` needs it, and so does torchrun where the script runs it
+            os.environ[_OWN_PREFIX + name] = os.environ.pop(name)
 
 
 def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -> None:
@@ -241,7 +274,7 @@ def fail_now(message: str) -> None:
 
 def tell_the_launcher(message: str, *, explained: bool = False) -> None:
     """Write torchrun's error file, from which the launcher takes which rank failed first, and why."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    path = os.environ.get(_ERROR_FILE_VARIABLE)
     if not path:
         print(f"error: {message}", flush=True)
     else:

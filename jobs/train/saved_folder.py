@@ -50,11 +50,16 @@ class SavedFolder:
         self._saved: dict[str, _State] = {}
         self._has_warned = False
 
-    def restore(self) -> int:
-        """Bring back what is saved. Returns the number of files. Raises TrainyardError where one cannot be read."""
-        names = list(object_store.sizes(self._s3, self._place))
+    def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
+        """Bring back what is saved. Returns the number of files. Raises TrainyardError where one cannot be read.
+
+        `outdated` returns whether a file, by its name below the folder, is not wanted again: the next save deletes it.
+        """
+        saved = list(object_store.sizes(self._s3, self._place))
+        left = [name for name in saved if outdated(name)]
+        names = [name for name in saved if not outdated(name)]
         object_store.download_all(self._s3, self._place, names, self._folder)
-        self._saved = dict(self._states())
+        self._saved = {**dict.fromkeys(left, (0, 0)), **dict(self._states())}
         return len(names)
 
     def save(self) -> bool:

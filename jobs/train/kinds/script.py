@@ -1,9 +1,11 @@
 """A rank of a script of one's own: the script, in a process that its launcher watches over.
 
     python -m jobs.train.kinds.script FOLDER train.py --epochs 3
+    python -m jobs.train.kinds.script --alone FOLDER accelerate launch train.py
 
 A Python script runs in this process, as `python train.py` would: its folder is the first place that it imports from and
-`__main__` is its own. Any other program takes this process's place.
+`__main__` is its own. Any other program takes this process's place. `--alone` is for what starts its own ranks: it
+finds nothing in its environment by which it would take itself for one.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ from types import TracebackType
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.kinds.script import Script
-from jobs.train.rank import Rank, begin, give_first_heartbeat, one_line, tell_the_launcher
+from jobs.train.rank import ALONE, Rank, begin, give_first_heartbeat, hide_place, one_line, tell_the_launcher
 
 log = logging.getLogger("trainyard")
 
@@ -35,9 +37,11 @@ def check(arguments: Script, world_size: int) -> None:
     arguments.check(world_size)
 
 
-def run_script(folder: Path, command: list[str]) -> None:
+def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None:
     """Run the command in the folder. Ends this process, unless the script comes to its end."""
     begin()
+    if alone:
+        hide_place()
     with contextlib.suppress(PermissionError):  # it leads a session already
         os.setpgid(0, 0)  # what it starts ends with it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
@@ -148,4 +152,6 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
-    run_script(Path(sys.argv[1]), sys.argv[2:])
+    is_alone = sys.argv[1] == ALONE
+    place, *words = sys.argv[1 + is_alone :]
+    run_script(Path(place), words, alone=is_alone)

@@ -19,6 +19,7 @@ import jobs
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
+from jobs.contract.run import CHECKPOINTS
 from jobs.contract.script_environment import (
     CHECKPOINTS_VARIABLE,
     MAIN_ADDRESS_VARIABLE,
@@ -32,7 +33,7 @@ from jobs.contract.script_environment import (
 from jobs.contract.words import counted
 from jobs.kinds.script import Script
 from jobs.train.channel import noted_checkpoint, read_heartbeats, uses_library
-from jobs.train.rank import ATTEMPT_VARIABLE
+from jobs.train.rank import ALONE, ATTEMPT_VARIABLE
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.script.checkpoints import ScriptCheckpoints
 from jobs.train.script.code import unpack
@@ -40,7 +41,7 @@ from jobs.train.script.complete import trainer_step
 from jobs.train.script.descendants import adopt_orphans, descendants, end_descendants
 from jobs.train.script.inputs import bring
 from jobs.train.script.packages import Environment
-from jobs.train.stored_checkpoints import SupersededError, check_newest
+from jobs.train.stored_checkpoints import SupersededError, check_newest, complete, listing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -115,7 +116,8 @@ class ScriptJob:
         inputs = {f"inputs.{name}": at for name, at in self._inputs.items()}
         parameters = {f"parameters.{name}": text for name, text in self._arguments.parameter_texts.items()}
         words = self._arguments.filled({**self._places, **inputs, **parameters})
-        return ["-m", "jobs.train.kinds.script", str(self._code), *words]
+        alone = [] if self._arguments.processes is None else [ALONE]
+        return ["-m", "jobs.train.kinds.script", *alone, str(self._code), *words]
 
     def prepare(self) -> dict[str, str]:
         """Bring all that the script needs to this node. Returns the variables of its ranks.
@@ -239,7 +241,8 @@ class ScriptJob:
             without=_is_no_output,
             check_may_write=lambda: check_newest(s3, self._run, attempt),
         )
-        restored = self._saved.restore()
+        begins = not complete(listing(s3, self._run / CHECKPOINTS))
+        restored = self._saved.restore(outdated=_is_event_file if begins else lambda _: False)
         if restored:
             log.info("restored: %s of output", counted(restored, "file"))
         taken = ScriptCheckpoints(
@@ -297,6 +300,15 @@ def _is_no_output(name: str) -> bool:
     return trainer_step(name) is not None
 
 
+def _is_event_file(name: str) -> bool:
+    """Return whether a file is TensorBoard's.
+
+    Where there is no checkpoint, all that it shows is done again. And a Trainer writes it into its output folder before
+    anything else; the examples of transformers take no folder that has something, but no checkpoint, in it.
+    """
+    return ".tfevents." in name
+
+
 def _newest_time(*folders: Path) -> int:
     times = [0]
     for folder in folders:
@@ -310,10 +322,13 @@ def _newest_time(*folders: Path) -> int:
 
 
 def _search_paths(packages: dict[str, str]) -> dict[str, Any]:
-    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in."""
+    """Return the variables by which ranks find the script's packages first, and ours whatever folder they run in.
+
+    The programs of this Python's packages (torchrun, accelerate) are there too, where nobody has activated its venv.
+    """
     ours = str(Path(jobs.__path__[0]).parent)
     own = [packages["PYTHONPATH"]] if packages.get("PYTHONPATH") else []
     found = {"PYTHONPATH": os.pathsep.join([*own, ours, *filter(None, [os.environ.get("PYTHONPATH")])])}
-    if packages:
-        found["PATH"] = os.pathsep.join([packages["PATH"], str(Path(sys.executable).parent), os.environ["PATH"]])
+    first = [packages["PATH"]] if packages else []
+    found["PATH"] = os.pathsep.join([*first, str(Path(sys.executable).parent), os.environ["PATH"]])
     return found

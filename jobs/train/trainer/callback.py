@@ -15,6 +15,9 @@ class Callback:
         def __getattr__(self, name: str) -> Callable[..., None]:
             """Return what does nothing for an event that a subclass has no method for: releases differ in them."""
             if name.startswith("on_"):
+                setattr(
+                    Callback, name, staticmethod(_nothing)
+                )  # the next one does not come here: there are many a step
                 return _nothing
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
 

@@ -22,7 +22,7 @@ from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 from typing_extensions import Self
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
-from jobs.train.rank import die_with_parent
+from jobs.train.rank import TORCHRUN_VARIABLES, die_with_parent
 
 LOOPBACK = "127.0.0.1"
 
@@ -43,9 +43,6 @@ _RUN_MODULE = (
     "import runpy, sys; del sys.path[0]; runpy.run_module(sys.argv.pop(1), run_name='__main__')",
 )
 """`python -m` without the working directory on the path: there are the user's files, who may call one `random.py`."""
-
-_TORCHRUN_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")
-"""Beginnings of what a rank is told of its peers. In a notebook, Trainer and torchrun would take it for their own."""
 
 
 def check_installed() -> None:
@@ -218,7 +215,7 @@ def _literally(text: str) -> str:
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of kernels and terminals: the rank's own, without its place among its peers."""
-    return {name: value for name, value in environment.items() if not name.startswith(_TORCHRUN_VARIABLES)}
+    return {name: value for name, value in environment.items() if not name.startswith(TORCHRUN_VARIABLES)}
 
 
 def _without_proxy() -> OpenerDirector:

@@ -48,12 +48,28 @@ NESTED = """
 import os
 import trainyard
 
+if "RANK" in os.environ:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
 run = trainyard.Run(total_steps=3)
 while run.steps_done < 3:
     run.step()
-run.log(3, loss=0.5, ranks=int(os.environ["WORLD_SIZE"]))
+run.log(3, loss=0.5, ranks=int(os.environ.get("WORLD_SIZE", "0")))
 run.save(3, words=["any", "thing"])
 """
+
+AS_DEEPSPEED = """
+import os, socket, subprocess, sys
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+node = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_SIZE": "2", "CROSS_RANK": "0"}
+ranks = [{**os.environ, **node, "RANK": number, "LOCAL_RANK": number} for number in "01"]
+sys.exit(max(child.wait() for child in [subprocess.Popen([sys.executable, *sys.argv[1:]], env=rank) for rank in ranks]))
+"""
+"""Gives two ranks the variables that DeepSpeed's launcher does, among them none for LOCAL_WORLD_SIZE and GROUP_RANK."""
 
 
 def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Client", tmp_path: Path) -> None:
@@ -141,14 +157,17 @@ def test_one_that_keeps_idle_cards_ends_for_good_with_where_it_stands(run: Run, 
 def test_programs_that_start_their_own_ranks_have_the_library_in_them(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
-    code = write_files(tmp_path / "code", {"train.py": NESTED})
-    for command in (
-        "torchrun --standalone --nproc-per-node 2 train.py",
-        "accelerate launch --multi_gpu --num_processes 2 --num_machines {nnodes} --machine_rank {node} train.py",
+    """A script that is no rank finds nothing of torchrun's, by which nanoGPT's for instance would want CUDA."""
+    code = write_files(tmp_path / "code", {"train.py": NESTED, "deepspeeds.py": AS_DEEPSPEED})
+    for command, ranks in (
+        ("torchrun --standalone --nproc-per-node 2 train.py", 2),
+        ("accelerate launch --multi_gpu --num_processes 2 --num_machines {nnodes} --machine_rank {node} train.py", 2),
+        ("deepspeeds.py train.py", 2),
+        ("accelerate launch --cpu --num_processes 1 train.py", 0),
     ):
         run = new_run()
         run.attempt(*script_flags(s3, code, command, processes=1), kind="script")
-        assert run.receipt().result["ranks"] == 2
+        assert run.receipt().result["ranks"] == ranks
         assert run.complete_checkpoints() == [3]
 
 

@@ -69,3 +69,33 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
     assert run.receipt().state == "succeeded"
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
+
+
+LEAVES_EVENTS = """
+import os, sys, time
+from pathlib import Path
+
+output = Path(os.environ["TRAINYARD_OUTPUT"])
+found = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file())
+print("found", found, flush=True)
+(output / "runs").mkdir(exist_ok=True)
+(output / "runs" / f"events.out.tfevents.{len(found)}").touch()
+if not found:
+    (output / "notes.txt").touch()
+    print("waits", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_where_no_checkpoint_was_saved_the_next_attempt_finds_no_events_of_what_it_does_again(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    """With them run_glue.py, run_mlm.py and run_clm.py would refuse the folder."""
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LEAVES_EVENTS}), "train.py")
+    first = run.start(*flags, kind="script")
+    first.wait_for_line("waits")
+    assert first.kill(signal.SIGTERM) == 75
+    assert set(run.keys("output/")) == {"output/notes.txt", "output/runs/events.out.tfevents.0"}
+    second = run.attempt(*flags, attempt=2, kind="script")
+    assert "found ['notes.txt']\n" in second.lines
+    assert set(run.keys("output/")) == {"output/notes.txt", "output/runs/events.out.tfevents.1"}
