@@ -23,7 +23,7 @@ EvaluateEverySteps = Annotated[int, Field(ge=1)] | Literal["epoch"] | None
 LengthBuckets = Annotated[int, Field(ge=1, le=32)] | Literal["auto"]
 
 HpuTrainer = Literal["optimum-habana", "transformers"]
-"""Whose Trainer an HPU has: GaudiTrainer, whose support ended on 31 October 2026, or the Trainer of every accelerator."""
+"""Whose Trainer an HPU has: GaudiTrainer, or the one that every other accelerator has too."""
 
 
 def hpu_trainer(arguments: Arguments) -> HpuTrainer:
@@ -59,9 +59,9 @@ class Recipe(Arguments):
     optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
     """One of the Trainer's optimizers; adamw is the accelerator's own kernel for it, where it has one."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """An HPU's Trainer: that of optimum-habana, in lazy mode, as it was published for Gaudi; or transformers' own, in
-    eager mode, without optimum-habana, which nobody supports since 31 October 2026. The latter was never tried on an
-    HPU. It has no effect elsewhere."""
+    """Whose Trainer an HPU has: that of optimum-habana, in lazy mode, with which Gaudi's figures were published, and
+    whose support ended on 31 October 2026; or that of transformers, in eager mode, which was never tried on an HPU. It
+    has no effect elsewhere."""
     gaudi_config: Input | None = None
     """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name
     (hf://Habana/bert-base-uncased) that has one. It is read and checked elsewhere too, where it has no effect."""

@@ -138,7 +138,7 @@ def pytorch_of(row: InstanceType, name: str | None) -> str | None:
 
 
 def check_hpu_trainer(trainer: HpuTrainer, row: InstanceType, name: str | None) -> None:
-    """Raise ConfigurationError where jobs on `row`, in a stage of the release called `name`, cannot have the Trainer."""
+    """Raise ConfigurationError where jobs on `row` cannot have this Trainer in a stage of the release called `name`."""
     chosen = releases().get(name or "")
     if trainer == "optimum-habana" or row.gaudi_generation is None or chosen is None or chosen.has_plain_trainer:
         return
@@ -146,8 +146,8 @@ def check_hpu_trainer(trainer: HpuTrainer, row: InstanceType, name: str | None) 
         other.name for other in releases().values() if other.has_plain_trainer and row.gaudi_generation in other.gaudi
     ]
     raise ConfigurationError(
-        f"arguments.hpu_trainer: the Trainer of transformers {chosen.transformers} with accelerate {chosen.accelerate}, "
-        f"those of the stage's release '{chosen.name}', knows no HPU",
+        f"arguments.hpu_trainer: the stage's release '{chosen.name}' has transformers {chosen.transformers} with "
+        f"accelerate {chosen.accelerate}, whose Trainer knows no HPU",
         next_step=f"leave it out, or have the stage moved to release {' or '.join(fitting)}",
     )
 

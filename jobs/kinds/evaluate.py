@@ -38,8 +38,7 @@ class Evaluate(Arguments):
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank takes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"
-    """Whose Trainer predicts on an HPU, as in a training: optimum-habana's, or transformers' own, which was never tried
-    on one."""
+    """Whose Trainer predicts on an HPU: optimum-habana's, or that of transformers, which was never tried on one."""
     on_bad_rows: Literal["error", "skip"] = "error"
     """A row that cannot be read, or has no text or no class, ends the job; skip: it is counted and left out."""
     max_bad_rows: int = Field(default=100, ge=0)

@@ -4,9 +4,9 @@ TRAINYARD_ACCELERATOR says which (`hpu`, `cuda`, `cpu`, `auto`). Asking for `hpu
 silent CPU run at the price of a DL1 instance would be worse. All that differs between the branches is here: the Trainer
 and its arguments, the communication backend, the environment of a rank. Nothing else imports optimum.habana.
 
-An HPU has two branches. GaudiTrainer of optimum-habana, in lazy mode, is what Gaudi's published runs were made with, and
-has had no support since 31 October 2026. The way out of it is the Trainer of transformers itself, which knows an HPU
-since 4.50 (huggingface/transformers pull request 36424, written for eager mode) with accelerate since 1.5 (its 3378).
+An HPU has two branches. Gaudi's published runs were made with GaudiTrainer of optimum-habana, in lazy mode; its support
+ended on 31 October 2026. The way out is the Trainer of transformers, which has known an HPU since 4.50, with accelerate
+1.5 (pull requests 36424 and 3378 of these), and was written for eager mode there.
 """
 
 import importlib.util

@@ -114,8 +114,8 @@ def test_what_asks_for_zero_is_taken_and_filled_in_from_the_other_arguments(desc
 def test_gaudi_trainer_trains_checkpoints_and_resumes(
     run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
 ) -> None:
-    recipe = (*recipe, *flags)
-    output = train(run, MODULE, "finetune-classification", recipe, gaudi_python, tmp_path / "first", nproc=nproc)
+    recipe = ("finetune-classification", *recipe, *flags)
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "first", nproc=nproc)
 
     assert f"batch: 16 = {batch}\n" in output
     assert "start: from the pretrained weights\n" in output
@@ -137,7 +137,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     # A second attempt, after one that was cut off in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    output = train(run, MODULE, "finetune-classification", recipe, gaudi_python, tmp_path / "second", nproc=nproc)
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "second", nproc=nproc)
 
     assert "start: resumed from checkpoint step-40\n" in output
     assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
@@ -149,7 +149,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
     run: Run, pretraining: tuple[str, ...], gaudi_python: Path, tmp_path: Path
 ) -> None:
-    output = train(run, MODULE, "pretrain-mlm", pretraining, gaudi_python, tmp_path, nproc=2)
+    output = train(run, MODULE, ("pretrain-mlm", *pretraining), gaudi_python, tmp_path, nproc=2)
 
     assert "start: from random weights\n" in output
     lines = run.metrics()
@@ -169,9 +169,9 @@ def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on_bit_by_bit
     model = save_tiny_llama(tmp_path / "llama")
     data = write_lines(tmp_path / "talks.jsonl", instructions(120))
     script = str(REPOSITORY / "jobs/specs/sft-lora/train.py")
-    command = (script, str(model), str(data), *LANGUAGE_MODEL)
+    command = ("script", script, str(model), str(data), *LANGUAGE_MODEL)
     whole, run = (replace(each, environment={**each.environment, **with_peft}) for each in (new_run(), new_run()))
-    output = train(whole, MODULE, "script", command, gaudi_python, tmp_path / "whole", nproc=1)
+    output = train(whole, MODULE, command, gaudi_python, tmp_path / "whole", nproc=1)
     assert "held-out loss: " in output
     adapter = (tmp_path / "whole/output/adapter/adapter_model.safetensors").read_bytes()
 
@@ -179,11 +179,11 @@ def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on_bit_by_bit
     first = tmp_path / "first"
     (first / "scratch").mkdir(parents=True)
     RequestFiles(first / "scratch").ask("stop", "notice")
-    train(run, MODULE, "script", command, gaudi_python, first, nproc=1)
+    train(run, MODULE, command, gaudi_python, first, nproc=1)
     [saved] = run.complete_checkpoints()
     assert not (first / "output/adapter").exists()
     # THEN the next one ends with the same adapter, and a model that answers as that does
-    output = train(run, MODULE, "script", command, gaudi_python, tmp_path / "second", nproc=1)
+    output = train(run, MODULE, command, gaudi_python, tmp_path / "second", nproc=1)
     assert f"start: resumed from checkpoint step-{saved}\n" in output
     second = tmp_path / "second/output"
     assert (second / "adapter/adapter_model.safetensors").read_bytes() == adapter

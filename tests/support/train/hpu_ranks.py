@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.train.launching import PATIENCE_SECONDS, Run
@@ -21,15 +21,17 @@ def described(python: Path, module: str, home: Path, **variables: str) -> str:
 def train(
     run: Run,
     module: str,
-    kind: str,
-    recipe: tuple[str, ...],
+    command: Sequence[str],
     python: Path,
     folder: Path,
     *,
     nproc: int,
     **variables: str,
 ) -> str:
-    """One attempt of `module`'s ranks, which is to succeed; returns what they printed. A script runs in `folder`."""
+    """One attempt of `module`'s ranks, which is to succeed; returns what they printed.
+
+    `command`: the kind of job and its arguments. A script runs in `folder`.
+    """
     for name in ("home", "scratch"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     environment = {
@@ -43,8 +45,8 @@ def train(
         **variables,
     }
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
-    where = folder if kind == "script" else REPOSITORY
-    ended = run_python(python, environment, *torchrun, module, kind, *recipe, folder=where)
+    where = folder if command[0] == "script" else REPOSITORY
+    ended = run_python(python, environment, *torchrun, module, *command, folder=where)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

@@ -1,4 +1,4 @@
-r"""The HPU branch without optimum-habana, with the real classes of transformers: test_plain_hpu_contract.py runs this file.
+r"""The HPU branch without optimum-habana, with transformers' real classes: test_plain_hpu_contract.py runs this file.
 
     python -m torch.distributed.run --nproc-per-node=2 --module \
         tests.support.train.transformers_on_hpu finetune-classification --model=… --train-data=… --eval-data=…
@@ -77,6 +77,9 @@ def stand_in_for_the_bridge() -> None:
     _module("habana_frameworks", torch=_module("habana_frameworks.torch", core=core, hpu=hpu))
     torch.hpu = hpu  # type: ignore[attr-defined]  # what an import of the bridge does
     dist.Backend.register_backend("hccl", dist.ProcessGroupGloo, devices=["cpu"])
+    gather = dist.all_gather_into_tensor
+    # accelerate hands on a tensor of any shape, as NCCL takes it; gloo takes a flat one.
+    dist.all_gather_into_tensor = lambda found, own, **options: gather(found, own.flatten(), **options)
 
 
 def _module(name: str, **content: Any) -> types.ModuleType:
