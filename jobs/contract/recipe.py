@@ -108,7 +108,7 @@ class Recipe(Arguments):
     def _of_optimum_habana(self) -> Self:
         if self.gaudi_config is not None and self.hpu_trainer != "optimum-habana":
             raise ValueError(
-                "'gaudi_config' is for optimum-habana's Trainer: leave it out, or 'hpu_trainer: transformers'"
+                "'gaudi_config' is for optimum-habana's Trainer; leave out either it or 'hpu_trainer: transformers'"
             )
         return self
 

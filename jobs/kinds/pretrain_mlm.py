@@ -80,8 +80,8 @@ class PretrainMlm(Recipe):
             raise ValueError("'metric_for_best_model' works without 'deepspeed_zero_stage' only")
         if self.deepspeed_zero_stage and self.hpu_trainer != "optimum-habana":
             raise ValueError(
-                "'deepspeed_zero_stage' is for optimum-habana's Trainer: set it to 0, or leave out 'hpu_trainer: "
-                "transformers'"
+                "'deepspeed_zero_stage' was tried with optimum-habana's Trainer only; set it to 0, or leave out "
+                "'hpu_trainer: transformers'"
             )
         return self
 
