@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from jobs.contract.errors import ConfigurationError
 from jobs.kinds.finetune_classification import FinetuneClassification
-from jobs.train.accelerator import Accelerator
+from jobs.train.accelerator import Accelerator, of_rank
 from jobs.train.kinds import finetune_classification
 from jobs.train.rank import run
 
@@ -131,11 +131,7 @@ def train() -> None:
         def training_arguments(self, *, alone: bool = False) -> dict[str, Any]:
             return {**super().training_arguments(alone=alone), **({"use_cpu": True} if alone else {})}
 
-    def of_rank(environment: Any) -> Accelerator:
-        return OnCpu(**vars(chosen(environment)))
-
-    chosen = finetune_classification.of_rank
-    finetune_classification.of_rank = of_rank  # type: ignore[attr-defined]
+    finetune_classification.of_rank = lambda found: OnCpu(**vars(of_rank(found)))  # type: ignore[attr-defined,assignment]
     run(finetune_classification.finetune, FinetuneClassification)
 
 
