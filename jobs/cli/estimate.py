@@ -22,6 +22,7 @@ from jobs.contract.arguments import Columns
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.plan import arguments_in_s3
+from jobs.contract.recipe import hpu_trainer
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 from jobs.contract.sweep import SweepSize
@@ -158,6 +159,8 @@ def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterato
     if own or spec.resources.nnodes > 1:
         return
     arguments = spec.entrypoint_arguments()
+    if row.accelerator == "hpu" and hpu_trainer(arguments) != "optimum-habana":
+        return  # what is published of HPUs was measured with optimum-habana
     ranks = spec.resources.nproc_per_node or row.processes
     for each in throughputs():
         if (each.job, each.instance_type, each.cards, each.model) != (spec.job, row.name, ranks, model_name(arguments)):

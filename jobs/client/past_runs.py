@@ -12,6 +12,7 @@ from jobs.client.throughputs import model_name
 from jobs.contract.errors import TrainyardError
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.phases import ended_at
+from jobs.contract.recipe import hpu_trainer
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
@@ -64,6 +65,7 @@ def measured(runs: Sequence[PastRun], spec: JobSpec, place: str | None) -> Itera
             or last.nnodes != spec.resources.nnodes
             or model_name(theirs) != model_name(arguments)
             or theirs.longest_sequence != arguments.longest_sequence
+            or (last.accelerator == "hpu" and hpu_trainer(theirs) != hpu_trainer(arguments))
         ):
             continue
         steps = last.last_step - last.resumed_from_step

@@ -22,6 +22,15 @@ EvaluateEverySteps = Annotated[int, Field(ge=1)] | Literal["epoch"] | None
 
 LengthBuckets = Annotated[int, Field(ge=1, le=32)] | Literal["auto"]
 
+HpuTrainer = Literal["optimum-habana", "transformers"]
+"""Whose Trainer an HPU has: GaudiTrainer, or the one that every other accelerator has too."""
+
+
+def hpu_trainer(arguments: Arguments) -> HpuTrainer:
+    """Return the Trainer that these arguments ask for on an HPU; those of a kind without the choice have the first."""
+    chosen: HpuTrainer = getattr(arguments, "hpu_trainer", "optimum-habana")
+    return chosen
+
 
 class Recipe(Arguments):
     """Base of the arguments of every kind that trains."""
@@ -49,6 +58,10 @@ class Recipe(Arguments):
     """How the learning rate goes on after its rise, by the Trainer's name of it; linear: it falls to zero."""
     optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
     """One of the Trainer's optimizers; adamw is the accelerator's own kernel for it, where it has one."""
+    hpu_trainer: HpuTrainer = "optimum-habana"
+    """Whose Trainer an HPU has: that of optimum-habana, in lazy mode, with which Gaudi's figures were published, and
+    whose support ended on 31 October 2026; or that of transformers, in eager mode, which was never tried on an HPU. It
+    has no effect elsewhere."""
     gaudi_config: Input | None = None
     """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name
     (hf://Habana/bert-base-uncased) that has one. It is read and checked elsewhere too, where it has no effect."""
@@ -90,6 +103,14 @@ class Recipe(Arguments):
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
     HF_TOKEN."""
+
+    @model_validator(mode="after")
+    def _of_optimum_habana(self) -> Self:
+        if self.gaudi_config is not None and self.hpu_trainer != "optimum-habana":
+            raise ValueError(
+                "'gaudi_config' is for optimum-habana's Trainer; leave out either it or 'hpu_trainer: transformers'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _best_of_evaluations(self) -> Self:

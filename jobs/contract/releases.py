@@ -13,6 +13,7 @@ import tomllib
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError, did_you_mean
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.contract.recipe import HpuTrainer
 
 RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
 
@@ -54,6 +55,15 @@ class Release:
     def package_version(self) -> str:
         """Return the version of Habana's Debian packages of this release, the driver among them."""
         return f"{self.name}-{self.build}"
+
+    @property
+    def has_plain_trainer(self) -> bool:
+        """Return whether the Trainer of its transformers knows an HPU by itself, without optimum-habana.
+
+        Read in the packages on PyPI: is_torch_hpu_available came with transformers 4.50.0, which asks for accelerate
+        1.5.0, the first with HCCL.
+        """
+        return _numbers(self.transformers) >= (4, 50) and _numbers(self.accelerate or "0") >= (1, 5)
 
     @property
     def build_arguments(self) -> dict[str, str]:
@@ -127,6 +137,21 @@ def pytorch_of(row: InstanceType, name: str | None) -> str | None:
     return chosen.pytorch if chosen is not None and row.gaudi_generation is not None else None
 
 
+def check_hpu_trainer(trainer: HpuTrainer, row: InstanceType, name: str | None) -> None:
+    """Raise ConfigurationError where jobs on `row` cannot have this Trainer in a stage of the release called `name`."""
+    chosen = releases().get(name or "")
+    if trainer == "optimum-habana" or row.gaudi_generation is None or chosen is None or chosen.has_plain_trainer:
+        return
+    fitting = [
+        other.name for other in releases().values() if other.has_plain_trainer and row.gaudi_generation in other.gaudi
+    ]
+    raise ConfigurationError(
+        f"arguments.hpu_trainer: the stage's release '{chosen.name}' has transformers {chosen.transformers} with "
+        f"accelerate {chosen.accelerate}, whose Trainer knows no HPU",
+        next_step=f"leave it out, or have the stage moved to release {' or '.join(fitting)}",
+    )
+
+
 def check_image(root: str, chosen: Release) -> None:
     """Raise ConfigurationError where the image runs only on instance types that the release does not fit."""
     rows = [row for row in INSTANCE_TYPES.values() if row.image == root]
@@ -134,8 +159,12 @@ def check_image(root: str, chosen: Release) -> None:
         release_for(rows[0], chosen.name)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
 def _why_history(row: Release) -> str:
-    if tuple(map(int, row.python.split("."))) < tuple(map(int, MINIMUM_PYTHON.split("."))):
+    if _numbers(row.python) < _numbers(MINIMUM_PYTHON):
         return f"its image carries Python {row.python}, and jobs/train needs {MINIMUM_PYTHON}"
     return "no packages are locked for it"
 

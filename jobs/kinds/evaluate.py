@@ -7,7 +7,7 @@ from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, Columns, Model, Tables
 from jobs.contract.job_kind import JobKind
-from jobs.contract.recipe import MAX_BATCH_SIZE, LengthBuckets
+from jobs.contract.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 
 COLUMNS_NEXT = "name the columns with text_column, text_pair_column and label_column, or set predict_only"
 
@@ -37,6 +37,8 @@ class Evaluate(Arguments):
     as many as take the least time."""
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank takes at once."""
+    hpu_trainer: HpuTrainer = "optimum-habana"
+    """Whose Trainer predicts on an HPU: optimum-habana's, or that of transformers, which was never tried on one."""
     on_bad_rows: Literal["error", "skip"] = "error"
     """A row that cannot be read, or has no text or no class, ends the job; skip: it is counted and left out."""
     max_bad_rows: int = Field(default=100, ge=0)

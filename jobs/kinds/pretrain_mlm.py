@@ -78,6 +78,11 @@ class PretrainMlm(Recipe):
             raise ValueError(f"hidden_size {self.hidden_size} does not divide over {self.heads} heads")
         if self.deepspeed_zero_stage and self.metric_for_best_model is not None:
             raise ValueError("'metric_for_best_model' works without 'deepspeed_zero_stage' only")
+        if self.deepspeed_zero_stage and self.hpu_trainer != "optimum-habana":
+            raise ValueError(
+                "'deepspeed_zero_stage' was tried with optimum-habana's Trainer only; set it to 0, or leave out "
+                "'hpu_trainer: transformers'"
+            )
         return self
 
 

@@ -3,6 +3,10 @@
 TRAINYARD_ACCELERATOR says which (`hpu`, `cuda`, `cpu`, `auto`). Asking for `hpu` where there is none is an error: a
 silent CPU run at the price of a DL1 instance would be worse. All that differs between the branches is here: the Trainer
 and its arguments, the communication backend, the environment of a rank. Nothing else imports optimum.habana.
+
+An HPU has two branches. Gaudi's published runs were made with GaudiTrainer of optimum-habana, in lazy mode; its support
+ended on 31 October 2026. The way out is the Trainer of transformers, which has known an HPU since 4.50, with accelerate
+1.5 (pull requests 36424 and 3378 of these), and was written for eager mode there.
 """
 
 import importlib.util
@@ -14,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE
+from jobs.contract.recipe import HpuTrainer
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
 Name = Literal["hpu", "cuda", "cpu"]
 
 AUTO = "auto"
+
+HPU_TRAINER_VARIABLE = "TRAINYARD_HPU_TRAINER"
+"""Tells a rank on an HPU whose Trainer to take (`hpu_trainer` of its job); there where it is an HPU."""
 
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
 """Folders and names of the Gaudi driver's cards: /dev/accel/accelN, older ones /dev/hlN (control nodes are none)."""
@@ -43,9 +51,17 @@ class Accelerator:
     devices: int
     """Number of cards in this node; 0 for a CPU, which any number of ranks shares."""
     reason: str
+    hpu_trainer: HpuTrainer = "optimum-habana"
+    """Whose Trainer an HPU has."""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.reason})"
+        plain = self.name == "hpu" and not self.has_gaudi_trainer
+        return f"{self.name} ({self.reason}){', the Trainer of transformers in eager mode' if plain else ''}"
+
+    @property
+    def has_gaudi_trainer(self) -> bool:
+        """Return whether it trains with optimum-habana's classes, in lazy mode."""
+        return self.name == "hpu" and self.hpu_trainer == "optimum-habana"
 
     @property
     def backend(self) -> str:
@@ -58,8 +74,9 @@ class Accelerator:
         chosen: dict[str, str] = {ACCELERATOR_VARIABLE: self.name}
         if self.name == "hpu":
             # The bridge's default was lazy mode through release 1.19 and is eager mode in later ones (docs.habana.ai,
-            # Runtime Environment Variables); `use_lazy_mode` below needs it said.
-            chosen["PT_HPU_LAZY_MODE"] = "1"
+            # Runtime Environment Variables); `use_lazy_mode` below needs it said, and transformers would take lazy.
+            chosen["PT_HPU_LAZY_MODE"] = "1" if self.has_gaudi_trainer else "0"
+            chosen[HPU_TRAINER_VARIABLE] = self.hpu_trainer
         return chosen
 
     @property
@@ -92,7 +109,8 @@ class Accelerator:
         if self.name == "hpu":
             from habana_frameworks.torch import core, hpu
 
-            core.mark_step()  # in lazy mode nothing runs before
+            if self.has_gaudi_trainer:
+                core.mark_step()  # in lazy mode nothing runs before
             hpu.synchronize()
         elif self.name == "cuda":
             import torch
@@ -123,7 +141,11 @@ class Accelerator:
         """Prepare a rank for its Trainer; called once, before that and its model are made.
 
         `alone`: it is the only one, and trains as a plain process: no process group, and nothing that copies gradients.
+        Raises ConfigurationError where the Trainer of transformers would not find the HPU, and train on the CPU.
         """
+        if self.name == "hpu" and not self.has_gaudi_trainer:
+            self.device(0)  # in eager mode transformers does not load the bridge itself, and asks for HPUs just once
+            _check_that_transformers_finds_an_hpu()
         if alone:
             # By these the Trainer would take itself for one of several.
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
@@ -141,16 +163,16 @@ class Accelerator:
 
     def set_seed(self, seed: int) -> None:
         """Seed all random numbers: Python's, NumPy's, PyTorch's here and on the cards."""
-        if self.name == "hpu":
+        if self.has_gaudi_trainer:
             from optimum.habana.utils import set_seed
         else:
             from transformers import set_seed
         set_seed(seed)
 
     def trainer_class(self) -> type[Any]:
-        """Return GaudiTrainer on an HPU, elsewhere the Trainer of transformers. Loading either takes seconds."""
+        """Return the class of the Trainer: GaudiTrainer or that of transformers. Loading either takes seconds."""
         _without_datasets()
-        if self.name == "hpu":
+        if self.has_gaudi_trainer:
             from optimum.habana import GaudiTrainer
 
             return cast("type[Any]", GaudiTrainer)
@@ -160,7 +182,7 @@ class Accelerator:
 
     def training_arguments_class(self) -> type[Any]:
         """Return the class of the arguments that a Trainer of `trainer_class` takes."""
-        if self.name == "hpu":
+        if self.has_gaudi_trainer:
             from optimum.habana import GaudiTrainingArguments
 
             return cast("type[Any]", GaudiTrainingArguments)
@@ -179,6 +201,16 @@ class Accelerator:
             return {**fused, "use_cpu": True, **({} if alone else {"ddp_backend": self.backend})}
         if self.name == "cuda":
             return {**fused, "bf16": _cuda_has_bf16()}
+        if not self.has_gaudi_trainer:
+            return {
+                "bf16": True,  # autocast, by the bridge's own lists
+                # PyTorch takes its fused kernel on an HPU from 2.8 on only (pytorch/pytorch pull request 148666).
+                "optim": "adamw_torch",
+                # It would need the device's name, which the Trainer cannot hand on (DataLoader's pin_memory_device).
+                "dataloader_pin_memory": False,
+                "ddp_bucket_cap_mb": 230,  # as below: it is for the same cards and the same HCCL
+                "ddp_find_unused_parameters": False,
+            }
         return {
             "use_habana": True,
             # Graphs of many operations, compiled once for each shape: the mode that BERT on Gaudi1 was published with.
@@ -250,7 +282,7 @@ class Accelerator:
         `gaudi_config` is what an HPU's configuration has, in place of the default. `fused_adam`: False where another
         optimizer than AdamW was asked for.
         """
-        if self.name != "hpu":
+        if not self.has_gaudi_trainer:
             return {}
         from optimum.habana import GaudiConfig
 
@@ -263,10 +295,13 @@ class Accelerator:
 CPU = Accelerator(name="cpu", devices=0, reason="asked for")
 
 
-def choose(asked: str, *, nproc_per_node: int, cards: int | None = None) -> Accelerator:
+def choose(
+    asked: str, *, nproc_per_node: int, cards: int | None = None, hpu_trainer: HpuTrainer = "optimum-habana"
+) -> Accelerator:
     """Choose the accelerator for `nproc_per_node` ranks of this node.
 
     `cards`: those that its instance should have, where a check of its health will find that some of them are missing.
+    `hpu_trainer`: whose Trainer an HPU shall have.
 
     Raises UsageError on an unknown name or too many ranks, ConfigurationError where the one asked for is not here.
     """
@@ -285,14 +320,15 @@ def choose(asked: str, *, nproc_per_node: int, cards: int | None = None) -> Acce
                 f"{nproc_per_node} ranks need a card each, but this node has {devices} ({asked})",
                 next_step=f"--nproc-per-node={devices}, or fewer",
             )
-        return Accelerator(name=cast("Name", asked), devices=devices, reason="asked for")
+        return Accelerator(name=cast("Name", asked), devices=devices, reason="asked for", hpu_trainer=hpu_trainer)
     if asked != AUTO:
         raise UsageError(f"accelerator '{asked}' is unknown{did_you_mean(asked, (*finders, 'cpu', AUTO))}")
     absences = []
     for name, find in finders.items():
         devices, absence = find()
         if devices >= nproc_per_node:
-            return Accelerator(name=cast("Name", name), devices=devices, reason=f"auto: {devices} found")
+            reason = f"auto: {devices} found"
+            return Accelerator(name=cast("Name", name), devices=devices, reason=reason, hpu_trainer=hpu_trainer)
         absences.append(absence if not devices else f"{devices} {name.upper()} for {nproc_per_node} ranks")
     return Accelerator(name="cpu", devices=0, reason="auto: " + ", ".join(absences))
 
@@ -307,7 +343,8 @@ def of_rank(environment: Mapping[str, str]) -> Accelerator:
     name = environment.get(ACCELERATOR_VARIABLE, "cpu")
     if name not in ("hpu", "cuda", "cpu"):
         raise UsageError(f"{ACCELERATOR_VARIABLE} is '{name}' in a rank", next_step="start it with jobs.train.launch")
-    return Accelerator(name=cast("Name", name), devices=0, reason="the launcher's choice")
+    trainer: Any = environment.get(HPU_TRAINER_VARIABLE, "optimum-habana")
+    return Accelerator(name=cast("Name", name), devices=0, reason="the launcher's choice", hpu_trainer=trainer)
 
 
 def _without_datasets() -> None:
@@ -322,6 +359,19 @@ def _without_datasets() -> None:
 
     if hasattr(data_loader, "is_datasets_available"):  # accelerate asks where there are several ranks
         data_loader.is_datasets_available = lambda: False
+
+
+def _check_that_transformers_finds_an_hpu() -> None:
+    import accelerate
+    import transformers
+
+    knows = getattr(transformers.utils, "is_torch_hpu_available", None)
+    if knows is None or not knows():
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} with accelerate {accelerate.__version__} finds no HPU here, and "
+            "would train on the CPU",
+            next_step="leave out 'hpu_trainer: transformers'; it needs transformers 4.50 and accelerate 1.5, or later",
+        )
 
 
 def _hpus() -> tuple[int, str]:

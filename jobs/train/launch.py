@@ -56,6 +56,7 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import SCRATCH
+from jobs.contract.recipe import hpu_trainer
 from jobs.contract.words import counted
 from jobs.train import accelerator as accelerators
 from jobs.train.accelerator import Accelerator
@@ -119,7 +120,10 @@ def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None, server
     """Find this node's accelerators, meet the gang if it is of one, and make the attempt. Returns the exit code."""
     with shutdown.signals_held_back():
         accelerator = accelerators.choose(
-            launch.accelerator_asked, nproc_per_node=launch.nproc_per_node, cards=_cards_checked(launch)
+            launch.accelerator_asked,
+            nproc_per_node=launch.nproc_per_node,
+            cards=_cards_checked(launch),
+            hpu_trainer=hpu_trainer(launch.arguments),
         )
     if launch.node.is_main:
         log.info("accelerator: %s", accelerator)

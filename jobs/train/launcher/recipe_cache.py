@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
+from jobs.contract.recipe import hpu_trainer
 from jobs.train.accelerator import Accelerator
 from jobs.train.launcher.request import Launch
 from jobs.train.rank import one_line
@@ -66,13 +67,14 @@ def recipe_cache(
 
 
 def fingerprint(launch: Launch) -> str:
-    """Return 64 digits that tell the software, platform, kind and model of a launch from those of all others."""
+    """Return 64 digits that tell software, platform, kind, model and Trainer of a launch from those of all others."""
     model = getattr(launch.arguments, "model", None) or getattr(launch.arguments, "code", None)
     content = {
         "packages": image_packages(),
         "instance_type": launch.instance.name,
         "kind": launch.kind.name,
         "model": str(model),
+        "hpu_trainer": hpu_trainer(launch.arguments),  # single operations in eager mode, graphs of many in lazy mode
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

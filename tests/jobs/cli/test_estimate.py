@@ -45,6 +45,15 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert found["low_usd"] == pytest.approx(found["low_seconds"] / 3600 * 3.93)
     assert f"{run_id}: 907.3 samples/s (1 x dl1.24xlarge)" in found["arithmetic"]
 
+    # With another Trainer the cards are as fast as nobody knows.
+    plain = {**SPEC, "name": "plain", "arguments": {**SPEC["arguments"], "hpu_trainer": "transformers"}}  # type: ignore[dict-item]
+    of_mrpc = yaml.safe_load((READY_SPECS / "finetune-mrpc-8hpu.yaml").read_text())
+    of_mrpc["arguments"]["hpu_trainer"] = "transformers"
+    for name, asked in {"plain.yaml": plain, "published.yaml": of_mrpc}.items():
+        spec.with_name(name).write_text(yaml.safe_dump(asked))
+        nothing = trainyard("estimate", name, environment=deployed_environment)
+        assert (nothing.returncode, nothing.stdout) == (4, ""), name
+
     sweep = {"arguments.seed": [1, 2], "arguments.epochs": [1, 3, 4], "parallel": 4}
     spec.with_name("sweep.yaml").write_text(yaml.safe_dump({**SPEC, "max_usd": 100, "sweep": sweep}))
     of_sweep = json.loads(trainyard("estimate", "sweep.yaml", "-o", "json", environment=deployed_environment).stdout)

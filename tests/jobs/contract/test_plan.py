@@ -52,6 +52,7 @@ def test_the_whole_request() -> None:
                                 "--warmup-ratio=0.1",
                                 "--lr-scheduler-type=linear",
                                 "--optimizer=adamw",
+                                "--hpu-trainer=optimum-habana",
                                 "--weight-decay=0.0",
                                 "--global-batch-size=32",
                                 "--max-batch-size-per-rank=32",

@@ -113,6 +113,13 @@ def test_a_release_without_a_row_is_refused_with_the_closest_one() -> None:
         release_for(DL1, "1.21")
 
 
+def test_the_settings_name_the_releases_that_train_on_an_hpu_without_optimum_habana() -> None:
+    names = [row.name for row in reversed(releases().values()) if row.has_plain_trainer]
+    assert names, "there is no way out"
+    page = (ROOT / "jobs/docs/hpu-settings.md").read_text()
+    assert f"The releases {' and '.join(names)} have these versions" in page
+
+
 @pytest.mark.parametrize("page", ["images/README.md"])
 def test_documents_hold_the_table_that_the_module_prints(page: str) -> None:
     printed = subprocess.run(

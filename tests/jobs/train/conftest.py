@@ -132,6 +132,12 @@ def job_python() -> Path:
     return image_environment.python_of("cpu", chosen) if chosen else Path(sys.executable)
 
 
+@pytest.fixture(scope="session")
+def gaudi_python() -> Path:
+    """Finds what the gaudi image's lock names."""
+    return image_environment.python_of("gaudi", image_environment.chosen_release())
+
+
 @pytest.fixture
 def new_run(s3: "S3Client", s3_endpoint: str, job_python: Path, tmp_path: Path) -> Iterator[NewRun]:
     runs: list[Run] = []

@@ -67,6 +67,35 @@ def test_a_card_for_each_rank_is_enough(node: Callable[..., None], asked: str, o
     assert of_rank(chosen.environment).name == "hpu"
 
 
+def test_a_rank_has_the_trainer_that_was_asked_for_in_the_mode_it_was_written_for(node: Callable[..., None]) -> None:
+    node(1)
+    for trainer, lazy in (("optimum-habana", "1"), ("transformers", "0")):
+        environment = choose("hpu", nproc_per_node=1, hpu_trainer=trainer).environment  # type: ignore[arg-type]
+        assert environment["PT_HPU_LAZY_MODE"] == lazy
+        assert of_rank(environment).hpu_trainer == trainer
+    assert choose("cpu", nproc_per_node=1, hpu_trainer="transformers").environment == {"TRAINYARD_ACCELERATOR": "cpu"}
+
+
+def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
+    node: Callable[..., None], run: Run, recipe: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A node with one card of eight, which is the end of the attempt before it comes to a rank."""
+    node(1)
+    program = (
+        f"import sys; from jobs.train import accelerator, launch; accelerator.HPU_DEVICES = {accelerator.HPU_DEVICES}; "
+        "sys.exit(launch.main())"
+    )
+    launched = run.attempt(
+        *recipe,
+        "--hpu-trainer=transformers",
+        expect=75,
+        program=("-c", program),
+        TRAINYARD_ACCELERATOR="hpu",
+        PYTHONPATH=str(tmp_path / "packages"),
+    )
+    assert "accelerator: hpu (asked for), the Trainer of transformers in eager mode\n" in launched.lines
+
+
 def test_more_ranks_than_cards_are_refused_with_a_number_that_works(node: Callable[..., None]) -> None:
     node(2)
     with pytest.raises(UsageError, match=r"4 ranks need a card each, .* 2 \(hpu\)\nNext: --nproc-per-node=2"):

@@ -9,9 +9,6 @@ that only the Gaudi image has, so the image's own packages are installed beside 
 
 import json
 import math
-import os
-import subprocess
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,23 +18,18 @@ import pytest
 from jobs.contract.releases import release
 from jobs.train import gaudi_config
 from jobs.train.channel import RequestFiles
-from tests.support.train import image_environment
+from tests.support.train import image_environment, optimum_habana_on_cpu
+from tests.support.train.hpu_ranks import REPOSITORY, described, run_python, train
 from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
-from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
+from tests.support.train.launching import NewRun, Run
 from tests.support.train.optimum_habana_on_cpu import SEEDED
 from tests.support.train.scripts import PACKAGES
 
-REPOSITORY = Path(__file__).parents[3]
+MODULE = optimum_habana_on_cpu.__name__
 
 LANGUAGE_MODEL = ("--max-steps=12", "--max-length=96", "--batch-size=2", "--learning-rate=0.01", "--new-tokens=4")
 
 pytestmark = pytest.mark.every_release
-
-
-@pytest.fixture(scope="session")
-def gaudi_python() -> Path:
-    """Finds what the gaudi image's lock names."""
-    return image_environment.python_of("gaudi", image_environment.chosen_release())
 
 
 @pytest.fixture(scope="session")
@@ -51,11 +43,7 @@ def with_peft(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
-    home = {"HOME": str(tmp_path_factory.mktemp("home"))}
-    described = _run(gaudi_python, {**kept, **home}, "-m", "tests.support.train.optimum_habana_on_cpu", "describe")
-    assert described.returncode == 0, described.stdout + described.stderr
-    answer: dict[str, Any] = json.loads(described.stdout)
+    answer: dict[str, Any] = json.loads(described(gaudi_python, MODULE, tmp_path_factory.mktemp("home")))
     return answer
 
 
@@ -126,8 +114,8 @@ def test_what_asks_for_zero_is_taken_and_filled_in_from_the_other_arguments(desc
 def test_gaudi_trainer_trains_checkpoints_and_resumes(
     run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, *, nproc: int, flags: list[str], batch: str
 ) -> None:
-    recipe = (*recipe, *flags)
-    output = _train(run, "finetune-classification", recipe, gaudi_python, tmp_path / "first", nproc=nproc)
+    recipe = ("finetune-classification", *recipe, *flags)
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "first", nproc=nproc)
 
     assert f"batch: 16 = {batch}\n" in output
     assert "start: from the pretrained weights\n" in output
@@ -149,7 +137,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 
     # A second attempt, after one that was cut off in its last upload.
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
-    output = _train(run, "finetune-classification", recipe, gaudi_python, tmp_path / "second", nproc=nproc)
+    output = train(run, MODULE, recipe, gaudi_python, tmp_path / "second", nproc=nproc)
 
     assert "start: resumed from checkpoint step-40\n" in output
     assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
@@ -161,7 +149,7 @@ def test_gaudi_trainer_trains_checkpoints_and_resumes(
 def test_gaudi_trainer_pre_trains_and_evaluates_meanwhile(
     run: Run, pretraining: tuple[str, ...], gaudi_python: Path, tmp_path: Path
 ) -> None:
-    output = _train(run, "pretrain-mlm", pretraining, gaudi_python, tmp_path, nproc=2)
+    output = train(run, MODULE, ("pretrain-mlm", *pretraining), gaudi_python, tmp_path, nproc=2)
 
     assert "start: from random weights\n" in output
     lines = run.metrics()
@@ -181,64 +169,25 @@ def test_a_script_tunes_a_language_model_on_gaudi_trainer_and_goes_on_bit_by_bit
     model = save_tiny_llama(tmp_path / "llama")
     data = write_lines(tmp_path / "talks.jsonl", instructions(120))
     script = str(REPOSITORY / "jobs/specs/sft-lora/train.py")
-    command = (script, str(model), str(data), *LANGUAGE_MODEL)
+    command = ("script", script, str(model), str(data), *LANGUAGE_MODEL)
     whole, run = (replace(each, environment={**each.environment, **with_peft}) for each in (new_run(), new_run()))
-    output = _train(whole, "script", command, gaudi_python, tmp_path / "whole", nproc=1)
+    output = train(whole, MODULE, command, gaudi_python, tmp_path / "whole", nproc=1)
     assert "held-out loss: " in output
     adapter = (tmp_path / "whole/output/adapter/adapter_model.safetensors").read_bytes()
 
     # WHEN the attempt is asked to stop
     first = tmp_path / "first"
-    _train(run, "script", command, gaudi_python, first, nproc=1, stops=True)
+    (first / "scratch").mkdir(parents=True)
+    RequestFiles(first / "scratch").ask("stop", "notice")
+    train(run, MODULE, command, gaudi_python, first, nproc=1)
     [saved] = run.complete_checkpoints()
     assert not (first / "output/adapter").exists()
     # THEN the next one ends with the same adapter, and a model that answers as that does
-    output = _train(run, "script", command, gaudi_python, tmp_path / "second", nproc=1)
+    output = train(run, MODULE, command, gaudi_python, tmp_path / "second", nproc=1)
     assert f"start: resumed from checkpoint step-{saved}\n" in output
     second = tmp_path / "second/output"
     assert (second / "adapter/adapter_model.safetensors").read_bytes() == adapter
     compared = (str(model), str(second / "adapter"), str(second / "model"))
-    told = _run(gaudi_python, run.environment, "-m", "tests.support.train.language_models", *compared)
+    told = run_python(gaudi_python, run.environment, "-m", "tests.support.train.language_models", *compared)
     assert told.returncode == 0, told.stderr
     assert float(told.stdout) < 0.2  # a bf16 has eight bits; in fp32 (test_sft_lora.py) it is below 0.001
-
-
-def _train(
-    run: Run, kind: str, recipe: tuple[str, ...], python: Path, folder: Path, *, nproc: int, stops: bool = False
-) -> str:
-    """One attempt of real ranks under torchrun: the launcher would look for the HPUs themselves.
-
-    `stops`: they are asked to, from the beginning on.
-    """
-    for name in ("home", "scratch"):
-        (folder / name).mkdir(parents=True)
-    if stops:
-        RequestFiles(folder / "scratch").ask("stop", "notice")
-    environment = {
-        **run.environment,
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder),
-        "TRAINYARD_RUN_URI": str(run.location),
-        "TRAINYARD_SCRATCH": str(folder / "scratch"),
-        "TRAINYARD_OUTPUT": str(folder / "output"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
-    command = (*torchrun, "tests.support.train.optimum_habana_on_cpu", kind, *recipe)
-    ended = _run(python, environment, *command, folder=folder if kind == "script" else REPOSITORY)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
-def _run(
-    python: Path, environment: Mapping[str, str], *arguments: str, folder: Path = REPOSITORY
-) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [str(python), *arguments],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )

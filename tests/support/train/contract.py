@@ -5,10 +5,10 @@
     python -m tests.support.train.contract [RELEASE …]
     python -m tests.support.train.contract --row-pytorch [RELEASE …]   with each row's version of PyTorch too, 3 GB each
 
-For each: the tests marked `every_release`, those of the HPU branch with the gaudi image's packages, the others with the
-cpu image's. The real GaudiTrainer trains on a CPU; optimum_habana_on_cpu.py says what stands in for Habana's own
-packages. Python is the laptop's in every row, and so is PyTorch where the row's is not asked for; column `torch` names
-the latter.
+For each: the tests marked `every_release`, those of the HPU's two branches with the gaudi image's packages, the others
+with the cpu image's. The real GaudiTrainer, and the real Trainer with what it does on an HPU, train on a CPU;
+optimum_habana_on_cpu.py and transformers_on_hpu.py say what stands in for Habana's own packages. Python is the laptop's
+in every row, and so is PyTorch where the row's is not asked for; column `torch` names the latter.
 """
 
 import argparse
@@ -27,9 +27,14 @@ from jobs.contract.releases import Release, release, releases
 from jobs.images.lock import ROOT
 from tests.support.train.image_environment import RELEASE_VARIABLE, ROW_PYTORCH_VARIABLE, python_of
 
-HPU_TESTS = "test_optimum_habana_contract"
+BRANCHES = {
+    "GaudiTrainer": "test_optimum_habana_contract",
+    "Trainer on HPU": "test_plain_hpu_contract",
+    "Trainer": "",
+}
+"""Each branch of the code, and its file of tests; the last one has all others."""
 
-HEADINGS = ("release", "optimum-habana", "transformers", "accelerate", "torch", "GaudiTrainer", "Trainer", "seconds")
+HEADINGS = ("release", "optimum-habana", "transformers", "accelerate", "torch", *BRANCHES, "seconds")
 
 ROW_SECONDS = 1800
 
@@ -38,8 +43,8 @@ ROW_SECONDS = 1800
 class Result:
     """The result for one branch of the code: how many tests there were, and how many of them did not pass."""
 
-    tests: int
-    failed: int
+    tests: int = 0
+    failed: int = 0
 
     @property
     def passed(self) -> bool:
@@ -48,19 +53,22 @@ class Result:
     def __str__(self) -> str:
         return f"{self.failed} of {self.tests} FAILED" if self.failed else f"{self.tests} passed"
 
-
-def results(report: Path) -> tuple[Result, Result]:
-    """Read pytest's JUnit report: the results of the HPU branch and of the others."""
-    cases = list(ElementTree.parse(report).iter("testcase"))
-
-    def result(*, hpu: bool) -> Result:
-        chosen = [case for case in cases if (HPU_TESTS in case.get("classname", "")) == hpu]
-        return Result(len(chosen), sum(any(child.tag in ("failure", "error") for child in case) for case in chosen))
-
-    return result(hpu=True), result(hpu=False)
+    def __add__(self, other: "Result") -> "Result":
+        return Result(self.tests + other.tests, self.failed + other.failed)
 
 
-def test(row: Release) -> tuple[Result, Result]:
+def results(report: Path) -> list[Result]:
+    """Read pytest's JUnit report: the result of each branch. What a release does not have is no test of it."""
+    found = dict.fromkeys(BRANCHES, Result())
+    for case in ElementTree.parse(report).iter("testcase"):
+        ends = {child.tag for child in case}
+        branch = next(name for name, file in BRANCHES.items() if file in case.get("classname", ""))
+        if "skipped" not in ends:
+            found[branch] += Result(1, int(bool(ends & {"failure", "error"})))
+    return list(found.values())
+
+
+def test(row: Release) -> list[Result]:
     """Run the tests for a release. Their output goes to stderr. Raises TrainyardError where they cannot be run."""
     for name in ("gaudi", "cpu"):
         python_of(name, row.name)
@@ -99,9 +107,9 @@ def main() -> int:
         print(f"==> release {row.name}", file=sys.stderr, flush=True)
         started = time.monotonic()
         try:
-            hpu, plain = test(row)
-            all_passed = all_passed and hpu.passed and plain.passed
-            _print((*_versions(row), str(hpu), str(plain), f"{time.monotonic() - started:.0f}"))
+            found = test(row)
+            all_passed = all_passed and all(each.passed for each in found)
+            _print((*_versions(row), *map(str, found), f"{time.monotonic() - started:.0f}"))
         except (TrainyardError, subprocess.TimeoutExpired) as error:
             all_passed = False
             _print((*_versions(row), f"not run: {error}".replace("\n", " ")))

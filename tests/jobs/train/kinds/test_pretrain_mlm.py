@@ -259,6 +259,8 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
         ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
         ({"mask_fraction": 1}, "less than 1"),
         ({"deepspeed_zero_stage": 3}, "Input should be 0 or 1"),
+        ({"deepspeed_zero_stage": 1, "hpu_trainer": "transformers"}, "'deepspeed_zero_stage' was tried with optimum-h"),
+        ({"gaudi_config": "g.json", "hpu_trainer": "transformers"}, "'gaudi_config' is for optimum-habana's Trainer"),
         ({"data_fingerprint": "abc"}, "should match pattern"),
     ],
     ids=str,

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 HPU = Accelerator(name="hpu", devices=8, reason="asked for")
 
 
-def launched(*, model: str = "s3://data/bert", instance: str = "dl1.24xlarge", run: str = "research/one") -> Launch:
-    job = ["evaluate", f"--model={model}", "--data=s3://data/rows.csv"]
+def launched(
+    *flags: str, model: str = "s3://data/bert", instance: str = "dl1.24xlarge", run: str = "research/one"
+) -> Launch:
+    job = ["evaluate", f"--model={model}", "--data=s3://data/rows.csv", *flags]
     return parse(
         [f"--instance-type={instance}", "--nproc-per-node=8", *job], {"TRAINYARD_RUN_URI": f"s3://runs/{run}/"}
     )
@@ -73,6 +75,7 @@ def test_recipes_are_shared_by_runs_that_compile_the_same() -> None:
     assert fingerprint(launched(run="research/another")) == same
     assert fingerprint(launched(model="s3://data/roberta")) != same
     assert fingerprint(launched(instance="p4d.24xlarge")) != same
+    assert fingerprint(launched("--hpu-trainer=transformers")) != same
 
 
 def test_it_is_for_hpus_whose_image_keeps_no_recipes_of_its_own(

@@ -1,0 +1,106 @@
+"""The HPU branch without optimum-habana against the transformers and accelerate of a release: their real classes.
+
+    make contract                      every release, and a table of the results
+    make contract RELEASE=1.23.0       one
+
+Without either it is the default release's. transformers_on_hpu.py says what stands in for Habana's bridge, and that no
+tensor is on an HPU.
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.contract.releases import release
+from tests.support.train import image_environment, transformers_on_hpu
+from tests.support.train.hpu_ranks import described, train
+from tests.support.train.launching import Run
+
+MODULE = transformers_on_hpu.__name__
+
+ROW = release(image_environment.chosen_release())
+
+pytestmark = pytest.mark.every_release
+
+needs_a_plain_trainer = pytest.mark.skipif(not ROW.has_plain_trainer, reason="this release's transformers has none")
+
+
+@pytest.fixture(scope="session")
+def description(gaudi_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    lazy = transformers_on_hpu.HPU.environment
+    answer: dict[str, Any] = json.loads(described(gaudi_python, MODULE, tmp_path_factory.mktemp("home"), **lazy))
+    return answer
+
+
+def test_a_release_that_knows_no_hpu_by_itself_is_refused(description: dict[str, Any]) -> None:
+    """As the row says, which the plan asks before anything is paid for."""
+    assert description["versions"] == {"transformers": ROW.transformers, "accelerate": ROW.accelerate}
+    assert ("refused" in description) != ROW.has_plain_trainer
+    if not ROW.has_plain_trainer:
+        assert description["refused"].startswith(
+            f"transformers {ROW.transformers} with accelerate {ROW.accelerate} finds no HPU here, and would train on "
+            "the CPU\nNext: leave out 'hpu_trainer: transformers'"
+        )
+
+
+@needs_a_plain_trainer
+def test_every_argument_is_known_and_kept(description: dict[str, Any]) -> None:
+    assert description["trainer"] == [
+        "transformers.trainer.Trainer",
+        "transformers.training_args.TrainingArguments",
+    ]
+    assert description["arguments"], "nothing reached TrainingArguments"
+    assert set(description["arguments"]) <= set(description["arguments_known"])
+    assert description["arguments_kept"] == description["arguments"]
+    assert description["trainer_arguments"] == {}
+
+
+@needs_a_plain_trainer
+def test_it_trains_on_the_hpu_in_bf16_and_without_optimum_habana(description: dict[str, Any]) -> None:
+    """Whose packages are installed beside those that are used."""
+    assert (description["device"], description["of_accelerate"]) == ("hpu:0", "hpu")
+    assert description["cards"] == 1, "more than one would be copied to by nn.DataParallel"
+    assert description["autocast"] == {"hpu": True, "dtype": "torch.bfloat16"}
+    assert description["memory"] == {"memory_gib": 1.5, "max_memory_gib": 3.25, "total_memory_gib": 32.0}
+    assert description["imported"] == []
+
+
+@needs_a_plain_trainer
+@pytest.mark.parametrize(
+    "nproc", [1, 2] if image_environment.chosen_release() else [1]
+)  # two for `make contract` alone
+def test_it_trains_checkpoints_and_resumes(
+    run: Run, recipe: tuple[str, ...], gaudi_python: Path, tmp_path: Path, nproc: int
+) -> None:
+    """Two ranks go the way of several HPUs: DistributedDataParallel over what is called HCCL."""
+    command = ("finetune-classification", *recipe)
+
+    def attempt(name: str) -> str:
+        variables = transformers_on_hpu.ENVIRONMENT
+        return train(run, MODULE, command, gaudi_python, tmp_path / name, nproc=nproc, **variables)
+
+    assert "start: from the pretrained weights\n" in attempt("first")
+    lines = run.metrics()
+    *logged, result = lines
+    assert [line["step"] for line in lines] == [*range(4, 49, 4), 48]
+    assert all(math.isfinite(line[name]) for line in logged for name in ("loss", "learning_rate", "grad_norm"))
+    assert logged[0]["loss"] > logged[-1]["loss"], "it did not learn"
+    assert all(line["total_memory_gib"] == 32.0 for line in logged)
+    assert result["eval_accuracy"] > result["eval_majority_accuracy"] + 0.2
+    assert run.complete_checkpoints() == [40, 48]
+    kept = [name for name in run.keys("checkpoints/step-48/") if "rng_state" in name] + ["model/model.safetensors"]
+    assert len(kept) == nproc + 1
+    before = [run.read(name) for name in kept]
+
+    # A second attempt, after one that was cut off in its last upload.
+    run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-48/manifest.json")
+    assert "start: resumed from checkpoint step-40\n" in attempt("second")
+
+    assert [(line["step"], line.get("loss")) for line in run.metrics()] == [
+        (line["step"], line.get("loss")) for line in lines
+    ]
+    after = [run.read(name) for name in kept]
+    assert after == before, "the resumed run went another way, or an HPU's random numbers did"
