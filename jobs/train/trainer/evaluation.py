@@ -60,7 +60,7 @@ class Evaluations(Callback):
         Raises TrainedEnoughError where no step is left: a Trainer that has begun does one before it asks.
         """
         step = state.global_step
-        if step and self._is_due(state) and not any(_is_evaluation(entry, step) for entry in state.log_history):
+        if step and self._is_due(state) and not any(is_evaluation(entry, step) for entry in state.log_history):
             # It may have ended after the checkpoint was saved, and before the next one.
             values = self._rank.once("evaluated", lambda: self._metrics.evaluated_at(step))
             if values is None:
@@ -114,5 +114,6 @@ class Evaluations(Callback):
         state.log_history.append({"step": state.global_step, **values})
 
 
-def _is_evaluation(entry: Mapping[str, Any], step: int) -> bool:
+def is_evaluation(entry: Mapping[str, Any], step: int) -> bool:
+    """Return whether an entry in the log of a Trainer's state is of an evaluation at this step."""
     return entry.get("step") == step and any(name.startswith("eval_") for name in entry)
