@@ -220,6 +220,31 @@ def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_furt
     assert run.complete_checkpoints()[-1] == 60
 
 
+GETS_IT_LATE = (
+    TRAINER.replace("max_steps=60", "max_steps=10")
+    .replace("    callbacks=[trainyard.Callback(checkpoint_every_steps=4)],\n", "")
+    .replace("trainer.train(", "trainer.add_callback(trainyard.Callback(checkpoint_every_steps=4))\ntrainer.train(")
+)
+
+
+def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": GETS_IT_LATE}), "train.py")
+    run.attempt(*flags, kind="script")
+    model, curve = run.read("output/model/model.safetensors"), run.curve()
+
+    # WHEN an attempt comes after the last step, which is in the middle of an epoch
+    again = run.attempt(*flags, kind="script", attempt=2, expect=1)
+
+    assert again.lines[-1] == (
+        "error: all 10 steps are done, and this Trainer would do one more, for it got "
+        "trainyard.Callback after it was made. Next: give it the callback where it is made, "
+        "Trainer(…, callbacks=[trainyard.Callback()]), then trainyard resume RUN --allow-changes\n"
+    )
+    assert (run.read("output/model/model.safetensors"), run.curve()) == (model, curve)
+
+
 def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
