@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.contract.words import counted
+from jobs.contract.words import counted, result_label
 from jobs.train.trainer.best import BestEvaluation
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
@@ -88,7 +88,7 @@ class Evaluations(Callback):
             if self._rank.is_first and found is not None:
                 log.info(
                     "early stopping: %s was best after step %s (%.4g), and no better in %s since",
-                    best.metric,
+                    result_label(best.metric),
                     found.step,
                     found.value,
                     counted(found.since, "evaluation"),
