@@ -165,7 +165,9 @@ class RunMetrics(Callback):
         if self._files is not None:
             self._files.write_evaluation(step, values)
             log.info(
-                "evaluation: step %s, %s", step, ", ".join(f"{result_label(name)} {value:.4g}" for name, value in values.items())
+                "evaluation: step %s, %s",
+                step,
+                ", ".join(f"{result_label(name)} {value:.4g}" for name, value in values.items()),
             )
 
     def evaluated_at(self, step: int) -> dict[str, Any] | None:
