@@ -1,6 +1,6 @@
 """What a stage costs while no job runs, counted from its templates at the prices of idle_costs.toml.
 
-python -m infra.idle_costs     a table for the README: each stage of infra/settings.py, each price with its source
+python -m infra.idle_costs     the table of infra/docs/idle-costs.md: stages of infra/settings.py, prices, sources
 python -m infra.idle_costs --stage dev -o json     one stage's sum, and the instance types that cost more once jobs run
 """
 

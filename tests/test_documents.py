@@ -16,7 +16,9 @@ from jobs.cli.app import app
 from jobs.contract.spec import parse_spec
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("images/*.md"), *ROOT.glob("infra/**/*.md"), *ROOT.glob("jobs/**/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("images/**/*.md"), *ROOT.glob("infra/**/*.md"), *ROOT.glob("jobs/**/*.md")]
+)
 CASES = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 

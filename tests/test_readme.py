@@ -11,6 +11,7 @@ from jobs.contract.releases import release
 README = Path(__file__).parent.parent / "README.md"
 JOBS_PAGES = README.parent / "jobs/docs"
 INFRA_PAGES = README.parent / "infra/docs"
+IMAGES_PAGES = README.parent / "images/docs"
 
 
 def headings(page: Path) -> set[str]:
@@ -40,7 +41,7 @@ def test_it_fits_a_newcomers_patience() -> None:
         *("README.md", "images/README.md", "infra/README.md", "infra/emulator/README.md", "jobs/README.md"),
         *(
             str(page.relative_to(README.parent))
-            for page in sorted([*JOBS_PAGES.glob("*.md"), *INFRA_PAGES.glob("*.md")])
+            for page in sorted([*JOBS_PAGES.glob("*.md"), *INFRA_PAGES.glob("*.md"), *IMAGES_PAGES.glob("*.md")])
         ),
     ],
 )
@@ -54,9 +55,10 @@ def test_links_lead_somewhere(path: str) -> None:
         assert not anchor or anchor in headings(there), f"{target}#{anchor}"
 
 
-def test_each_page_of_the_jobs_is_in_their_table() -> None:
-    table = (README.parent / "jobs/README.md").read_text()
-    assert [page.name for page in JOBS_PAGES.glob("*.md") if f"](docs/{page.name}" not in table] == []
+@pytest.mark.parametrize("pages", [JOBS_PAGES, INFRA_PAGES, IMAGES_PAGES], ids=["jobs", "infra", "images"])
+def test_each_page_of_a_folder_is_in_its_table(pages: Path) -> None:
+    table = (pages.parent / "README.md").read_text()
+    assert [page.name for page in pages.glob("*.md") if f"](docs/{page.name}" not in table] == []
 
 
 def test_the_page_of_commands_has_each_of_them() -> None:

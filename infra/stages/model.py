@@ -98,6 +98,7 @@ class ExistingVpc:
     __pydantic_config__ = _CHECKED
 
     vpc_id: limits.VpcId
+    """The id of the VPC: `vpc-…`."""
     private_subnet_ids: limits.SubnetIds
     """Where instances start: each with a way to AWS (NAT or endpoints), in zones that offer the instance type. Jobs of
     several nodes and FSx live in the first."""
@@ -154,7 +155,9 @@ class Stage:
     __pydantic_config__ = _CHECKED
 
     name: limits.StageName
+    """1 to 13 lower-case letters, digits and hyphens; it is part of what the stage's stacks are called."""
     teams: tuple[Team, ...]
+    """Those who submit jobs to it: at least one."""
     account: limits.Account | None = None
     """The 12 digits of its id. None: whichever the credentials belong to at deploy time."""
     region: limits.Region | None = None
@@ -199,6 +202,7 @@ class Stage:
     root_volume_gib: limits.VolumeGib = 500
     """Size of an accelerator instance's root volume: the job image, and what jobs write outside S3."""
     cpu_root_volume_gib: limits.CpuVolumeGib = 200
+    """The same of a CPU instance."""
 
     # How much of it
     max_nodes: limits.NodesAtLeastOne = 2
@@ -210,6 +214,7 @@ class Stage:
     """Accelerator instances, On-Demand and side by side, for jobs of several nodes that start together. 0: no such
     jobs; those of several nodes on Spot draw on `max_nodes`."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
+    """CPU instances that may run at once."""
     capacity_reservation: CapacityReservation | None = None
     """Promised capacity that On-Demand instances run in; where it is used up, jobs wait. None: what EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
@@ -255,11 +260,13 @@ class Stage:
     noncurrent_retention_days: limits.RetentionDays = 90
     """How long an overwritten or deleted object can be brought back."""
     log_retention_days: limits.LogRetentionDays = 90
+    """How long logs are kept, those of jobs included."""
 
     # Organisation
     monthly_budget_usd: limits.UsdAMonth | None = None
     """What the stage may cost a month: at 80 % alerts are sent; at 100 % no instance starts until the month is over."""
     alerts: Alerts = Alerts()
+    """Who is told of what."""
     deploy_from: GitHub | None = None
     """Who may deploy besides people with rights of their own. None: nobody."""
     permissions_boundary: limits.PolicyName | None = None

@@ -33,7 +33,8 @@ def cancel(aws: Aws, stage_name: str, text: str, *, reason: str, yes: bool) -> N
         console.print(f"{job.run_id} had ended before: {job.state}")
         return
     batch.terminate(aws, job, reason=f"{CANCELLED_REASON} {aws.caller}{f': {reason}' if reason else ''}")
-    console.print(f"{job.run_id} ({job.state}) is being stopped; see: trainyard status {job.run_id}")
+    console.print(f"{job.run_id} ({job.state}) is being stopped")
+    console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)
 
 
 def _confirm_cancel(job: Job) -> None:

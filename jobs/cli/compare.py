@@ -49,7 +49,8 @@ def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | Non
             ]
         )
     else:
-        tables.show(comparison_table(runs, compared), on=tables.stdout())
+        on = tables.stdout()
+        tables.show(comparison_table(runs, compared, width=on.width), on=on)
     if html is not None:
         from jobs.report.comparison import comparison_page
 
@@ -57,8 +58,11 @@ def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | Non
         tables.stderr().print(f"the page: {html}")
 
 
-def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact]) -> Table:
-    """Return the table: a column for each of a few runs, a row for each of many."""
+def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, width: int) -> Table:
+    """Return the table: a column for each of a few runs, a row for each of many.
+
+    Nothing is cut: ids and values go on in the next line, and of many runs the last facts that do not fit are left out.
+    """
     cells = [
         [Text(cell, style="green" if fact.best == number else "") for number, cell in enumerate(fact.cells)]
         for fact in compared
@@ -66,10 +70,14 @@ def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact]) -> T
     names = [run.run_id for run in runs]
     if len(runs) <= _SIDE_BY_SIDE:
         table = tables.columns("", *names)
+        for column in table.columns[1:]:
+            column.no_wrap, column.overflow, column.ratio = False, "fold", 1
         for fact, row in zip(compared, cells, strict=True):
             table.add_row(fact.label, *row)
         return table
-    table = tables.columns("RUN", *(fact.label.upper() for fact in compared))
-    for number, name in enumerate(names):
-        table.add_row(name, *(row[number] for row in cells))
+    by_fact = {fact.label.upper(): row for fact, row in zip(compared, cells, strict=True)}
+    shown = tables.fitting({"RUN": names, **by_fact}, width=width, leave_out=reversed(by_fact))
+    table = tables.columns(*shown)
+    for line in zip(*shown.values(), strict=True):
+        table.add_row(*line)
     return table

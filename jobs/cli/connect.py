@@ -39,7 +39,9 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, wait: bool, outp
             found = _running(aws, stage, run, wait=wait or was_there)
             if found is None:
                 if was_there:
-                    tables.stderr().print(f"{run.run_id} has ended; see: trainyard receipt {run.run_id}")
+                    tables.stderr().print(
+                        f"{run.run_id} has ended; next: trainyard receipt {run.run_id}", soft_wrap=True
+                    )
                     return
                 _refuse_ended(run)
             job, server = found

@@ -45,7 +45,8 @@ def show_costs(
         writer.writeheader()
         writer.writerows(_fields(row, by) for row in found)
     elif found:
-        tables.show(costs_table(found, by=by), on=tables.stdout())
+        on = tables.stdout()
+        tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
     where = "; what would have cost that in AWS, of this machine's runs" if stage.embedded else ""
     note = f"estimated from the runs' own receipts, at the prices that each names, start-up and storage apart{where}"
@@ -107,23 +108,31 @@ def _receipts(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[
     return found, sorted(unreadable)
 
 
-def costs_table(found: Sequence[Cost], *, by: By) -> Table:
-    """Return the rows as a table, with their sum."""
-    table = tables.columns(
-        by.upper(), "RUNS", "HOURS", "USD", "ON-DEMAND", "SAVED", *(name.upper() for name in UNPRODUCTIVE)
-    )
+def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
+    """Return the rows as a table, with their sum.
+
+    Of the columns that do not fit, those go first that have no money, then those with the least.
+    """
+    whole = total(found)
+    rows = [*found, whole] if len(found) > 1 else found
+    cells = {
+        by.upper(): [row.name for row in rows],
+        "RUNS": [str(row.runs) for row in rows],
+        "HOURS": [f"{row.instance_hours:.2f}" for row in rows],
+        "USD": [f"{row.usd:.2f}" for row in rows],
+        "ON-DEMAND": [f"{row.on_demand_usd:.2f}" for row in rows],
+        "SAVED": [f"{row.saved_percent:.0f} %" for row in rows],
+        **{name.upper(): [f"{row.usd_by_phase[name]:.2f}" for row in rows] for name in UNPRODUCTIVE},
+    }
+    least = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
+    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
+    shown = tables.fitting(cells, width=width, leave_out=less_needed)
+    table = tables.columns(*shown)
     for column in table.columns[1:]:
         column.justify = "right"
-    for row in [*found, total(found)] if len(found) > 1 else found:
-        table.add_row(
-            row.name,
-            str(row.runs),
-            f"{row.instance_hours:.2f}",
-            f"{row.usd:.2f}",
-            f"{row.on_demand_usd:.2f}",
-            f"{row.saved_percent:.0f} %",
-            *(f"{row.usd_by_phase[name]:.2f}" for name in UNPRODUCTIVE),
-        )
+    table.columns[0].overflow, table.columns[0].no_wrap = "fold", False  # where not even that one fits
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*row)
     return table
 
 

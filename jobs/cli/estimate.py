@@ -119,7 +119,7 @@ def _examples(aws: Aws, stage: DeployedStage, spec: JobSpec, arguments: Finetune
     if inputs.evaluation:
         return found.training, "counted"
     kept = round(found.training * (1 - arguments.eval_fraction))
-    return kept, f"counted: {found.training:,}, of which {arguments.eval_fraction:.0%} are held out"
+    return kept, f"counted: {found.training:,}, of which {100 * arguments.eval_fraction:g} % are held out"
 
 
 def _estimates(

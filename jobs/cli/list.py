@@ -159,20 +159,15 @@ def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
     }
     if not any(cells["POINTS"]):
         del cells["POINTS"]
-    for heading in ("QUEUE", "TEAM", "ATTEMPT", "SUBMITTED", "TOOK", "POINTS", "USD", "METRIC"):
-        if heading not in cells:
-            continue
-        gaps = len(cells) - 1
-        if sum(max(map(len, [name, *column])) for name, column in cells.items()) + gaps <= on.width:
-            break
-        del cells[heading]
-    table = tables.columns(*cells)
+    less_needed = ("QUEUE", "TEAM", "ATTEMPT", "SUBMITTED", "TOOK", "POINTS", "USD", "METRIC")
+    shown = tables.fitting(cells, width=on.width, leave_out=less_needed, gap=1)
+    table = tables.columns(*shown)
     table.padding = (0, 1, 0, 0)
     for column in table.columns:
         column.justify = "right" if column.header == "USD" else "left"
     for column in table.columns[:2]:
         column.no_wrap, column.overflow = False, "fold"  # where not even these two fit
-    for row in zip(*cells.values(), strict=True):
+    for row in zip(*shown.values(), strict=True):
         table.add_row(*row)
     tables.show(table, on=on)
 

@@ -67,7 +67,11 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
         if not (runs_folder / newest.run_id).exists():
             steps.append(("fetch {}", f"its model and curves, into {runs_folder}/"))
     else:
-        steps = [("status {}", "how it ended"), ("logs {}", "what it said"), ("resume {}", "go on from its checkpoint")]
+        steps = [
+            ("status {}", "how it ended"),
+            ("logs {}", "what it said"),
+            ("resume {}", "start it again, from its newest checkpoint if it has one"),
+        ]
     steps.append(("list", "all runs"))
     _commands((f"trainyard {command.format(newest.run_id)}", what) for command, what in steps)
 

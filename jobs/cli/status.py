@@ -58,19 +58,22 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
     before = f" after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else ""
+    ended_by = job.ended_by(receipt)
+    # What ended it is said once: as a rule Batch's reason is the same, or less.
+    reason = "" if job.state == "SUCCEEDED" or job.reason in (EXITED_REASON, ended_by) else job.reason
     rows = [
         ("run", job.run_id),
         ("state", job.state if now else _state(job)),
         ("points", progress_text(now.points) if now else ""),
         ("workers" if now else "nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
-        ("reason", job.reason if job.state != "SUCCEEDED" and job.reason != EXITED_REASON else ""),
+        ("reason", reason),
         ("waited for" if job.ended else "waits for", waits_for),
         ("goes on", f"{job.origin}{before}"),
         ("job", f"{job.kind}, team {job.team}, queue {job.queue}"),
         ("submitted", tables.moment(job.created_at)),
         ("started", tables.moment(job.started_at)),
         ("stopped", tables.moment(job.stopped_at)),
-        ("ended by", job.ended_by(receipt)),
+        ("ended by", ended_by),
         ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
         ("budget", f"{now.budget_text} used" if now and now.budget_text else ""),
         ("cost", usd(spent_by(now.points).usd) if now else ""),

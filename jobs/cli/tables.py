@@ -125,6 +125,22 @@ def columns(*headings: str) -> Table:
     return table
 
 
+def fitting(
+    cells: Mapping[str, Sequence[str | Text]], *, width: int, leave_out: Iterable[str], gap: int = 2
+) -> dict[str, Sequence[str | Text]]:
+    """Return the columns, by their headings, that fit a width with so many blanks between them.
+
+    Those of `leave_out` go one by one, the first one first, until the others fit: better none than one that is cut.
+    """
+    shown = dict(cells)
+    for heading in leave_out:
+        widths = [max(map(len, [name, *column])) for name, column in shown.items()]
+        if sum(widths) + gap * (len(widths) - 1) <= width:
+            break
+        shown.pop(heading, None)
+    return shown
+
+
 def moment(time: datetime | None) -> str:
     """Return a time as text, in local time and to the second."""
     return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""

@@ -30,10 +30,11 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if ended_by:
         console.print(f"{job.run_id} has ended: {ended_by}")
         if job.timed_out:
-            console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS")
+            console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS", soft_wrap=True)
         return
     if not found:
-        console.print(f"{job.run_id} does not wait: it is {job.state}; see: trainyard status {job.run_id}")
+        console.print(f"{job.run_id} does not wait: it is {job.state}")
+        console.print(f"next: trainyard status {job.run_id}", soft_wrap=True)
         return
     waited = duration((datetime.now(timezone.utc) - job.created_at).total_seconds())
     some = f" on {job.nodes_text}" if job.nodes_text else ""

@@ -18,6 +18,13 @@ _RESULT_LABELS = {
     "eval_samples": "held-out examples",
     "train_samples_per_second": "samples/s",
     "train_runtime_seconds": "training seconds",
+    "train_loss": "training loss",
+    "train_runtime": "training seconds",
+    "train_steps_per_second": "steps/s",
+    "eval_runtime": "evaluation seconds",
+    "eval_samples_per_second": "evaluated samples/s",
+    "eval_steps_per_second": "evaluated steps/s",
+    "total_flos": "floating-point operations",
     "sequence_length": "tokens a sequence",
     "held_out_documents": "held-out documents",
     "held_out_bytes": "held-out bytes",
@@ -42,7 +49,7 @@ _RESULT_LABELS = {
     "max_memory_gib": "most memory in use (GiB)",
     "total_memory_gib": "memory of a card (GiB)",
 }
-"""Results by the words people use; every other one is shown by its own key."""
+"""Results by the words people use. Those whose names a Trainer of transformers makes are among them."""
 
 _MAIN_RESULTS = (
     "eval_accuracy",
@@ -104,7 +111,9 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def result_label(key: str) -> str:
-    return _RESULT_LABELS.get(key, key)
+    """Return what people call a result: `macro F1` where a script's own key is `eval_macro_f1`."""
+    words = [{"f1": "F1"}.get(word, word) for word in key.removeprefix("eval_").split("_") if word]
+    return _RESULT_LABELS.get(key) or " ".join(words) or key
 
 
 def figure(value: Any) -> str:

@@ -190,4 +190,9 @@ def _machine(run: RecordedRun) -> str:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return a value as a spec has it; empty where it is not given."""
+    if value in (None, [], {}):
+        return ""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

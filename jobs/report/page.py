@@ -302,7 +302,7 @@ def _commands(run: RecordedRun) -> Sequence[tuple[str, str]]:
     found = [("Fetch model, metrics and events", f"trainyard fetch {name}")]
     if state in ("failed", "interrupted"):
         found.insert(0, ("See why it ended", f"trainyard logs {name}"))
-        found.insert(1, ("Go on from its newest checkpoint", f"trainyard resume {name}"))
+        found.insert(1, ("Start it again, from its newest checkpoint if it has one", f"trainyard resume {name}"))
     if run.spec is not None and run.spec.job == "script":
         found.append(("Fetch the code that it was submitted with", f"trainyard fetch {name} --code"))
     if state == "running":

@@ -183,7 +183,7 @@ def _attempt(
         end = budget.stop(end)
     shutdown.ignore_signals()  # the ranks have ended; what is left takes a second and must be done
     if record is not None:
-        end = record.superseded(end, comes_again=gang is not None)
+        end = record.with_outlook(end, comes_again=gang is not None)
         record.finish(end)
     if gang is not None and launch.node.is_main:
         gang.end(end.code, end.reason)

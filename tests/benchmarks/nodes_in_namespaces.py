@@ -33,7 +33,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.train.launcher.outcome import RESUMES
 from tests.support.benchmarks.jobs_of_nodes import PATIENCE_SECONDS, Job, Kind
 from tests.support.benchmarks.launched import differences, finished, launcher
 from tests.support.benchmarks.network import OUTSIDE, TEMPORARY, Network, in_own_namespaces, lacking
@@ -178,7 +177,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
         what=way,
         main_seconds=times.get(0, math.inf) - at,
         all_seconds=(max(times.values()) if len(times) == job.nnodes else math.inf) - at,
-        reason=reason.removesuffix(f"; {RESUMES}"),
+        reason=reason.partition("; if it is started again, ")[0],
         resumed_from=f"step {resumed[1]}" if resumed else "-",
         wrong="; ".join(wrong),
     )

@@ -103,7 +103,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
         # A checkpoint is resumed with the same arguments only, and so with the same data only.
         arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
         Task(
-            model=lambda: bert(inputs, accelerator),
+            model=lambda: bert(arguments, inputs, accelerator),
             start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
             train_data=train_data,
             eval_data=eval_data,
@@ -202,16 +202,17 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
     )
 
 
-def bert(inputs: Inputs, accelerator: Accelerator) -> Any:
+def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
     """Return the model that the training starts from, whose head works on the masked places."""
     if inputs.model is None:
         assert inputs.config is not None  # noqa: S101 - where there is no model
         return new_model(inputs.config, accelerator)
     from jobs.train.models.masked_bert import BertForMaskedLM
 
-    model, found = BertForMaskedLM.from_pretrained(
-        inputs.model, trust_remote_code=False, output_loading_info=True, **accelerator.model_arguments()
-    )
+    with pretrained.explained_loading(str(arguments.model), "it cannot be loaded for masked language modelling"):
+        model, found = BertForMaskedLM.from_pretrained(
+            inputs.model, trust_remote_code=False, output_loading_info=True, **accelerator.model_arguments()
+        )
     if any(name.startswith("cls.predictions.transform") for name in found["missing_keys"]):
         log.warning(
             "warning: the model has no head for masked language modelling; a new one starts from random weights"

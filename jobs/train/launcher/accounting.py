@@ -25,16 +25,17 @@ from jobs.contract.locations import S3Location
 from jobs.contract.phases import usd_by_phase
 from jobs.contract.record_reader import read_attempt
 from jobs.contract.records import Attempt, Receipt
-from jobs.contract.run import ATTEMPTS, RECEIPT, UTILIZATION, recorded_number
+from jobs.contract.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
 from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
 from jobs.train.channel import RankStatus, told_result
 from jobs.train.environment import ran_with
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.instance import zone
-from jobs.train.launcher.outcome import RESUMES, End
+from jobs.train.launcher.outcome import End
 from jobs.train.launcher.request import Launch
 from jobs.train.launcher.utilization import Utilization
+from jobs.train.stored_checkpoints import complete, listing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -109,23 +110,35 @@ class AttemptRecord:
             self._earlier = [item for item in self._recorded.read() if item.number != now.number]
         return spent([*self._earlier, now])
 
-    def superseded(self, end: End, *, comes_again: bool) -> End:
-        """Return how the attempt ended: not to be started again where a newer one of the run has begun meanwhile.
+    def with_outlook(self, end: End, *, comes_again: bool) -> End:
+        """Return how the attempt ended, with what comes of the run after it, as far as S3 tells.
 
-        `comes_again`: started again, it joins the newer one.
+        It is not to be started again where a newer attempt of the run has begun meanwhile. `comes_again`: started
+        again, it joins that one.
         """
         try:
             newest = max(self._recorded.numbers(), default=0)
+            if newest <= self.number:
+                return replace(end, reason=f"{end.reason}; {self._next_start()}") if end.is_retried else end
         except TrainyardError:
             return end
-        if newest <= self.number or end.code == 0:
+        if end.code == 0:
             return end
         if comes_again:
             return replace(end, code=INTERRUPTED_EXIT_CODE)
         if end.code != INTERRUPTED_EXIT_CODE:
             return end
-        reason = f"{(end.reason or '').removesuffix(f'; {RESUMES}')}; attempt {newest} goes on with the run"
-        return replace(end, code=1, reason=reason)
+        return replace(end, code=1, reason=f"{end.reason}; attempt {newest} goes on with the run")
+
+    def _next_start(self) -> str:
+        """Say where another attempt would begin. Whether there is one, only Batch knows."""
+        if complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
+            where = "resumes from the newest checkpoint"
+        elif self._launch.kind.makes is not None and RankStatus.read(self._scratch).last_step:
+            where = "goes on with what is not done yet"
+        else:
+            where = "begins anew: it has saved no checkpoint"
+        return f"if it is started again, it {where}"
 
     def finish(self, end: End) -> None:
         """Write how the attempt ended. Raises TrainyardError where S3 does not take that the run is done."""

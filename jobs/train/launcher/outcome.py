@@ -12,9 +12,6 @@ from typing import Literal, NamedTuple
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 
-RESUMES = "if it is started again, it resumes from the newest checkpoint"
-"""Whether it is, only Batch knows: not where somebody cancelled the job, nor after its last attempt."""
-
 Cause = Literal["killed", "own", "peers", "hung", "idle", "lost", "ended", "done"]
 """What ended the ranks: a signal killed one; one failed by a fault of its own, or aborted; one lost the line to its
 peers; they hung; no card did anything; a node was lost; the launcher ended them; or they ended as they should, saved or
@@ -51,6 +48,11 @@ class End:
     lines: tuple[str, ...] = ()
     """The last lines of the ranks that are the cause, for the log; none where the reason says all."""
 
+    @property
+    def is_retried(self) -> bool:
+        """Return True where Batch may start the job again, and the reason does not say what was saved for that."""
+        return self.code == INTERRUPTED_EXIT_CODE and self.cause != "done"
+
 
 class Failure(NamedTuple):
     """How a rank failed."""
@@ -71,7 +73,7 @@ class Failure(NamedTuple):
 
 def retried(reason: str, cause: Cause) -> End:
     """Return the end of an attempt for which nobody is at fault: Batch starts the job again."""
-    return End(code=INTERRUPTED_EXIT_CODE, reason=f"{reason}; {RESUMES}", cause=cause)
+    return End(code=INTERRUPTED_EXIT_CODE, reason=reason, cause=cause)
 
 
 def outcome(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jobs.train.channel import STOPPED, Heartbeat, process_states, read_heartbeats
 from jobs.train.launcher.nodes import Nodes, Order
-from jobs.train.launcher.outcome import RESUMES, End, of_node, retried
+from jobs.train.launcher.outcome import End, of_node, retried
 from jobs.train.launcher.request import Node
 
 log = logging.getLogger("trainyard")
@@ -222,7 +222,7 @@ class Watchdog:
             return retried(silent if own.cause == "peers" else f"{silent}; {own.reason}", "lost")
         if at_fault := [end for end in [own, *named] if end.cause == "own"]:
             return at_fault[0]
-        return retried(f"what connects the nodes broke: {(own.reason or '').removesuffix(f'; {RESUMES}')}", "peers")
+        return retried(f"what connects the nodes broke: {own.reason}", "peers")
 
     def _ask_where(self, ranks: Iterable[int]) -> None:
         """Have the named ranks that are on this node print where they are, if they can.

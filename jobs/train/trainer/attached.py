@@ -22,6 +22,7 @@ from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.callback import Callback, callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
+from jobs.train.trainer.evaluation import is_evaluation
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import Platform, at_exit, here
@@ -170,11 +171,51 @@ class _Parts(Callback):
                 background_save=BackgroundSave(rank.run, self.uploads),
                 loss_since_log=LossSinceLog(rank, resume),
                 checks_ties=False,
+                makes_up=self._make_up,
             ),
         )
         if resume:
             _bring_best(platform, resume)
         at_exit(self._close)
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        if state.global_step >= state.max_steps:  # the Trainer does no epoch, and loads no random numbers, either
+            self._make_up()
+
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        """Leave what is due at an epoch's end to the next attempt where this one has saved, and is to stop."""
+        if self.shutdown.reason:
+            control.should_evaluate = control.should_save = False
+
+    def _make_up(self) -> None:
+        """Evaluate where the last attempt ended between an epoch's last step, which it had saved, and its evaluation.
+
+        Raises TrainedEnoughError where a callback of the script's stops the training for what was found.
+        """
+        trainer = self._trainer
+        args, state, control = trainer.args, trainer.state, trainer.control
+        is_over = state.global_step >= state.max_steps
+        if args.eval_strategy != "epoch" or state.epoch < args.eval_delay or not (is_over or state.epoch % 1 == 0):
+            return
+        if any(is_evaluation(entry, state.global_step) for entry in state.log_history):
+            return
+        found = trainer._evaluate(None, None)  # noqa: SLF001 - what it does at an epoch's end
+        self._note_best(found)
+        if control.should_training_stop and not is_over:
+            raise TrainedEnoughError
+
+    def _note_best(self, found: Mapping[str, Any]) -> None:
+        """Have the Trainer take the checkpoint that it goes on from for the best one, where it is."""
+        args, state = self._trainer.args, self._trainer.state
+        name, resume = args.metric_for_best_model, self._platform.resume
+        if name is None or resume is None:
+            return
+        value = found[name if name.startswith("eval_") else f"eval_{name}"]
+        best = state.best_metric
+        if best is None or (value > best if args.greater_is_better else value < best):
+            state.best_metric, state.best_model_checkpoint = value, str(resume.folder)
+            if hasattr(state, "best_global_step"):  # from transformers 4.51 on
+                state.best_global_step = state.global_step
 
     def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}

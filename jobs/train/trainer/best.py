@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.contract.errors import TrainyardError
 from jobs.contract.recipe import SMALLER_IS_BETTER
 from jobs.contract.run import CHECKPOINTS
+from jobs.contract.words import result_label
 from jobs.train.stored_checkpoints import IncompleteError, fetch
 
 if TYPE_CHECKING:
@@ -94,5 +95,5 @@ def take_best(trainer: Any, best: BestEvaluation, rank: "Rank", s3: "S3Client | 
     trainer.state.best_model_checkpoint = rank.once_per_node("best/files", fetched)
     trainer._load_best_model()  # noqa: SLF001 - what it does itself where it chooses
     if rank.is_first:
-        log.info("model: that of step %s, which has the best %s", step, best.metric)
+        log.info("model: that of step %s, which has the best %s", step, result_label(best.metric))
     return step

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from jobs.contract.words import counted
+from jobs.contract.words import counted, result_label
 from jobs.train.trainer.best import BestEvaluation
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
@@ -60,7 +60,7 @@ class Evaluations(Callback):
         Raises TrainedEnoughError where no step is left: a Trainer that has begun does one before it asks.
         """
         step = state.global_step
-        if step and self._is_due(state) and not any(_is_evaluation(entry, step) for entry in state.log_history):
+        if step and self._is_due(state) and not any(is_evaluation(entry, step) for entry in state.log_history):
             # It may have ended after the checkpoint was saved, and before the next one.
             values = self._rank.once("evaluated", lambda: self._metrics.evaluated_at(step))
             if values is None:
@@ -88,7 +88,7 @@ class Evaluations(Callback):
             if self._rank.is_first and found is not None:
                 log.info(
                     "early stopping: %s was best after step %s (%.4g), and no better in %s since",
-                    best.metric,
+                    result_label(best.metric),
                     found.step,
                     found.value,
                     counted(found.since, "evaluation"),
@@ -114,5 +114,6 @@ class Evaluations(Callback):
         state.log_history.append({"step": state.global_step, **values})
 
 
-def _is_evaluation(entry: Mapping[str, Any], step: int) -> bool:
+def is_evaluation(entry: Mapping[str, Any], step: int) -> bool:
+    """Return whether an entry in the log of a Trainer's state is of an evaluation at this step."""
     return entry.get("step") == step and any(name.startswith("eval_") for name in entry)

@@ -19,7 +19,7 @@ from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import LEFT, Progress
 from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS, TENSORBOARD
-from jobs.contract.words import time_left
+from jobs.contract.words import result_label, time_left
 from jobs.train.channel import RankStatus
 from jobs.train.stored_checkpoints import SupersededError, Throughput, check_newest
 from jobs.train.trainer.callback import Callback
@@ -165,7 +165,9 @@ class RunMetrics(Callback):
         if self._files is not None:
             self._files.write_evaluation(step, values)
             log.info(
-                "evaluation: step %s, %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+                "evaluation: step %s, %s",
+                step,
+                ", ".join(f"{result_label(name)} {value:.4g}" for name, value in values.items()),
             )
 
     def evaluated_at(self, step: int) -> dict[str, Any] | None:

@@ -47,6 +47,8 @@ class Options:
     """Refuses a model whose tied weights have come apart. That of a script may be meant so (adapters on a decoder)."""
     reseed: Callable[[int], Any] | None = None
     """Seeds the random numbers, given the step, instead of taking their state from the checkpoint."""
+    makes_up: Callable[[], None] | None = None
+    """Does what the last attempt did not come to after its checkpoint. It is called with the random numbers of that."""
 
 
 def trainer_class(base: type[Any]) -> type[Any]:
@@ -71,6 +73,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             self._keeps_settings = options.keeps_settings
             self._checks_ties = options.checks_ties
             self._reseed = options.reseed
+            self._makes_up = options.makes_up
             self._has_begun = False
 
         def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,11 +111,14 @@ def trainer_class(base: type[Any]) -> type[Any]:
             with kept_settings(self):
                 return super()._load_optimizer_and_scheduler(*args, **kwargs)
 
-        def _load_rng_state(self, *args: Any, **kwargs: Any) -> Any:
+        def _load_rng_state(self, *args: Any, **kwargs: Any) -> None:
             if self._reseed is not None:
-                return self._reseed(self.state.global_step)
+                self._reseed(self.state.global_step)
+                return
             with compat.arrays_allowed():
-                return super()._load_rng_state(*args, **kwargs)
+                super()._load_rng_state(*args, **kwargs)
+            if self._makes_up is not None:
+                self._makes_up()
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             # The heartbeat comes first: it says what this batch is, whatever takes long in it.

@@ -139,7 +139,7 @@ def federated(template: dict[str, Any]) -> Any:
 
 def calls_of_the_workflow() -> set[str]:
     """Return the permissions that the `aws` commands of the workflow in infra/README.md need."""
-    section = (ROOT / "infra/README.md").read_text().split("### From CI, without a key")[1].split("\n## ")[0]
+    section = (ROOT / "infra/README.md").read_text().split("## Deploy from CI, without a key")[1].split("\n## ")[0]
     (workflow,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     return {
         f"{service}:{command.title().replace('-', '')}"

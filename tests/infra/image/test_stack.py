@@ -233,8 +233,10 @@ def test_people_who_push_are_told_what_they_need(templates: Templates) -> None:
     )
     actions = {action for statement in statements(role) for action in _list(statement["Action"])}
     of_pushes = {action for action in actions if action.startswith(("ecr:", "ssm:"))}
-    # THEN infra/README.md has the same
-    section = (ROOT / "infra/README.md").read_text().split("## Deploy to an account")[1].split("\n## ")[0]
+    # THEN infra/docs/deploying.md has the same
+    section = (
+        (ROOT / "infra/docs/deploying.md").read_text().split("## The rights that a push needs")[1].split("\n## ")[0]
+    )
     assert set(re.findall(r"`((?:ecr|ssm):\w+)`", section)) == of_pushes
 
 

@@ -1,16 +1,20 @@
 """`trainyard compare`: runs side by side on a terminal, as JSON and as a page."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jobs.aws.connection import Aws
+from jobs.cli import tables
 from jobs.cli.app import app
-from jobs.cli.compare import compare
+from jobs.cli.compare import compare, comparison_table
 from jobs.contract.errors import UsageError
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
+from jobs.report.comparison import facts
 from tests.support.jobs.recorded_runs import files_of, sweep
 
 
@@ -52,3 +56,20 @@ def test_two_runs_are_columns_and_seven_are_rows(
 def test_one_run_twice_is_no_comparison(embedded: Aws, runs: list[RecordedRun]) -> None:
     with pytest.raises(UsageError, match=rf"^there is one run to compare, {runs[-1].run_id}"):
         compare(embedded, DEFAULT_STAGE, [runs[-1].run_id, "massive"], html=None, output="table")
+
+
+def test_at_80_columns_no_id_and_no_value_is_cut(runs: list[RecordedRun]) -> None:
+    def shown(some: list[RecordedRun]) -> str:
+        console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+        tables.show(comparison_table(some, facts(some), width=console.width), on=console)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    few, many = shown(runs[:4]), shown(runs)
+    assert max(len(line.rstrip()) for line in [*few.splitlines(), *many.splitlines()]) <= 80
+    assert "…" not in few + many
+    # An id goes on in the next line, and of many runs the columns that do not fit are left out
+    heading = [line[len("learning_rate") :] for line in few.partition("state")[0].splitlines()]
+    assert "".join("".join(line.split()) for line in heading).startswith(runs[0].run_id[:10])
+    assert [line.split()[0] for line in many.splitlines()[1:]] == [run.run_id for run in runs]
+    assert "ACCURACY" in many.splitlines()[0]

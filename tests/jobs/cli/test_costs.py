@@ -4,14 +4,19 @@ import csv
 import io
 import json
 import re
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from jobs.aws.connection import Aws
+from jobs.cli import tables
 from jobs.cli.app import app
-from jobs.cli.costs import idle_costs
+from jobs.cli.costs import costs_table, idle_costs
+from jobs.contract.costs import costs, month_of
 from jobs.contract.errors import ConfigurationError
+from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.recorded_runs import files_of, sweep
 
@@ -62,3 +67,18 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
 def test_a_stage_whose_idle_cost_cannot_be_counted_says_so() -> None:
     with pytest.raises(ConfigurationError, match=r"idle cannot be counted: .*'nowhere'"):
         idle_costs("nowhere")
+
+
+def test_at_80_columns_what_has_no_money_is_left_out_and_nothing_is_cut() -> None:
+    receipts = [run.receipt for run in sweep() if run.receipt is not None]
+    found = costs(receipts, by="job", month=month_of("all", now=datetime.now(timezone.utc)))
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    tables.show(costs_table(found, by="job", width=console.width), on=console)
+    assert isinstance(console.file, io.StringIO)
+    heading, *rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert {"JOB", "USD", "ON-DEMAND", "SAVED"} < set(heading)
+    assert not {name.upper() for name in UNPRODUCTIVE} <= set(heading)
+    assert "…" not in console.file.getvalue()
+    assert rows[0][0] == found[0].name
+    everything = costs_table(found, by="job", width=200)
+    assert [str(column.header) for column in everything.columns][6:] == [name.upper() for name in UNPRODUCTIVE]

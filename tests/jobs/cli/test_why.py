@@ -189,7 +189,10 @@ def test_a_job_that_runs_does_not_wait(
     assert not is_waiting(job)
     shown = trainyard("why", job.run_id, environment=environment_of(deployed_aws.endpoint))
     assert (shown.returncode, shown.stdout) == (0, "")
-    assert "does not wait: it is RUNNING" in shown.stderr
+    assert shown.stderr.splitlines() == [
+        f"{job.run_id} does not wait: it is RUNNING",
+        f"next: trainyard status {job.run_id}",
+    ]
 
 
 def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(

@@ -219,7 +219,7 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
         arguments = PretrainMlm(data=data, model=location, global_batch_size=8)
         scratch = tmp_path / location.rpartition("-")[2] / "scratch"
         scratch.mkdir()
-        return bert(fetch_inputs(arguments, s3, scratch), CPU)
+        return bert(arguments, fetch_inputs(arguments, s3, scratch), CPU)
 
     # WHEN the model has a head of its own, THEN that is its own too
     same = started(model("whole", whole))

@@ -193,7 +193,7 @@ def test_an_attempt_that_another_has_superseded_is_not_started_again_and_leaves_
     newer.start()
     newer.finish(End(code=0, reason=None, cause="done"))
 
-    end = older.superseded(End(code=code, reason="SIGTERM; saved step 7", cause="ended"), comes_again=comes_again)
+    end = older.with_outlook(End(code=code, reason="SIGTERM; saved step 7", cause="ended"), comes_again=comes_again)
     older.finish(end)
 
     assert end.code == ends_with
@@ -204,8 +204,26 @@ def test_an_attempt_that_another_has_superseded_is_not_started_again_and_leaves_
     if (code, ends_with) == (75, 1):
         assert record.reason == "SIGTERM; saved step 7; attempt 2 goes on with the run"
     # The newer one, beside which no newer has begun, may be started again
-    asked = End(code=75, reason="SIGTERM", cause="ended")
-    assert newer.superseded(asked, comes_again=False) == asked
+    assert newer.with_outlook(End(code=75, reason="SIGTERM", cause="ended"), comes_again=False).code == 75
+
+
+def test_an_interrupted_attempt_says_where_the_next_one_begins(
+    a_run: S3Location, s3: "S3Client", tmp_path: Path
+) -> None:
+    record = recorded(a_run, tmp_path)
+    end = End(code=75, reason="SIGTERM", cause="ended")
+
+    def said(end: End) -> str | None:
+        return record.with_outlook(end, comes_again=False).reason
+
+    assert said(end) == "SIGTERM; if it is started again, it begins anew: it has saved no checkpoint"
+    object_store.write(s3, a_run / "checkpoints/step-8/model.safetensors", b"half of it")  # cut off: it has no manifest
+    assert said(end) == "SIGTERM; if it is started again, it begins anew: it has saved no checkpoint"
+    object_store.write(s3, a_run / "checkpoints/step-4/manifest.json", b"{}")
+    assert said(end) == "SIGTERM; if it is started again, it resumes from the newest checkpoint"
+    # What says itself what was saved, or is not started again, stays as it is
+    for other in (End(code=75, reason="SIGTERM; saved step 8", cause="done"), End(code=1, reason="no", cause="own")):
+        assert record.with_outlook(other, comes_again=False) == other
 
 
 def test_a_record_of_a_later_release_counts_without_what_is_unknown_here(

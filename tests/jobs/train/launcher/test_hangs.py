@@ -52,7 +52,7 @@ def test_a_rank_that_is_stopped_before_it_trains_ends_the_attempt_too(run: Run, 
     assert launched.wait() == 75
     assert launched.lines[-1] == (
         "interrupted: rank 0 of node 0 (stopped, last seen working): no sign of life for 3 s; "
-        "if it is started again, it resumes from the newest checkpoint\n"
+        "if it is started again, it begins anew: it has saved no checkpoint\n"
     )
     run.wait_until_gone()
 
@@ -75,7 +75,7 @@ def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, 
     assert nodes[0].wait() == 75
     assert re.fullmatch(
         r"interrupted: node 1 lost: no sign of life for \d+ s; "
-        r"if it is started again, it resumes from the newest checkpoint\n",
+        r"if it is started again, it begins anew: it has saved no checkpoint\n",
         nodes[0].lines[-1],
     ), nodes[0].output
     assert run.receipt().state == "interrupted"
@@ -93,7 +93,7 @@ def test_a_start_that_is_never_complete_ends_and_names_the_node_that_is_missing(
     }
     launched = run.attempt(*recipe, options=["--start-timeout-seconds=0.5"], expect=75, **environment)
 
-    said = "node 1 did not come within 0.5 s; if it is started again, it resumes from the newest checkpoint"
+    said = "node 1 did not come within 0.5 s; if it is started again, it begins anew: it has saved no checkpoint"
     assert launched.lines[-1] == f"interrupted: {said}\n"
     assert run.recorded_attempt(1).reason == said
 

@@ -15,7 +15,7 @@ from jobs.train.kinds import finetune_classification
 from jobs.train.models import pretrained
 from jobs.train.rank import one_line
 from tests.support.train.launching import Run
-from tests.support.train.places import Place, refused
+from tests.support.train.places import Place
 from tests.support.train.reviews import reviews, write_jsonl
 
 
@@ -117,13 +117,28 @@ def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
         remote.model(missing)
 
 
-def test_a_job_ends_with_one_line_on_truncated_weights(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("finetune-classification", "it cannot be loaded as an encoder for classification"),
+        ("pretrain-mlm", "it cannot be loaded for masked language modelling"),
+    ],
+)
+def test_a_job_ends_with_one_line_on_truncated_weights(
+    *, kind: str, what: str, run: Run, pretraining: tuple[str, ...], tiny_bert: Path, tmp_path: Path
+) -> None:
     model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    line = refused(run, model, write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1)))
-    assert line.startswith(f"error: {model}: it cannot be loaded as an encoder for classification: ")
-    assert line.endswith(". Next: stage the model's folder again, or name another\n")
+    table = write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1))
+    flags = {
+        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
+        "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
+    }
+    launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1)
+    assert launched.lines[-1].startswith(f"error: {model}: {what}: "), launched.output
+    assert launched.lines[-1].endswith(". Next: stage the model's folder again, or name another\n")
+    assert "Traceback" not in launched.output
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.train.launching import NewRun, Run
+from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
 from tests.support.train.metadata_service import NOTICE, MetadataService
 from tests.support.train.scripts import script_flags, write_files
 
@@ -136,6 +136,64 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert not run.keys("output/checkpoint")
 
 
+EVALUATES_EPOCHS = (
+    TRAINER.replace(
+        "max_steps=60, per_device_train_batch_size=4, logging_steps=7,",
+        "num_train_epochs=3, per_device_train_batch_size=8, logging_steps=7,",
+    )
+    .replace(
+        'eval_strategy="steps", eval_steps=10, save_strategy="steps", save_steps=10,',
+        'eval_strategy="epoch", save_strategy="epoch",',
+    )
+    .replace(
+        "trainer.train(",
+        """
+class HangsOnce(transformers.TrainerCallback):
+    def on_prediction_step(self, args, state, control, **_):
+        if state.global_step == int(sys.argv[1]) and os.environ.get("AWS_BATCH_JOB_ATTEMPT") == "1":
+            print("hangs in the evaluation", flush=True)
+            time.sleep(600)
+
+trainer.add_callback(HangsOnce())
+trainer.train(""",
+    )
+    .replace("import os\n", "import os, sys, transformers\n")
+)
+
+
+@pytest.mark.every_release
+@pytest.mark.parametrize("step", [24, 36], ids=["in the midst", "at the end"])
+def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is_made_up(
+    *, step: int, new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    code = write_files(tmp_path / "code", {"train.py": EVALUATES_EPOCHS})
+    whole = new_run()
+    uninterrupted = whole.attempt(*script_flags(s3, code, "train.py 0"), kind="script")
+    assert [line["step"] for line in whole.metrics() if "eval_loss" in line][:3] == [12, 24, 36]
+    run = new_run()
+
+    # WHEN the node is lost between the save at an epoch's last step and the evaluation that follows
+    first = run.start(*script_flags(s3, code, f"train.py {step}"), kind="script")
+    first.wait_for_line("hangs in the evaluation")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while step not in run.complete_checkpoints():
+        assert time.monotonic() < deadline, first.output
+        time.sleep(0.1)
+    first.kill()
+    run.wait_until_gone()
+    second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, kind="script")
+
+    # THEN the next attempt evaluates first, and all is as if nothing had happened
+    assert f"start: resumed from checkpoint step-{step}\n" in second.lines
+    assert_same(run, whole, "output/model/model.safetensors")
+    assert run.receipt().result["eval_loss"] == whole.receipt().result["eval_loss"]
+    best = [
+        [line.rpartition("-")[2] for line in lines if line.startswith("best")]
+        for lines in (uninterrupted.lines, second.lines)
+    ]
+    assert best[0] == best[1] != []
+
+
 @pytest.mark.every_release
 def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_further(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
@@ -160,6 +218,31 @@ def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_furt
     best = [[line for line in launched.lines if line.startswith("best ")] for launched in (whole, again)]
     assert [line.rpartition("-")[2] for line in best[0]] == [line.rpartition("-")[2] for line in best[1]] != []
     assert run.complete_checkpoints()[-1] == 60
+
+
+GETS_IT_LATE = (
+    TRAINER.replace("max_steps=60", "max_steps=10")
+    .replace("    callbacks=[trainyard.Callback(checkpoint_every_steps=4)],\n", "")
+    .replace("trainer.train(", "trainer.add_callback(trainyard.Callback(checkpoint_every_steps=4))\ntrainer.train(")
+)
+
+
+def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": GETS_IT_LATE}), "train.py")
+    run.attempt(*flags, kind="script")
+    model, curve = run.read("output/model/model.safetensors"), run.curve()
+
+    # WHEN an attempt comes after the last step, which is in the middle of an epoch
+    again = run.attempt(*flags, kind="script", attempt=2, expect=1)
+
+    assert again.lines[-1] == (
+        "error: all 10 steps are done, and this Trainer would do one more, for it got "
+        "trainyard.Callback after it was made. Next: give it the callback where it is made, "
+        "Trainer(…, callbacks=[trainyard.Callback()]), then trainyard resume RUN --allow-changes\n"
+    )
+    assert (run.read("output/model/model.safetensors"), run.curve()) == (model, curve)
 
 
 def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(

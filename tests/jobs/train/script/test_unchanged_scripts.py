@@ -52,7 +52,8 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
     first.wait_for_line("checkpoint: step 3 (step-3)")
     assert first.kill(signal.SIGTERM) == 75
     # THEN it got the signal, and what it had completed is kept, and no half of one
-    assert first.lines[-1].startswith("interrupted: SIGTERM; the script got SIGTERM"), first.output
+    again = "if it is started again, it resumes from the newest checkpoint"
+    assert first.lines[-1] == f"interrupted: SIGTERM; the script got SIGTERM; {again}\n", first.output
     assert "begins at 0 with 'text' ['5', '600']\n" in first.lines
     assert run.complete_checkpoints() == [1, 2, 3]
     assert not any("half-" in name for name in run.keys("checkpoints/"))
