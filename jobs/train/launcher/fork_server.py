@@ -226,7 +226,7 @@ def _serve(requests: Connection, launch: Launch, launcher: int) -> NoReturn:
     die_with_parent(launcher)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher as well, which ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _name_process(f"python -m {launch.kind.entrypoint} [imports for the ranks]")
+    name_process(f"python -m {launch.kind.entrypoint} [imports for the ranks]")
     try:
         os.environ["TMPDIR"] = os.fsdecode(requests.recv_bytes())
     except EOFError:
@@ -259,7 +259,7 @@ def _fork_rank(request: _Request, requests: Connection) -> int:
             os.close(leads)
             while os.getppid() == server:  # it may not become the launcher's child before all have been forked
                 time.sleep(0.001)
-            _run_module(request.module, request.argv)
+            run_module(request.module, request.argv)
         except BaseException:  # noqa: BLE001 - as above
             traceback.print_exc()
         finally:
@@ -284,7 +284,7 @@ def _take_over(request: _Request) -> None:
     os.environ.update(request.environment)
     tempfile.tempdir = None  # as above
     rank = request.environment["RANK"]
-    _name_process(f"python -m {request.module} [rank {rank}] {' '.join(request.argv)}")
+    name_process(f"python -m {request.module} [rank {rank}] {' '.join(request.argv)}")
 
 
 def _unbuffered(number: int, errors: str) -> io.TextIOWrapper:
@@ -293,7 +293,7 @@ def _unbuffered(number: int, errors: str) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, encoding=sys.stdout.encoding, errors=errors, write_through=True)
 
 
-def _run_module(module: str, argv: Sequence[str]) -> NoReturn:
+def run_module(module: str, argv: Sequence[str]) -> NoReturn:
     """Run a module as `python -m` does, and end as Python does after it."""
     sys.modules.pop(module, None)  # the launcher's copy; runpy warns of it
     sys.argv = [module, *argv]
@@ -313,7 +313,7 @@ def _run_module(module: str, argv: Sequence[str]) -> NoReturn:
     os._exit(code)
 
 
-def _name_process(name: str) -> None:
+def name_process(name: str) -> None:
     """Set what `ps` shows as the command line of this process, whose copy it has from the launcher.
 
     It is written over that one, in place, as far as it goes. Linux takes a last byte that is not 0 as the sign that it

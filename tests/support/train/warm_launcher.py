@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from jobs.train.accelerator import CPU
-from jobs.train.launcher import fork_server
+from jobs.train.launcher.fork_server import name_process, run_module
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
@@ -56,6 +56,7 @@ _ENVIRONMENT_ROOM = "TRAINYARD_TESTS_ROOM"
 """Variable as long as an environment may get: /proc/PID/environ of a forked launcher is to be its own, and that is
 where the environment lies that the process was started with."""
 _ROOM_BYTES = 16_384
+_REQUEST_BYTES = 1 << 20
 _ENVIRONMENT_START = 47
 """Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
 
@@ -129,8 +130,8 @@ def _environment() -> dict[str, str]:
 @functools.cache
 def _server() -> socket.socket:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (here, there):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    for place in (here, there):
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
     process = subprocess.Popen(
         # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
         [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), " " * 4096],
@@ -149,6 +150,7 @@ def _server() -> socket.socket:
 
 
 def _serve(requests: socket.socket) -> NoReturn:
+    """Import what launches need, then fork one for each request, until nobody can ask any more."""
     CPU.trainer_class()  # first: it keeps out what a rank would not load either
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -156,39 +158,38 @@ def _serve(requests: socket.socket) -> NoReturn:
     gc.freeze()
     assert threading.active_count() == 1  # a fork takes no other thread along
     woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
+    for descriptor in (woken, wake):
+        os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of the tests, which end this by closing the socket
-    ended: dict[int, socket.socket] = {}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests as well, which end this by their socket
+    running: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+        ready, _, _ = select.select([requests.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            while ended and (found := os.waitpid(-1, os.WNOHANG))[0]:
-                with ended.pop(found[0]) as place:
-                    place.send(json.dumps(os.waitstatus_to_exitcode(found[1])).encode())
-        if requests in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 2)
+            while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with running.pop(ended[0]) as place:
+                    place.send(json.dumps(os.waitstatus_to_exitcode(ended[1])).encode())
+        if requests.fileno() in ready:
+            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
             if not request:
                 os._exit(0)
-            argv, environment = json.loads(request)
             output, place = descriptors[0], socket.socket(fileno=descriptors[1])
             pid = os.fork()
             if pid == 0:
                 try:
-                    requests.close()
-                    place.close()
-                    for other in ended.values():
+                    for other in (requests, place, *running.values()):
                         other.close()
-                    os.close(woken)
+                    for descriptor in (woken, wake):
+                        os.close(descriptor)
+                    argv, environment = json.loads(request)
                     _launch(argv, environment, output)
                 finally:
                     os._exit(1)
             os.close(output)
             place.send(json.dumps(pid).encode())
-            ended[pid] = place
+            running[pid] = place
 
 
 def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
@@ -203,8 +204,8 @@ def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) ->
     os.environ.update(environment)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
     _show_environment(environment)
-    fork_server._name_process(" ".join(["python", "-m", _LAUNCHER, *argv]))
-    fork_server._run_module(_LAUNCHER, argv)
+    name_process(" ".join(["python", "-m", _LAUNCHER, *argv]))
+    run_module(_LAUNCHER, argv)
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:
