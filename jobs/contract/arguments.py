@@ -126,7 +126,7 @@ _MAX_NUMBER = 2**53
 class Strict(BaseModel):
     """Base of what users write: refuses unknown keys, infinities, `true` where a number belongs, and the like."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
