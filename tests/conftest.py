@@ -38,6 +38,8 @@ def pytest_configure() -> None:
     # The CDK library's own check of templates takes as long as the rest of a synthesis. The test that runs the app as
     # cdk.json says has it made (tests/infra/test_app.py), and cfn-lint looks at all templates (test_templates.py).
     os.environ["CDK_VALIDATION"] = "false"
+    # Tests give programs empty homes, in each of which the library would unpack itself anew.
+    os.environ.setdefault("JSII_RUNTIME_PACKAGE_CACHE_ROOT", str(Path(__file__).parents[1] / ".trainyard/cache/jsii"))
     # More processes work than there are cores: threads that wait for each other in one would take the others' time.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -126,7 +126,8 @@ _MAX_NUMBER = 2**53
 class Strict(BaseModel):
     """Base of what users write: refuses unknown keys, infinities, `true` where a number belongs, and the like."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    # A command that is about one kind builds that kind's validators, not those of all.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

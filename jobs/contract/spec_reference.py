@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from jobs.contract.catalog import CATALOG
+from jobs.contract.descriptions import descriptions
 from jobs.contract.health import Health
 from jobs.contract.recipe import Recipe
 from jobs.contract.spec import JobSpec, Resources
@@ -40,8 +41,9 @@ def _sections() -> Iterator[str]:
 
 
 def _table(title: str, model: type[BaseModel], *, leave_out: Collection[str] = ()) -> str:
+    texts = descriptions(model)
     rows = [
-        f"| `{name}` | {_default(field)} | {_cell(field)} |"
+        f"| `{name}` | {_default(field)} | {_cell(field, texts.get(name, ''))} |"
         for name, field in model.model_fields.items()
         if name not in leave_out
     ]
@@ -57,8 +59,8 @@ def _default(field: FieldInfo) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-def _cell(field: FieldInfo) -> str:
-    text = " ".join((field.description or "").split()).replace("|", "\\|")
+def _cell(field: FieldInfo, description: str) -> str:
+    text = " ".join(description.split()).replace("|", "\\|")
     bounds = ", ".join(
         f"{sign} {_number(getattr(item, name))}"
         for item in field.metadata

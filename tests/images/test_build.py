@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jobs.contract.releases import release
-from tests.support.images.source_tree import SourceTree
+from tests.support.images.source_tree import SourceTree, rows_of
 from tests.support.jobs.terminal import Terminal
 
 # The first to ask for the base and the cpu image waits until they are there, which takes minutes.
@@ -38,16 +38,10 @@ def names(engine: Any, image: str, tree: SourceTree) -> set[str]:
     return {name for name in found if tree.revision in name}
 
 
-def built(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
-
-
 def test_the_cpu_image_is_built_and_a_code_edit_rebuilds_its_last_layers(
     tree: SourceTree, options: Sequence[str], base_image: str, docker_engine: Any
 ) -> None:
-    (first,) = built(tree.images("build", "cpu", *options, "-o", "json"))
+    (first,) = rows_of(tree.images("build", "cpu", *options, "-o", "json"))
     assert first["name"] == f"trainyard/cpu:{RELEASE}-{tree.revision}"
     image = docker_engine.images.get(first["name"])
     assert image.id == first["id"]
@@ -96,19 +90,19 @@ def test_parents_are_built_first_and_only_where_they_are_missing(
     tree.add_image("probe", QUICK)
     tree.add_image("more", CHILD, parent="probe")
     tree.commit()
-    rows = built(tree.images("build", "probe-more", *base, "-o", "json"))
+    rows = rows_of(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [row["image"] for row in rows] == ["probe", "probe-more"]
     child = rows[1]["name"]
     assert (
         docker_engine.containers.run(child, ["cat", "/begun", "/parent"], network_mode="none", remove=True)
         == b"probe\n"
     )
-    again = built(tree.images("build", "probe-more", *base, "-o", "json"))
+    again = rows_of(tree.images("build", "probe-more", *base, "-o", "json"))
     assert [(row["image"], row["rebuilt_layers"]) for row in again] == [("probe-more", 0)]
     assert again[0]["id"] == rows[1]["id"]
     # After a commit that changes nothing of the sources, the layers stay, of the child too.
     tree.git("commit", "--quiet", "--allow-empty", "--message", "another")
-    later = built(tree.images("build", "probe", "probe-more", *base, "-o", "json"))
+    later = rows_of(tree.images("build", "probe", "probe-more", *base, "-o", "json"))
     assert [(row["image"], row["rebuilt_layers"]) for row in later] == [("probe", 0), ("probe-more", 0)]
     assert docker_engine.images.get(child).labels["trainyard.commit"] == tree.git("rev-parse", "HEAD")
 
@@ -132,7 +126,7 @@ def test_an_image_tells_the_base_that_it_is_built_on(
     tree.add_image("probe", QUICK)
     tree.add_image("more", CHILD, parent="probe")
     tree.commit()
-    for row in built(tree.images("build", "probe-more", *base, "-o", "json")):
+    for row in rows_of(tree.images("build", "probe-more", *base, "-o", "json")):
         assert docker_engine.images.get(row["name"]).labels["trainyard.base"] == base_image
     # A child is not built on what is there as if it were on another base.
     done = tree.images("build", "probe-more", "--build-arg", "BASE_IMAGE=localhost:1/python:3.11")
@@ -167,7 +161,7 @@ def test_all_descendants_need_one_word(tree: SourceTree, base: Sequence[str], do
     for child in ("ray", "notebook"):  # the real ones have no lock for this parent
         (tree.root / "images" / child / "Dockerfile").unlink(missing_ok=True)
     done = tree.images("build", "probe", "--all-descendants", *base, "-o", "json")
-    assert [row["image"] for row in built(done)] == ["probe", "probe-more", "probe-other"]
+    assert [row["image"] for row in rows_of(done)] == ["probe", "probe-more", "probe-other"]
 
 
 def test_an_image_without_a_lock_for_the_release_is_refused(tree: SourceTree, docker_engine: Any) -> None:
@@ -289,7 +283,7 @@ def test_the_list_tells_current_from_outdated(tree: SourceTree, base: Sequence[s
     tree.add_image("probe", QUICK)
     tree.commit()
     assert not row()["is_current"]
-    (first,) = built(tree.images("build", "probe", *base, "-o", "json"))
+    (first,) = rows_of(tree.images("build", "probe", *base, "-o", "json"))
     listed = row()
     assert (listed["is_built"], listed["is_current"]) == (True, True)
     assert {key: listed[key] for key in ("tag", "revision", "id", "size_bytes")} == {

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -27,7 +26,7 @@ from jobs.images.push import Push, Registry, check_clean
 from jobs.images.stage_images import StageImages
 from tests.support.embedded_aws import EmbeddedAws, run_embedded_aws
 from tests.support.images.registry import FrontDoor, Refusal, front_door, running_registry
-from tests.support.images.source_tree import ROOT, SourceTree
+from tests.support.images.source_tree import ROOT, SourceTree, rows_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -131,15 +130,9 @@ def bench(
     door.refuses = lambda method, path: None
 
 
-def pushed(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
-    return rows
-
-
 def test_what_the_registry_has_is_recorded_by_its_digest_and_pushed_once(bench: Bench) -> None:
     bench.have("cpu", "first")
-    [first] = pushed(bench.push("cpu", "-o", "json"))
+    [first] = rows_of(bench.push("cpu", "-o", "json"))
     digest = bench.door.registry.digest(bench.name_in_registry("cpu"), bench.tag)
     assert first["uri"] == f"{bench.stage.repository('cpu')}@{digest}"
     assert (first["tag"], first["was_there"]) == (bench.tag, False)
@@ -148,7 +141,7 @@ def test_what_the_registry_has_is_recorded_by_its_digest_and_pushed_once(bench: 
 
     # Again: nothing is sent, nothing changes.
     bench.door.asked.clear()
-    [second] = pushed(bench.push("cpu", "-o", "json"))
+    [second] = rows_of(bench.push("cpu", "-o", "json"))
     assert (second["was_there"], second["uri"], second["recorded"]) == (True, first["uri"], [])
     assert not [path for method, path in bench.door.asked if method in {"PUT", "PATCH", "POST"}]
 
@@ -158,7 +151,7 @@ def test_what_the_registry_has_is_recorded_by_its_digest_and_pushed_once(bench: 
     bench.stage.aws.client("ssm").put_parameter(
         Name=f"/trainyard/{bench.stage.name}/{image_parameter('cpu', RELEASE)}", Value="older", Overwrite=True
     )
-    [third] = pushed(bench.push("cpu", "-o", "json"))
+    [third] = rows_of(bench.push("cpu", "-o", "json"))
     assert (third["was_there"], third["uri"], third["recorded"]) == (True, first["uri"], ["cpu"])
 
 
@@ -177,14 +170,14 @@ def test_a_push_says_what_it_does_and_what_rolls_it_out(bench: Bench) -> None:
 
 def test_what_another_machine_pushed_is_taken_and_said(bench: Bench) -> None:
     bench.have("cpu", "of one machine")
-    [first] = pushed(bench.push("cpu", "-o", "json"))
+    [first] = rows_of(bench.push("cpu", "-o", "json"))
     # GIVEN another machine, on which the same sources were built too
     bench.engine.images.remove(f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}")
     bench.have("cpu", "of another machine")
     bench.door.asked.clear()
     done = bench.push("cpu", "-o", "json")
     # THEN a tag stays the image that it was
-    [second] = pushed(done)
+    [second] = rows_of(done)
     assert (second["uri"], second["was_there"]) == (first["uri"], True)
     assert f"note: cpu:{bench.tag} was pushed before, and is taken; what was built here is not sent" in done.stderr
     assert not [path for method, path in bench.door.asked if method in {"PUT", "PATCH", "POST"}]
@@ -203,13 +196,13 @@ def test_a_child_is_built_on_the_parent_that_was_pushed(bench: Bench) -> None:
     bench.tree.write("images/ray/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
     bench.tree.commit()
     bench.have("cpu", "pushed by somebody")
-    [parent] = pushed(bench.push("cpu", "-o", "json"))
+    [parent] = rows_of(bench.push("cpu", "-o", "json"))
     layers = bench.engine.images.get(f"trainyard/cpu:{bench.tag}").attrs["RootFS"]["Layers"]
     for name in (f"trainyard/cpu:{bench.tag}", f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}"):
         bench.engine.images.remove(name, force=True)
     # WHEN its child is built and pushed
     done = bench.push("cpu-ray", "-o", "json")
-    [child] = pushed(done)
+    [child] = rows_of(done)
     # THEN it is built on what was there
     assert "cpu: pull what was pushed already, to build on it" in done.stderr
     assert child["image"] == "cpu-ray"
@@ -282,7 +275,7 @@ def test_a_refusal_leaves_no_name_and_no_record(bench: Bench, refusal: Refusal, 
     assert not [name for name in bench.names_of_others() if bench.name_in_registry("cpu-ray") in name]
     # AND once it may, the same command goes on where that one ended
     bench.door.refuses = lambda method, path: None
-    rows = pushed(bench.push("cpu", "cpu-ray", "-o", "json"))
+    rows = rows_of(bench.push("cpu", "cpu-ray", "-o", "json"))
     assert [(row["image"], row["was_there"]) for row in rows] == [("cpu", True), ("cpu-ray", False)]
     assert set(bench.stage.recorded()) == set(IMAGES)
 
@@ -326,7 +319,7 @@ def test_without_a_registry_the_engine_keeps_the_image_under_its_name_in_ecr(ben
     bench.have("cpu-ray", "kept here")
     with run_embedded_aws(tmp_path) as aws:
         stage = Stage(aws).deploy()
-        [row] = pushed(bench.push("cpu-ray", "-o", "json", stage=stage))
+        [row] = rows_of(bench.push("cpu-ray", "-o", "json", stage=stage))
         assert row["uri"] == f"{stage.repository('cpu-ray')}:{bench.tag}"
         assert stage.recorded() == {"cpu-ray": row["uri"], "gaudi-ray": row["uri"]}
         assert bench.engine.images.get(row["uri"]).id == bench.engine.images.get(f"trainyard/cpu-ray:{bench.tag}").id
@@ -398,6 +391,6 @@ def test_codebuild_does_the_same(bench: Bench, tmp_path: Path) -> None:
         check=False,
     )
     # THEN they push and record
-    [row] = pushed(done)
+    [row] = rows_of(done)
     digest = bench.door.registry.digest(bench.name_in_registry("cpu"), bench.tag)
     assert bench.stage.recorded()["cpu"] == row["uri"] == f"{bench.stage.repository('cpu')}@{digest}"

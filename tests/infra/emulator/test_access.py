@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -294,12 +295,23 @@ def test_no_page_in_a_browser_can_do_or_read_anything(aws: EmbeddedAws, page: Pa
 def test_a_page_whose_name_is_rebound_to_this_machine_is_not_answered(aws: EmbeddedAws, page: Page) -> None:
     # GIVEN a page whose own name leads to the embedded AWS by now: for the browser both are the same origin
     rebound = aws.endpoint.replace("localhost", REBOUND_NAME)
-    page.goto(f"{rebound}/trainyard/health")
+    page.goto(f"{rebound}/trainyard/health", wait_until="networkidle")
     assert "AccessDenied" in page.content()
+    before = refusals_of(aws, REBOUND_NAME)
     answers = page.evaluate(ATTACK, [rebound, aws.credentials.access_key_id, aws.credentials.secret_access_key])
-    # THEN every answer is a refusal, or the browser itself gives the sandboxed page none
+    # THEN the browser gives the sandboxed page no answer that it can read
     assert {answer.split()[-1] for answer in answers} <= {"403", "0", "failed"}
+    # AND by the server's own log each of its requests was refused, or the preflight that would have let it through
+    assert len(answers) > 100
+    assert refusals_of(aws, REBOUND_NAME) - before == len(answers)
     assert buckets(aws) == ["there"]
+
+
+def refusals_of(aws: EmbeddedAws, host: str) -> int:
+    """Return how many requests to `host` the server says that it has answered with 403."""
+    return len(
+        re.findall(rf"refused \S+: the embedded AWS answers to localhost, not to '{host}:\d+'", aws.log.read_text())
+    )
 
 
 HTML = b"""<title>waiting</title><form id="form" method="post" action="/moto-api/reset"></form><script>

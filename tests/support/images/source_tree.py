@@ -1,5 +1,6 @@
 """A copy of what images are built from, in a repository of its own, with the command line that builds from it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -82,6 +83,13 @@ class SourceTree:
             timeout=timeout_seconds,
             check=False,
         )
+
+
+def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return the rows that a command which ended well printed as JSON."""
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
 
 
 def remove_images(engine: Any, revision: str) -> None:
