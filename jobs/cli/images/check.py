@@ -15,7 +15,6 @@ from jobs.contract.revision import image_tag, local_name, source_revision
 from jobs.images import engine
 from jobs.images.build import Build, parse_build_arguments
 from jobs.images.checks.check import Check, Subject
-from jobs.images.checks.container import shared_bytecode
 from jobs.images.checks.table import Result, run_checks
 
 _STYLES = {"ok": "green", "failed": "red", "left out": "yellow"}
@@ -55,13 +54,8 @@ def test(
             console.print(f"note: nothing was to be built, so --build-arg {', '.join(arguments)} changed nothing")
     elif arguments:
         raise UsageError("--tag builds nothing, so --build-arg would change nothing", next_step="leave one of them out")
-    with shared_bytecode(client) as bytecode:
-        results = _run(
-            [
-                Subject.find(one, release=row, revision=revision, client=client, bytecode=bytecode)
-                for one in chosen.values()
-            ]
-        )
+    subjects = [Subject.find(one, release=row, revision=revision, client=client) for one in chosen.values()]
+    results = _run(subjects)
     if output == "json":
         tables.print_json([_json(result, revision) for result in results])
     else:

@@ -32,13 +32,9 @@ class Subject:
     client: docker.DockerClient
     attributes: Mapping[str, Any]
     """`docker image inspect`."""
-    bytecode: str | None = None
-    """The volume in which its containers share what Python compiles, if they do."""
 
     @classmethod
-    def find(
-        cls, image: Image, *, release: Release, revision: str, client: docker.DockerClient, bytecode: str | None = None
-    ) -> "Subject":
+    def find(cls, image: Image, *, release: Release, revision: str, client: docker.DockerClient) -> "Subject":
         """Look an image up in the engine. Raises NotFoundError where the engine does not have it."""
         name = local_name(image.name, image_tag(release.name, revision))
         try:
@@ -47,14 +43,7 @@ class Subject:
             raise NotFoundError(
                 f"the Docker engine has no image {name}", next_step=f"trainyard images build {image.name}"
             ) from None
-        return cls(
-            image=image,
-            release=release,
-            revision=revision,
-            client=client,
-            attributes=attributes,
-            bytecode=bytecode,
-        )
+        return cls(image=image, release=release, revision=revision, client=client, attributes=attributes)
 
     @property
     def name(self) -> str:

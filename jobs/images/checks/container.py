@@ -3,10 +3,6 @@
 It has no network, no capability and no way to more rights, and the init process that a job definition asks for: what
 passes here needs none of them. The scripts of inside/ are copied into the container, so an engine on another machine
 gets them too.
-
-The packages of an image are not compiled, and PyTorch takes longer to compile than to import: containers of all images
-of a test share what Python has compiled, in a volume. Python looks at the time and size of a module's source before it
-takes what is there, and children have their parent's packages.
 """
 
 import io
@@ -17,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import docker
 from requests.exceptions import ConnectionError as RequestConnectionError
 from requests.exceptions import ReadTimeout
 
@@ -30,9 +25,6 @@ FOLDER = "/tmp/trainyard-images-test"  # noqa: S108 - in a container of our own
 TIMEOUT_SECONDS = 120
 SHARED_MEMORY = "1g"
 """Size of /dev/shm, where Ray keeps its objects and PyTorch's data loaders hand over batches."""
-
-_BYTECODE_VARIABLES = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
-"""Where Python puts what it compiles, in an image; and what a container has that must not write any."""
 
 _LAST_LINES = 15
 
@@ -71,16 +63,6 @@ def last_line(output: str) -> str:
 
 
 @contextmanager
-def shared_bytecode(client: docker.DockerClient) -> Iterator[str]:
-    """Make the volume for what Python compiles in containers of the images of one test; it goes with the block."""
-    volume = client.volumes.create(labels={"trainyard.images-test": "bytecode"})
-    try:
-        yield volume.name
-    finally:
-        volume.remove()
-
-
-@contextmanager
 def started(subject: Subject, command: Sequence[str] | None = None, **options: Any) -> Iterator[Any]:
     """Run `command` in a container until the end of the block. `options` are those of docker's SDK."""
     defaults: Mapping[str, Any] = {
@@ -90,13 +72,11 @@ def started(subject: Subject, command: Sequence[str] | None = None, **options: A
         "security_opt": ["no-new-privileges"],
         "shm_size": SHARED_MEMORY,
     }
-    folder = _bytecode_folder(subject, options.get("environment", {}))
-    volumes = [*options.pop("volumes", []), *([f"{subject.bytecode}:{folder}"] if folder else [])]
     container = subject.client.containers.create(
-        subject.name, list(command) if command else None, volumes=volumes, **{**defaults, **options}
+        subject.name, list(command) if command else None, **{**defaults, **options}
     )
     try:
-        container.put_archive("/", _handed_in(folder))
+        container.put_archive("/", _scripts())
         container.start()
         yield container
     finally:
@@ -120,34 +100,16 @@ def output_of(container: Any) -> str:
     return text.decode(errors="replace")
 
 
-def _bytecode_folder(subject: Subject, environment: Mapping[str, str]) -> str | None:
-    """Return where the volume for what Python compiles goes in a container of the image; None where it gets none."""
-    prefix, writes_none = _BYTECODE_VARIABLES
-    if subject.bytecode is None or writes_none in environment:
-        return None
-    variables = dict(line.split("=", 1) for line in subject.configuration.get("Env") or ())
-    return variables.get(prefix)
-
-
-def _handed_in(bytecode_folder: str | None) -> bytes:
-    """Return the scripts of inside/ as a tar archive, readable by whatever user the image has.
-
-    With them comes the right for that user to write to the volume of `bytecode_folder`.
-    """
+def _scripts() -> bytes:
+    """Return the scripts of inside/ as a tar archive, readable by whatever user the image has."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        _add_folder(tar, FOLDER, 0o755)
+        folder = tarfile.TarInfo(FOLDER.removeprefix("/"))
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(folder)
         for path in sorted(INSIDE.glob("*.py")):
             content = path.read_bytes()
-            entry = tarfile.TarInfo(f"{FOLDER.removeprefix('/')}/{path.name}")
+            entry = tarfile.TarInfo(f"{folder.name}/{path.name}")
             entry.size, entry.mode = len(content), 0o644
             tar.addfile(entry, io.BytesIO(content))
-        if bytecode_folder:
-            _add_folder(tar, bytecode_folder, 0o1777)
     return archive.getvalue()
-
-
-def _add_folder(tar: tarfile.TarFile, path: str, mode: int) -> None:
-    folder = tarfile.TarInfo(path.removeprefix("/"))
-    folder.type, folder.mode = tarfile.DIRTYPE, mode
-    tar.addfile(folder)
