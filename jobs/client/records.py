@@ -16,12 +16,14 @@ from jobs.contract.fill_ins import FillIns
 from jobs.contract.locations import S3Location
 from jobs.contract.record_reader import Record, read, read_lines
 from jobs.contract.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
+from jobs.contract.records import Inputs
 from jobs.contract.run import (
     CHECKPOINTS,
     CLASSES,
     DATA,
     FILL_INS,
     GENERATIONS,
+    INPUTS,
     METRICS,
     SPEC,
     UTILIZATION,
@@ -46,6 +48,7 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
         fill_ins = threads.submit(_record, aws, place / FILL_INS, FillIns)
         generations = threads.submit(object_store.read_once, client, place / GENERATIONS)
         data = threads.submit(_record, aws, place / DATA, DataSummary)
+        inputs = threads.submit(_record, aws, place / INPUTS, Inputs)
         code = threads.submit(_record, aws, place / CODE_RECORD, CodeRecord)
         checkpoints = threads.submit(_checkpoints, aws, place)
         utilization = threads.submit(_utilization, aws, place)
@@ -63,6 +66,7 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
         fill_ins=fill_ins.result(),
         generations=read_lines(generations.result(), place=place / GENERATIONS, accept=texts_line),
         data=data.result(),
+        inputs=inputs.result(),
         code=code.result(),
     )
 

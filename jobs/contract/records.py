@@ -75,6 +75,15 @@ class Attempt(BaseModel):
     """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
 
 
+class Inputs(BaseModel):
+    """What tells the inputs of a script or an evaluation from any others, as `inputs.json` holds it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprints: dict[str, str]
+    """By location; those of the hub are told by their revisions."""
+
+
 class SpotPaid(BaseModel):
     """What EC2's Spot price history says of an attempt's own hours."""
 

@@ -1,6 +1,6 @@
 """The report of one run: its result, curves, attempts and money, classes, what it was made of, and what next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -89,7 +89,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         **classes,
         **_samples(run),
         made_of=_made_of(run),
-        data="\n".join(run.data.lines()) if run.data else "",
+        data="\n".join(_data(run)),
         differences=differences(run.spec, recipe) if run.spec else [],
         recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
         commands=_commands(run),
@@ -277,6 +277,13 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
         versions = [f"{name} {version}" for name, version in last.ran_with.items() if name not in of_image]
         rows.append(("with", ", ".join(versions)))
     return rows
+
+
+def _data(run: RecordedRun) -> Iterator[str]:
+    if run.data:
+        yield from run.data.lines()
+    for location, digits in run.inputs.fingerprints.items() if run.inputs else ():
+        yield f"read: {location} (fingerprint {digits})"
 
 
 def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, str]]:
