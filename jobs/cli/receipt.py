@@ -27,7 +27,8 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             f"{run.run_id} has written no receipt: it has not started training, or failed before",
             next_step=f"trainyard status {run.run_id}",
         )
-    found = found.model_copy(update={"spot_paid": spot_paid(aws, found.attempts)})
+    [paid] = spot_paid(aws, found.attempts)
+    found = found.model_copy(update={"spot_paid": paid})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:
