@@ -97,6 +97,19 @@ class SpotPaid(BaseModel):
     """US dollars for all its nodes, at the price of each moment."""
 
 
+class Stored(BaseModel):
+    """A run's files on S3 as they are now, without old versions, and what it costs to keep them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    all_bytes: int
+    checkpoint_bytes: int
+    """The part of them that its checkpoints take, which expire."""
+    usd_per_month: float
+    price: str
+    """The price, with its day and its source."""
+
+
 class Receipt(BaseModel):
     """The account of a run over all its attempts so far. Costs are instance hours times a row's price: an estimate."""
 
@@ -135,6 +148,8 @@ class Receipt(BaseModel):
     """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
     spot_paid: list[SpotPaid] = []
     """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
+    stored: Stored | None = None
+    """What its files take; `trainyard receipt` and the report ask S3, the container does not."""
     budget: str = ""
     """The used part of max_usd and max_hours as text; empty where the spec sets neither."""
     price_date: str

@@ -12,7 +12,17 @@ from jobs.contract.phases import PHASES, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import JobSpec
-from jobs.contract.words import counted, duration, figure, result_rows, savings, spot_paid_text, usd, verdict
+from jobs.contract.words import (
+    counted,
+    duration,
+    figure,
+    result_rows,
+    savings,
+    spot_paid_text,
+    stored_text,
+    usd,
+    verdict,
+)
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render
@@ -198,6 +208,7 @@ def _money(run: RecordedRun) -> dict[str, Any]:
             *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
+            ("stored", stored_text(receipt.stored)),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
         ]
     return {"money": rows, "money_total": ("all", f"{hours:.3f}", f"{all_usd:.3f}", ""), "prices": prices}
