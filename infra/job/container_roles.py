@@ -11,7 +11,7 @@ from infra.constructs.inline_role import InlineRole
 from infra.constructs.log_group import RetainedLogGroup
 from infra.job.team_files import TeamFiles
 from infra.stages import Team
-from infra.storage.huggingface_secret import PublishedSecret
+from infra.storage.team_secret import PublishedSecret
 
 
 class TeamRole(InlineRole):
@@ -54,7 +54,7 @@ class TeamRole(InlineRole):
 
 
 class ExecutionRole(InlineRole):
-    """The role of the ECS agent while it starts a team's job: pull its image, fetch its secret, write its log.
+    """The role of the ECS agent while it starts a team's job: pull its image, fetch its secrets, write its log.
 
     There is one for each team, since whoever has it can read the team's secret. The container's code never has it.
     """
@@ -67,7 +67,7 @@ class ExecutionRole(InlineRole):
         team: Team,
         repositories: Iterable[ecr.IRepository],
         logs: RetainedLogGroup,
-        secret: PublishedSecret | None,
+        secrets: Iterable[PublishedSecret],
     ) -> None:
         super().__init__(
             scope,
@@ -82,7 +82,7 @@ class ExecutionRole(InlineRole):
         streams = self.log_streams(logs.log_group_name, f"{team.name}/*")
         self.allow("WriteLog", ["logs:CreateLogStream", "logs:PutLogEvents"], streams)
         self.explain("Each attempt logs to a stream of its own; those of a team begin with its name", streams)
-        if secret is not None:
+        for secret in secrets:
             secret.let_read(self)
 
 

@@ -6,7 +6,7 @@ submission.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
@@ -48,8 +48,8 @@ class TeamJobs:
     execution_role: iam.IRole
     """What the ECS agent may do to start it."""
     logs: RetainedLogGroup
-    huggingface_secret_arn: str | None = None
-    """Its value is HF_TOKEN in the container; None: no such variable."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the container by their names, each with the place in a secret that its value comes from."""
     shared_data_mount: str | None = None
     """Where accelerator instances, and so containers, see `shared/` of the data bucket; None: nowhere."""
     lets_commands_in: Callable[..., bool]
@@ -146,13 +146,10 @@ class TeamJobs:
             ),
             # Accelerator drivers and EFA pin the memory that they transfer from.
             ulimits=[_Batch.UlimitProperty(name="memlock", soft_limit=-1, hard_limit=-1)] if kind.accelerated else None,
-            # The agent fetches the value as the container starts: it is in no definition, and a new one counts from the
-            # next attempt on.
-            secrets=(
-                [_Batch.SecretProperty(name="HF_TOKEN", value_from=self.huggingface_secret_arn)]
-                if self.huggingface_secret_arn
-                else None
-            ),
+            # The agent fetches the values as the container starts: they are in no definition, and new ones count from
+            # the next attempt on.
+            secrets=[_Batch.SecretProperty(name=name, value_from=place) for name, place in self.secrets.items()]
+            or None,
             mount_points=[
                 _Batch.MountPointProperty(
                     source_volume=volume.name, container_path=volume.container_path, read_only=volume.read_only

@@ -13,9 +13,9 @@ from infra.job.job_definition import TeamJobs
 from infra.job.member_role import MemberRole
 from infra.job.team_files import TeamFiles
 from infra.stages import Stage, Team
-from infra.storage.huggingface_secret import PublishedSecret
 from infra.storage.shared_file_system import CONTAINER_PATH
 from infra.storage.stack import StorageStack
+from infra.storage.team_secret import PublishedSecret, kinds_of
 from jobs.contract.catalog import CATALOG
 from jobs.contract.job_kind import JobKind
 from jobs.contract.stage import (
@@ -92,9 +92,8 @@ class JobStack(StageStack):
 
     def _team_jobs(self, team: Team, files: TeamFiles) -> TeamJobs:
         storage = self._storage
-        secret = None
-        if team.huggingface_token:
-            secret = PublishedSecret(self, team=team, storage=storage, key_arn=storage.key_arn(self))
+        key_arn = storage.key_arn(self) if any(kinds_of(team)) else None
+        secrets = [PublishedSecret(self, kind, storage=storage, key_arn=key_arn) for kind in kinds_of(team)]
         return TeamJobs(
             team=team.name,
             task_role=TeamRole(
@@ -106,10 +105,10 @@ class JobStack(StageStack):
                 team=team,
                 repositories=self._images.repositories.values(),
                 logs=self._logs,
-                secret=secret,
+                secrets=secrets,
             ),
             logs=self._logs,
-            huggingface_secret_arn=secret.arn if secret else None,
+            secrets={name: place for secret in secrets for name, place in secret.values.items()},
             shared_data_mount=CONTAINER_PATH if self._stage.fsx_gib else None,
             lets_commands_in=self._stage.lets_commands_in,
         )

@@ -115,6 +115,21 @@ SecretName = Annotated[
     # The characters that Secrets Manager allows in a name.
     like(r"[\w/+=.@-]{1,512}", "the name of a secret"),
 ]
+SecretVariables = Annotated[
+    tuple[
+        Annotated[
+            str,
+            accepted(
+                # Those decide where a job runs and as whom, or have a secret of their own.
+                lambda value: not re.match(r"AWS_|TRAINYARD_|LD_|PYTHON|HF_TOKEN$|PATH$", value),
+                "'{}' is none that a secret may hold",
+            ),
+            like(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable, such as 'WANDB_API_KEY'"),
+        ],
+        ...,
+    ],
+    distinct("names a variable twice"),
+]
 Emails = Annotated[
     tuple[
         Annotated[

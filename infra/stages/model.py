@@ -28,6 +28,9 @@ class Team:
     huggingface_token: bool = False
     """True: a secret is made for its Hugging Face token, and its jobs get what is put into it as HF_TOKEN. They do not
     start before something is."""
+    secret_variables: limits.SecretVariables = ()
+    """Names of variables whose values a secret holds, as a JSON object: its jobs get them (WANDB_API_KEY,
+    MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …). They do not start before all of them are in it."""
     member_principals: tuple[limits.MemberPrincipal, ...] = ()
     """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
     None given: no such role is made, and people submit with rights of their own."""

@@ -15,10 +15,10 @@ from constructs import Construct
 from infra.constructs.stage_stack import StageStack, acknowledge
 from infra.network.stack import NetworkStack
 from infra.stages import Stage
-from infra.storage.huggingface_secret import HuggingFaceSecret
 from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem, file_server_group
+from infra.storage.team_secret import TeamSecret, kinds_of
 from jobs.contract.run import CHECKPOINT_TAG
-from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT
+from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT, variable_names_parameter
 
 KMS_KEY = "kms-key"
 """Parameter that holds the ARN of the stage's own key; there only while the stage has one."""
@@ -89,8 +89,10 @@ class StorageStack(StageStack):
             self.publish(FSX_MOUNT_NAME, file_system.mount_name)
             self.publish(SHARED_DATA_MOUNT, CONTAINER_PATH)
         for team in stage.teams:
-            if team.huggingface_token:
-                HuggingFaceSecret(self, f"HuggingFaceToken-{team.name}", team=team, key=self._key)
+            for kind in kinds_of(team):
+                TeamSecret(self, kind, team=team, key=self._key)
+            if team.secret_variables:
+                self.publish(variable_names_parameter(team.name), " ".join(team.secret_variables))
 
     def key_arn(self, reader: Construct) -> str | None:
         """Return the ARN of the stage's own key, which encrypts another stack's images, secrets and topics as well.

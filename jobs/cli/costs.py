@@ -16,8 +16,9 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.report import write
 from jobs.client import batch, storage
+from jobs.client.prices import spot_paid
 from jobs.client.storage import StoredRun
-from jobs.contract.costs import By, Cost, Idle, costs, month_of, spans, total
+from jobs.contract.costs import By, Cost, Idle, Month, costs, month_of, spans, total
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
@@ -35,7 +36,8 @@ def show_costs(
     wanted = month_of(month, now=now)
     stage = batch.read_stage(aws, stage_name)
     runs = [run for run in storage.stored_runs(aws, stage) if team in (None, run.team)]
-    receipts, unreadable = _receipts(aws, runs)
+    receipts, unreadable = receipts_of(aws, runs)
+    receipts = _with_own_prices(aws, receipts, wanted)
     found = costs(receipts, by=by, month=wanted)
     resting = idle_costs(stage_name) if idle else None
     if output == "json":
@@ -50,6 +52,8 @@ def show_costs(
     console = tables.stderr()
     where = "; what would have cost that in AWS, of this machine's runs" if stage.embedded else ""
     note = f"estimated from the runs' own receipts, at the prices that each names, start-up and storage apart{where}"
+    if any(row.attempts_with_own_price for row in found):
+        note += "; Spot's own price: by EC2's price history of each attempt's hours, as far as it says them"
     if not found:
         when = "ever" if month == "all" else f"in {wanted.begin:%Y-%m}"
         console.print(f"no run of stage '{stage.name}' took anything {when}; another month: --month 2026-01, or all")
@@ -88,7 +92,16 @@ def idle_costs(stage_name: str) -> Idle:
     return Idle(usd_a_month=said["usd_a_month"], source=source)
 
 
-def _receipts(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[str]]:
+def _with_own_prices(aws: Aws, receipts: Sequence[Receipt], month: Month) -> list[Receipt]:
+    """Return the receipts, those of the month with what EC2 says of Spot in their attempts' own hours."""
+    wanted = [receipt.attempts if costs([receipt], by="run", month=month) else [] for receipt in receipts]
+    return [
+        receipt.model_copy(update={"spot_paid": paid})
+        for receipt, paid in zip(receipts, spot_paid(aws, *wanted), strict=True)
+    ]
+
+
+def receipts_of(aws: Aws, runs: Sequence[StoredRun]) -> tuple[list[Receipt], list[str]]:
     """Return the receipts that there are, and the runs whose receipts this release does not read."""
     _ = aws.s3  # made before threads share it
     unreadable: list[str] = []
@@ -115,17 +128,19 @@ def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
     """
     whole = total(found)
     rows = [*found, whole] if len(found) > 1 else found
+    own = any(row.attempts_with_own_price for row in found)
     cells = {
         by.upper(): [row.name for row in rows],
         "RUNS": [str(row.runs) for row in rows],
         "HOURS": [f"{row.instance_hours:.2f}" for row in rows],
         "USD": [f"{row.usd:.2f}" for row in rows],
+        **({"SPOT'S OWN PRICE": [f"{row.spots_own_price_usd:.2f}" for row in rows]} if own else {}),
         "ON-DEMAND": [f"{row.on_demand_usd:.2f}" for row in rows],
         "SAVED": [f"{row.saved_percent:.0f} %" for row in rows],
         **{name.upper(): [f"{row.usd_by_phase[name]:.2f}" for row in rows] for name in UNPRODUCTIVE},
     }
     least = sorted(UNPRODUCTIVE, key=lambda name: whole.usd_by_phase[name])
-    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SAVED"]
+    less_needed = [*(name.upper() for name in least), "RUNS", "HOURS", "ON-DEMAND", "SPOT'S OWN PRICE", "SAVED"]
     shown = tables.fitting(cells, width=width, leave_out=less_needed)
     table = tables.columns(*shown)
     for column in table.columns[1:]:
@@ -136,12 +151,13 @@ def costs_table(found: Sequence[Cost], *, by: By, width: int) -> Table:
     return table
 
 
-def _fields(row: Cost, by: By) -> dict[str, str | int | float]:
+def _fields(row: Cost, by: By) -> dict[str, str | int | float | None]:
     return {
         by: row.name,
         "runs": row.runs,
         "instance_hours": round(row.instance_hours, 6),
         "usd": round(row.usd, 6),
+        "spots_own_price_usd": round(row.spots_own_price_usd, 6) if row.attempts_with_own_price else None,
         "on_demand_usd": round(row.on_demand_usd, 6),
         "saved_usd": round(row.saved_usd, 6),
         "saved_percent": round(row.saved_percent, 1),

@@ -120,6 +120,9 @@ def report(
     With --follow the page is kept up to date, and its address (with a token) is printed on stdout; Ctrl-C leaves the
     file, never ends the run.
     """
+    from jobs.report import vega
+
+    vega.begin()
     from jobs.cli import report as command
 
     command.report(ctx.obj.aws(), ctx.obj.stage, run, to=to, follow=follow, port=port)

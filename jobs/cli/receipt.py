@@ -1,5 +1,6 @@
 """`trainyard receipt`: what a run took over all its attempts, and what it brought."""
 
+from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.client import batch, storage
@@ -10,6 +11,7 @@ from jobs.client.records import read_classes
 from jobs.client.sweeps import read_sweep
 from jobs.contract.code import CodeRecord
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.prices import stored
 from jobs.contract.words import counted
 
 
@@ -27,7 +29,9 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             f"{run.run_id} has written no receipt: it has not started training, or failed before",
             next_step=f"trainyard status {run.run_id}",
         )
-    found = found.model_copy(update={"spot_paid": spot_paid(aws, found.attempts)})
+    [paid] = spot_paid(aws, found.attempts)
+    kept = stored(object_store.sizes(aws.s3, run.location))
+    found = found.model_copy(update={"spot_paid": paid, "stored": kept})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:

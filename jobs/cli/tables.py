@@ -28,6 +28,7 @@ from jobs.contract.words import (
     savings,
     size,
     spot_paid_text,
+    stored_text,
     unproductive,
     usd,
     verdict,
@@ -342,6 +343,7 @@ def receipt_table(
             ("saved", savings(receipt)),
             ("of the cost", unproductive(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
+            ("stored", stored_text(receipt.stored)),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
             ("files", location),
         ]

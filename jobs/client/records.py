@@ -1,8 +1,9 @@
 """What a run has written of itself, read from its files at once: for its report, and for what it cost."""
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
@@ -14,20 +15,25 @@ from jobs.contract.display import printable
 from jobs.contract.errors import UsageError
 from jobs.contract.fill_ins import FillIns
 from jobs.contract.locations import S3Location
+from jobs.contract.prices import stored
 from jobs.contract.record_reader import Record, read, read_lines
 from jobs.contract.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
+from jobs.contract.records import Inputs
 from jobs.contract.run import (
-    CHECKPOINTS,
     CLASSES,
     DATA,
     FILL_INS,
     GENERATIONS,
+    INPUTS,
     METRICS,
     SPEC,
     UTILIZATION,
     checkpoint_step,
 )
 from jobs.contract.spec import JobSpec, parse_spec
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import ObjectTypeDef
 
 log = logging.getLogger("trainyard")
 
@@ -46,23 +52,29 @@ def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
         fill_ins = threads.submit(_record, aws, place / FILL_INS, FillIns)
         generations = threads.submit(object_store.read_once, client, place / GENERATIONS)
         data = threads.submit(_record, aws, place / DATA, DataSummary)
+        inputs = threads.submit(_record, aws, place / INPUTS, Inputs)
         code = threads.submit(_record, aws, place / CODE_RECORD, CodeRecord)
-        checkpoints = threads.submit(_checkpoints, aws, place)
+        listed = threads.submit(object_store.listing, client, place, prefix=place.key)
         utilization = threads.submit(_utilization, aws, place)
+    files = {item["Key"].removeprefix(place.key): item for item in listed.result()}
+    bill = receipt.result()
+    if bill is not None:
+        bill = bill.model_copy(update={"stored": stored({name: item["Size"] for name, item in files.items()})})
     return RecordedRun(
         run_id=run.run_id,
         team=run.team,
         location=str(place),
         spec_text=text.result(),
         spec=_spec(text.result(), origin=str(place / SPEC)),
-        receipt=receipt.result(),
+        receipt=bill,
         metrics=read_lines(metrics.result(), place=place / METRICS, accept=metrics_line),
         utilization=utilization.result(),
-        checkpoints=checkpoints.result(),
+        checkpoints=_checkpoints(files),
         classes=classes.result(),
         fill_ins=fill_ins.result(),
         generations=read_lines(generations.result(), place=place / GENERATIONS, accept=texts_line),
         data=data.result(),
+        inputs=inputs.result(),
         code=code.result(),
     )
 
@@ -110,7 +122,6 @@ def _utilization(aws: Aws, place: S3Location) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: line["time"])
 
 
-def _checkpoints(aws: Aws, place: S3Location) -> list[Checkpoint]:
-    entries = object_store.listing(aws.s3, place, prefix=(place / CHECKPOINTS).key)
-    found = [(checkpoint_step(item["Key"].removeprefix(place.key)), item["LastModified"]) for item in entries]
+def _checkpoints(files: Mapping[str, "ObjectTypeDef"]) -> list[Checkpoint]:
+    found = [(checkpoint_step(name), item["LastModified"]) for name, item in files.items()]
     return sorted((Checkpoint(step=step, at=at) for step, at in found if step is not None), key=lambda each: each.step)

@@ -86,6 +86,7 @@ CLAIMS = (
     Claim(name="iam", step=ISOLATION, text="AWS refuses a team's job the files of another team"),
     Claim(name="alerts", step=WATCHED, text="Alarms, dashboard and metrics are there, and somebody would be told"),
     Claim(name="bill", step=WATCHED, text="Budgets are there, and AWS's bill is split by tag"),
+    Claim(name="costs", step=WATCHED, text="AWS's bill has for runs what their receipts say, by tag"),
     Claim(
         name="gone",
         step=DESTROY,

@@ -33,8 +33,8 @@ class Price:
     """A row of instance_prices.json: US dollars an hour for one instance in us-east-1, Linux."""
 
     on_demand_usd_per_hour: float
-    spot_usd_per_hour: float | None = None
-    """The typical Spot price; None: nobody knows."""
+    spot_usd_per_hour: float
+    """The typical Spot price: where zones differ, the median of theirs."""
     date: str
     """The day on which the prices were read."""
     source: str
@@ -90,9 +90,7 @@ class InstanceType:
 
     @property
     def spot_usd_per_hour(self) -> float:
-        """The typical Spot price; for want of one the On-Demand price stands in, and `price_source` says so."""
-        price = _PRICES[self.name]
-        return price.on_demand_usd_per_hour if price.spot_usd_per_hour is None else price.spot_usd_per_hour
+        return _PRICES[self.name].spot_usd_per_hour
 
     @property
     def price_date(self) -> str:
@@ -100,9 +98,7 @@ class InstanceType:
 
     @property
     def price_source(self) -> str:
-        price = _PRICES[self.name]
-        lacks_spot = "; for want of a Spot price the On-Demand one stands in"
-        return f"{price.source}{lacks_spot}" if price.spot_usd_per_hour is None else price.source
+        return _PRICES[self.name].source
 
     @property
     def processes(self) -> int:

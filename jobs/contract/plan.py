@@ -27,6 +27,7 @@ from jobs.contract.spec import JobSpec, PlannedPoint
 from jobs.contract.stage import NOT_BUILT_TAG, SHARED_PREFIX, DeployedStage, deploying
 from jobs.contract.submit_job import is_too_long, submit_job_request
 from jobs.contract.sweep import SweepSize, points
+from jobs.contract.team_secrets import check_push, check_trackers
 from jobs.contract.words import counted
 
 
@@ -157,7 +158,8 @@ def plan(
         [
             *_refusal(lambda: _check_team_budget(spec.team, stage, at=now)),
             *_refusal(lambda: _check_run_budget(spec, placement, continued, prices)),
-            *_refusal(lambda: _check_push(arguments, spec.team, stage)),
+            *_refusal(lambda: check_push(arguments, spec.team, stage)),
+            *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
             *_refusal(lambda: _check_ranks(spec, arguments, placement)),
             *_refusal(lambda: check_hpu_trainer(hpu_trainer(arguments), stage.row_of(spec.kind), stage.release)),
             *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
@@ -375,18 +377,3 @@ def _check_team_reads(arguments: Arguments, team: str, stage: DeployedStage) -> 
                     f"arguments.{argument}: {location} is of team '{owner}', which team '{team}' cannot read",
                     next_step=f"have it copied to {DATA}{SHARED_PREFIX}/, which all teams read, or to {DATA}{team}/",
                 )
-
-
-def _check_push(arguments: Arguments, team: str, stage: DeployedStage) -> None:
-    """Raise UsageError where the arguments push to the Hugging Face Hub and the team has no secret for a token.
-
-    The embedded AWS hands no token of its own environment to jobs either.
-    """
-    repository = arguments.hub_repository
-    if repository is not None and team not in stage.huggingface_teams:
-        raise UsageError(
-            f"arguments.push_to_hub: team '{team}' has no secret for a Hugging Face token in stage '{stage.name}', so "
-            f"nothing can be pushed to {repository}",
-            next_step="set the team's huggingface_token in infra/settings.py, deploy, and put a token into the secret; "
-            "or leave push_to_hub out",
-        )

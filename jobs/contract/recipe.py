@@ -1,9 +1,10 @@
 """Recipe: how an entrypoint that trains does it, in the same words in every kind and on any world size."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, HubRepository, Input
@@ -17,6 +18,14 @@ MAX_BATCH_SIZE = 2**20
 
 SMALLER_IS_BETTER = frozenset({"eval_loss", "eval_perplexity"})
 """The metrics of which the best is the least; of all others it is the greatest."""
+
+Tracker = Literal["wandb", "mlflow"]
+
+TRACKER_VARIABLES: Mapping[Tracker, str] = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}
+"""What each cannot do without, in the job's environment, from the team's secret."""
+
+Trackers = Annotated[list[Tracker], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
+"""One may stand without brackets."""
 
 EvaluateEverySteps = Annotated[int, Field(ge=1)] | Literal["epoch"] | None
 
@@ -44,6 +53,7 @@ class Recipe(Arguments):
             "log_every_steps",
             "final_evaluation",
             "push_to_hub",
+            "report_to",
             "stop_on_nan",
         }
     )
@@ -100,6 +110,9 @@ class Recipe(Arguments):
     """Ends the run, for good, where a line of metrics has a loss that is no number (NaN) or infinite."""
     seed: int = Field(default=42, ge=0, le=MAX_SEED)
     """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
+    report_to: Trackers | None = None
+    """Trackers that the metrics go to as well: wandb (Weights & Biases), mlflow. All attempts are one run there. Their
+    keys and addresses come from the team's secret."""
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
     HF_TOKEN."""

@@ -9,7 +9,7 @@ from jobs.contract.classes import ClassReport
 from jobs.contract.code import CodeRecord
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.fill_ins import FillIns
-from jobs.contract.records import Attempt, Receipt
+from jobs.contract.records import Attempt, Inputs, Receipt
 from jobs.contract.run import submitted_at
 from jobs.contract.spec import JobSpec
 
@@ -44,6 +44,8 @@ class RecordedRun:
     generations: Sequence[Mapping[str, str]] = ()
     """What a language model said, by the script's own words: the texts of each line, by their names there."""
     data: DataSummary | None = None
+    inputs: Inputs | None = None
+    """Of a script or an evaluation: what it read."""
     code: CodeRecord | None = None
 
     @property

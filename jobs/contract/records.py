@@ -75,6 +75,15 @@ class Attempt(BaseModel):
     """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
 
 
+class Inputs(BaseModel):
+    """What tells the inputs of a script or an evaluation from any others, as `inputs.json` holds it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprints: dict[str, str]
+    """By location; those of the hub are told by their revisions."""
+
+
 class SpotPaid(BaseModel):
     """What EC2's Spot price history says of an attempt's own hours."""
 
@@ -86,6 +95,19 @@ class SpotPaid(BaseModel):
     high_usd_per_hour: float
     usd: float
     """US dollars for all its nodes, at the price of each moment."""
+
+
+class Stored(BaseModel):
+    """A run's files on S3 as they are now, without old versions, and what it costs to keep them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    all_bytes: int
+    checkpoint_bytes: int
+    """The part of them that its checkpoints take, which expire."""
+    usd_per_month: float
+    price: str
+    """The price, with its day and its source."""
 
 
 class Receipt(BaseModel):
@@ -126,6 +148,8 @@ class Receipt(BaseModel):
     """The part of it, once an attempt had begun to work, in which no card did anything for no known reason."""
     spot_paid: list[SpotPaid] = []
     """What Spot cost in each attempt's own hours and zone; `trainyard receipt` asks EC2, the container does not."""
+    stored: Stored | None = None
+    """What its files take; `trainyard receipt` and the report ask S3, the container does not."""
     budget: str = ""
     """The used part of max_usd and max_hours as text; empty where the spec sets neither."""
     price_date: str

@@ -21,7 +21,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     fill-ins.json             of a pre-training: one `jobs.contract.fill_ins.FillIns` of some held-out texts
     fabric.json               of a fabric-check: all that it found and measured
     data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
-    inputs.json               of a script and of an evaluation: {"fingerprints": {location: …}} of what it read
+    inputs.json               of a script and of an evaluation: one `Inputs` of what it read
     output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
     output/generations.jsonl  of a script that writes one: an object a line, whose texts the report shows
     receipt.json              one `Receipt`, over all attempts so far

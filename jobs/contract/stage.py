@@ -99,6 +99,16 @@ def huggingface_secret_parameter(team: str) -> str:
     return f"huggingface-secret/{team}"
 
 
+def variables_secret_parameter(team: str) -> str:
+    """Return the name of the parameter that holds the ARN of the secret with the values of the team's variables."""
+    return f"variables-secret/{team}"
+
+
+def variable_names_parameter(team: str) -> str:
+    """Return the name of the parameter that names those variables, with a blank between them."""
+    return f"secret-variables/{team}"
+
+
 def member_role_parameter(team: str) -> str:
     """Return the name of the parameter that holds the ARN of the role that the team's people assume.
 
@@ -177,6 +187,8 @@ class DeployedStage:
     """Job kind to the URI that its job definitions name; empty where images do not matter, since jobs are processes."""
     huggingface_teams: frozenset[str] = frozenset()
     """Teams that have a secret for their Hugging Face token."""
+    secret_variables: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Team to the variables that its jobs have from its secret."""
     embedded_processes: int | None = None
     """Ranks that this machine should run on the embedded AWS where a job asks for more. None on AWS."""
     teams: tuple[str, ...] = field(init=False)
@@ -238,6 +250,7 @@ class DeployedStage:
             images={(image, release): value for (image, release), value in _below("image", values)},
             job_images=({kind: value for (kind,), value in _below("job-image", values)} if runs_containers else {}),
             huggingface_teams=frozenset(team for (team,), _ in _below("huggingface-secret", values)),
+            secret_variables={team: frozenset(value.split()) for (team,), value in _below("secret-variables", values)},
             embedded_processes=embedded_processes,
         )
 

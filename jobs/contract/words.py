@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.contract.records import Receipt, SpotPaid
+from jobs.contract.records import Receipt, SpotPaid, Stored
 
 _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
@@ -151,6 +151,15 @@ def unproductive(receipt: Receipt) -> str:
         "idle cards": receipt.idle_usd,
     }
     return ", ".join(f"{name} {usd(amount)}" for name, amount in parts.items() if amount)
+
+
+def stored_text(kept: Stored | None) -> str:
+    """Return what a run's files take and cost; empty where nobody has asked S3."""
+    if kept is None:
+        return ""
+    what = f"{size(kept.all_bytes)}, {size(kept.checkpoint_bytes)} of it checkpoints"
+    free = "old versions apart, and transfer within the region costs nothing"
+    return f"{what}: {usd(kept.usd_per_month)} a month at {kept.price}; {free}"
 
 
 def spot_paid_text(paid: SpotPaid) -> str:

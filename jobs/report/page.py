@@ -1,6 +1,6 @@
 """The report of one run: its result, curves, attempts and money, classes, what it was made of, and what next."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -12,7 +12,17 @@ from jobs.contract.phases import PHASES, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import JobSpec
-from jobs.contract.words import counted, duration, figure, result_rows, savings, spot_paid_text, usd, verdict
+from jobs.contract.words import (
+    counted,
+    duration,
+    figure,
+    result_rows,
+    savings,
+    spot_paid_text,
+    stored_text,
+    usd,
+    verdict,
+)
 from jobs.report import charts
 from jobs.report.curves import EVENTS, curves, events, time_axis
 from jobs.report.rendering import render
@@ -89,7 +99,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         **classes,
         **_samples(run),
         made_of=_made_of(run),
-        data="\n".join(run.data.lines()) if run.data else "",
+        data="\n".join(_data(run)),
         differences=differences(run.spec, recipe) if run.spec else [],
         recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
         commands=_commands(run),
@@ -198,6 +208,7 @@ def _money(run: RecordedRun) -> dict[str, Any]:
             *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("budget", f"{receipt.budget} used" if receipt.budget else ""),
+            ("stored", stored_text(receipt.stored)),
             ("price", f"as of {receipt.price_date}, from {receipt.price_source}; {receipt.estimate_note}"),
         ]
     return {"money": rows, "money_total": ("all", f"{hours:.3f}", f"{all_usd:.3f}", ""), "prices": prices}
@@ -277,6 +288,13 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
         versions = [f"{name} {version}" for name, version in last.ran_with.items() if name not in of_image]
         rows.append(("with", ", ".join(versions)))
     return rows
+
+
+def _data(run: RecordedRun) -> Iterator[str]:
+    if run.data:
+        yield from run.data.lines()
+    for location, digits in run.inputs.fingerprints.items() if run.inputs else ():
+        yield f"read: {location} (fingerprint {digits})"
 
 
 def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, str]]:

@@ -1,17 +1,14 @@
 """Puts a page together: template, styles, script, charts, and Vega, which draws them, in one file."""
 
-import contextlib
 import functools
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jobs.contract.display import printable
+from jobs.report import vega
 from jobs.report.charts import CONFIG
 
 _FOLDER = Path(__file__).parent
@@ -35,7 +32,7 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
             nonce=secrets.token_urlsafe(16),
             style=Markup(_own("style.css")),  # noqa: S704 - ours
             script=Markup(_own("page.js")),  # noqa: S704 - ours
-            vega=Markup(_vega()),  # noqa: S704 - the library's
+            vega=Markup(vega.script()),  # noqa: S704 - the library's
         )
     )
     return page
@@ -60,26 +57,3 @@ def _environment() -> Any:
 @functools.cache
 def _own(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-@functools.cache
-def _vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script, as the package vl-convert-python brings them."""
-    import vl_convert
-
-    # It takes a second to make, and is the same until another version of the package is installed.
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
-    kept = folder / f"vega-{version('vl-convert-python')}.js"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return kept.read_text(encoding="utf-8")
-    script = (
-        vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed")
-        .replace("</script", r"<\/script")
-        .replace("<!--", r"<\!--")
-    )
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as part:
-            part.write(script)
-        Path(part.name).replace(kept)
-    return script

@@ -19,6 +19,7 @@ EXPENSIVE = Team(
     name="research",
     monthly_budget_usd=100,
     huggingface_token=True,
+    secret_variables=("WANDB_API_KEY",),
     member_principals=("arn:aws:iam::123456789012:role/people",),
 )
 DL1, P4D = Pool(instance_type="dl1.24xlarge"), Pool(instance_type="p4d.24xlarge")

@@ -5,6 +5,7 @@ import pytest
 
 from infra.idle_costs import FREE, PRICES, Line, idle_costs, summary, table
 from infra.settings import STAGES
+from jobs.contract.prices import GB_OF_S3, stored
 from tests.support.infra.synthesis import Templates
 
 
@@ -97,3 +98,8 @@ def test_one_stage_says_for_programs_what_it_costs_and_what_jobs_would_run_on(te
     assert said["cpu_instance_type"] == stage.cpu_instance_type
     assert said["usd_a_month"] == pytest.approx(39.8)
     assert (said["builds_machine_image"], said["several_nodes_on_demand"]) == (True, False)
+
+
+def test_a_run_and_a_stage_pay_the_same_for_what_s3_keeps() -> None:
+    [bucket] = (price for price in PRICES if price.type == "AWS::S3::Bucket")
+    assert stored({"model/model.safetensors": GB_OF_S3}).usd_per_month == bucket.usd

@@ -1,14 +1,28 @@
 """The step that looks at what watches the stage: alarms, dashboard, metrics, budgets and the bill."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from jobs.aws.errors import error_code
 from jobs.cli.acceptance.context import Context
 from jobs.cli.acceptance.runner import Step
-from jobs.contract.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence
+from jobs.cli.costs import receipts_of
+from jobs.client import batch, storage
+from jobs.contract.acceptance import NOT_PROVEN, PROVEN, WATCHED, Evidence, Outcome
+from jobs.contract.costs import Month, costs
 from jobs.contract.errors import TrainyardError
+from jobs.contract.records import Receipt
 from jobs.contract.words import counted
+
+BILL_DAYS = 14
+"""Cost Explorer keeps days for longer; what a stage cost weeks ago was another release's receipts."""
+
+BILL_LATE_DAYS = 1
+"""Cost Explorer refreshes its data at least once every 24 hours (its user guide): today's and yesterday's may lack."""
+
+BILL_TOLERANCE = 0.25
+"""The part of the bill that receipts may differ by: they leave out how an instance boots and idles until it goes."""
 
 _ON_RECORD = "the embedded AWS keeps these on record: nothing is measured, and nobody is told"
 
@@ -20,7 +34,7 @@ def watched_step(context: Context) -> Step:
 def watched(context: Context) -> list[Evidence]:
     """Look at each. Raises TrainyardError where the stage lacks what its templates have."""
     made = _resources(context)
-    return [_alerts(context, made), _bill(context, made)]
+    return [_alerts(context, made), _bill(context, made), _costs(context)]
 
 
 def _resources(context: Context) -> dict[str, list[str]]:
@@ -90,6 +104,75 @@ def _bill(context: Context, made: dict[str, list[str]]) -> Evidence:
     billed, said = _billed(context)
     outcome = PROVEN if budgets and billed else NOT_PROVEN
     return Evidence(claim="bill", outcome=outcome, text=f"{text}; {said}", ids=ids)
+
+
+def _costs(context: Context) -> Evidence:
+    if context.aws.embedded:
+        return Evidence(claim="costs", outcome=NOT_PROVEN, text="there is no bill to hold receipts against")
+    stage = batch.read_stage(context.aws, context.stage)
+    receipts, _ = receipts_of(context.aws, storage.stored_runs(context.aws, stage))
+    return held_against_bill(context, receipts, now=datetime.now(timezone.utc))
+
+
+def held_against_bill(context: Context, receipts: Sequence[Receipt], *, now: datetime) -> Evidence:
+    """Hold receipts against AWS's bill, for the days of which it knows all."""
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    days = Month(begin=today - timedelta(days=BILL_DAYS), end=today - timedelta(days=BILL_LATE_DAYS))
+    counted = {row.name: row.usd for row in costs(receipts, by="run", month=days)}
+    if not counted:
+        text = (
+            f"not known yet: no run of the {BILL_DAYS} days up to {days.end:%Y-%m-%d}, and the bill is up to a day "
+            "late; with --keep, on a stage that has run for some days, it is held against them"
+        )
+        return Evidence(claim="costs", outcome=NOT_PROVEN, text=text)
+    try:
+        billed = _billed_by_run(context, days)
+    except Exception as error:  # noqa: BLE001 - not activated, denied: the bill is seen or not
+        text = f"the bill could not be asked ({error_code(error) or error})"
+        return Evidence(claim="costs", outcome=NOT_PROVEN, text=text)
+    outcome, text = _compared(counted, billed)
+    return Evidence(claim="costs", outcome=outcome, text=f"{days.begin:%Y-%m-%d} to {days.end:%Y-%m-%d}: {text}")
+
+
+def _billed_by_run(context: Context, days: Month) -> dict[str, float]:
+    """Return what EC2's instances cost by the bill, by the tag of the run that they were for."""
+    request: dict[str, Any] = {
+        "TimePeriod": {"Start": f"{days.begin:%Y-%m-%d}", "End": f"{days.end:%Y-%m-%d}"},
+        "Granularity": "DAILY",
+        "Metrics": ["UnblendedCost"],
+        "Filter": {
+            "And": [
+                {"Tags": {"Key": "trainyard:stage", "Values": [context.stage]}},
+                {"Dimensions": {"Key": "SERVICE", "Values": ["Amazon Elastic Compute Cloud - Compute"]}},
+            ]
+        },
+        "GroupBy": [{"Type": "TAG", "Key": "trainyard:run"}],
+    }
+    explorer, billed = context.aws.client("ce"), dict[str, float]()
+    while True:
+        answer = explorer.get_cost_and_usage(**request)
+        for group in (group for day in answer["ResultsByTime"] for group in day.get("Groups", [])):
+            run = group["Keys"][0].partition("$")[2]  # "trainyard:run$RUN"; without the tag nothing follows
+            billed[run] = billed.get(run, 0.0) + float(group["Metrics"]["UnblendedCost"]["Amount"])
+        if not answer.get("NextPageToken"):
+            return billed
+        request["NextPageToken"] = answer["NextPageToken"]
+
+
+def _compared(counted: Mapping[str, float], billed: Mapping[str, float]) -> tuple[Outcome, str]:
+    """Return whether the bill has for the runs that it knows what was counted, and the figures of both, in USD."""
+    known = {run: usd for run, usd in counted.items() if run in billed}
+    if not known:
+        return (
+            NOT_PROVEN,
+            "not known yet: the bill knows no run by its tag, which has to be activated, and is a day late",
+        )
+    ours, theirs = sum(known.values()), sum(billed[run] for run in known)
+    text = (
+        f"the receipts of {len(known)} of {len(counted)} runs come to {ours:.2f} USD, and their instances to "
+        f"{theirs:.2f} USD in the bill, which has their start and their end besides"
+    )
+    return (PROVEN if abs(theirs - ours) <= BILL_TOLERANCE * theirs else NOT_PROVEN), text
 
 
 def _billed(context: Context) -> tuple[bool, str]:

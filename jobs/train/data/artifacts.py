@@ -36,6 +36,7 @@ from jobs.contract.artifact import (
 )
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location, hub_parts, refuse_unresolved, stays_below
+from jobs.contract.records import Inputs
 from jobs.contract.run import INPUTS, MANIFEST
 from jobs.contract.words import counted
 from jobs.train.data.sources import hub_errors, is_on_hub
@@ -288,7 +289,7 @@ def record_inputs(run: S3Location, locations: Iterable[str], *, s3: "S3Client") 
     for location, digits in found.items():
         log.info("read: %s (fingerprint %s)", location, digits)
     if found:
-        object_store.write(s3, run / INPUTS, json.dumps({"fingerprints": found}, indent=2).encode() + b"\n")
+        object_store.write(s3, run / INPUTS, Inputs(fingerprints=found).model_dump_json(indent=2).encode() + b"\n")
 
 
 def _opened(location: str, text: bytes, *, kind: str, s3: Callable[[], "S3Client"], scratch: Path) -> OpenArtifact:

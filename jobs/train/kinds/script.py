@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.contract.recipe import TRACKER_VARIABLES
 from jobs.kinds.script import Script
 from jobs.train.rank import ALONE, Rank, begin, give_first_heartbeat, hide_place, one_line, tell_the_launcher
 
@@ -46,7 +47,14 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
         os.setpgid(0, 0)  # what it starts ends with it
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
     try:
-        give_first_heartbeat(Rank.from_environment())
+        rank = Rank.from_environment()
+        give_first_heartbeat(rank)
+        if rank.is_first and not os.environ.keys().isdisjoint(TRACKER_VARIABLES.values()):
+            from jobs.train.trainer.trackers import (
+                join_run_of_script,
+            )  # its imports take time that others need not wait for
+
+            join_run_of_script(rank.run)
         asked = watch_environment()
         os.chdir(folder)
         if command[0] == "-m":

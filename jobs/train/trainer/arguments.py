@@ -27,7 +27,8 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         **({"save_steps": recipe.checkpoint_every_steps} if saves_by_itself else {}),
         "remove_unused_columns": False,
         "disable_tqdm": True,
-        "report_to": [],
+        "report_to": [],  # trackers.py has those of the recipe, which can end no training
+        "run_name": rank.run.key.strip("/").rpartition("/")[2],
         # The Trainer would log the mean of the other steps instead of a loss that is no number.
         **({"logging_nan_inf_filter": False} if recipe.stop_on_nan else {}),
     }

@@ -71,6 +71,7 @@ class RunMetrics(Callback):
         memory: Callable[[], Mapping[str, float]] = dict,
         shape: Callable[[], Any] = lambda: None,
         saving_seconds: Callable[[], float] = lambda: 0.0,
+        also: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
 
@@ -78,7 +79,7 @@ class RunMetrics(Callback):
         the result is set against in TensorBoard's HParams. `memory`: that of the rank's card (`Accelerator.memory`),
         for Trainers that do not log it themselves. `shape`: that of the newest batch where each new one is compiled
         (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part of the samples/s. `saving_seconds`:
-        how long the training has stood still for saves.
+        how long the training has stood still for saves. `also` is told of evaluations and of the result.
         """
         self.throughput = throughput
         self._rank = rank
@@ -90,6 +91,7 @@ class RunMetrics(Callback):
         self._memory = memory
         self._shape = shape
         self._saving_seconds = saving_seconds
+        self._also = also
         self._step = self._resumed_from_step = resumed_from_step
         self._changed = dict(changed or {})
         self._steps_of_shape: Counter[Any] = Counter()
@@ -161,6 +163,8 @@ class RunMetrics(Callback):
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the metrics of an evaluation during the training; the time it took is none of the training's."""
+        if self._files is not None:
+            self._also(values)
         self._step_started = time.monotonic()
         if self._files is not None:
             self._files.write_evaluation(step, values)
@@ -196,6 +200,7 @@ class RunMetrics(Callback):
             self._files.write(step, values)
             self._files.write_hparams(self._arguments, values)
             self._status(values)
+            self._also(values)
 
     def upload(self) -> None:
         """Put on S3 what was measured so far. Raises TrainyardError where that fails."""

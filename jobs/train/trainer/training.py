@@ -41,6 +41,7 @@ from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics, StopOnNan
 from jobs.train.trainer.resume import LossSinceLog, Resume, newest_complete, seed_of_rank, with_batch_of_rank
 from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.trackers import Trackers
 from jobs.train.trainer.trainer import Options, trainer_class
 
 if TYPE_CHECKING:
@@ -135,12 +136,14 @@ class _Attempt:
     uploads: CheckpointUploads = field(init=False)
     shutdown: Shutdown = field(init=False)
     best: BestEvaluation | None = field(init=False)
+    trackers: Trackers = field(init=False)
     best_step: int | None = None
     """The step whose model the run leaves; None: the last one's."""
     _trainer: Any = None
 
     def __post_init__(self) -> None:
         rank, recipe, resume = self.rank, self.recipe, self.resume
+        self.trackers = Trackers(recipe.report_to or (), rank, self.s3)
         self.metrics = RunMetrics(
             rank,
             self.s3 if rank.is_first else None,
@@ -154,6 +157,7 @@ class _Attempt:
             memory=self.accelerator.memory,
             shape=lambda: self.heartbeats.training_shape,
             saving_seconds=lambda: self.heartbeats.saving_seconds,
+            also=self.trackers.log,
         )
         retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
         metric = recipe.metric_for_best_model
@@ -248,7 +252,7 @@ class _Attempt:
     def _callbacks(self) -> list[Any]:
         """Return what accompanies the training; they need its Trainer no earlier than that calls them."""
         recipe = self.recipe
-        further: list[Any] = [StopOnNan()] if recipe.stop_on_nan else []
+        further: list[Any] = [self.trackers, *([StopOnNan()] if recipe.stop_on_nan else [])]
         if recipe.evaluate_every_steps:
             batch = recipe.global_batch_size
             epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch
@@ -306,6 +310,7 @@ class _Attempt:
             shutdown.close()
         if values is None or shutdown.reason:
             self.metrics.close()
+            self.trackers.finish()
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
             self.rank.once("saved", lambda: True)
             raise ResumeLaterError(f"{shutdown.reason}; saved step {trainer.state.global_step}")
@@ -347,6 +352,7 @@ class _Attempt:
             self._leave_further(rank.scratch / "result")
         self.metrics.result(trainer.state.global_step, result)
         self.metrics.close()
+        self.trackers.finish()
         if rank.is_first:
             log.info("result: %s", ", ".join(f"{result_label(name)} {value:.4g}" for name, value in result.items()))
             if self.recipe.push_to_hub is not None:

@@ -263,6 +263,17 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
             (Team(name="a", member_principals=("arn:aws:iam::123456789012:root",)),),
             "team 'a': member_principals: must be ARNs of IAM users or roles, not 'arn:aws:iam::123456789012:root'",
         ),
+        *(
+            (
+                (Team(name="a", secret_variables=(name,)),),
+                f"team 'a': secret_variables: '{name}' is none that a secret may hold",
+            )
+            for name in ("AWS_SECRET_ACCESS_KEY", "TRAINYARD_RUN_URI", "HF_TOKEN", "LD_PRELOAD")
+        ),
+        (
+            (Team(name="a", secret_variables=("wandb_api_key",)),),
+            "team 'a': secret_variables: must be the name of a variable, such as 'WANDB_API_KEY', not 'wandb_api_key'",
+        ),
         (
             (Team(name="ml-ops"), Team(name="mlops")),
             "team 'mlops': Batch's fair share drops hyphens and cannot tell it from team 'ml-ops'",

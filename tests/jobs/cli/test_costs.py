@@ -47,7 +47,10 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         assert [line[0] for line in lines[1:]] == [*(run.run_id for run in runs), "all"]
         assert lines[-1][3:7] == ["0.71", "2.37", "70", "%"]
         rows = list(csv.DictReader(io.StringIO(printed("csv")[0])))
-        assert rows == [{key: str(value) for key, value in row.items()} for row in json.loads(printed("json")[0])]
+        assert rows == [
+            {key: "" if value is None else str(value) for key, value in row.items()}
+            for row in json.loads(printed("json")[0])
+        ]
         assert [row["run"] for row in rows] == [run.run_id for run in runs]
         page = tmp_path / "costs.html"
         arguments = ["costs", "--by", "run", "--month", "2026-11", "--team", stage.teams[0], "-o", "csv"]

@@ -61,7 +61,8 @@ def test_receipt_shows_the_result_and_that_its_cost_is_an_estimate(
     place = run.plan.run_location / "receipt.json"
     embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=receipt.model_dump_json().encode())
     rows = {}
-    for line in aws_trainyard("receipt", run.plan.run_id).stdout.splitlines():
+    printed = aws_trainyard("receipt", run.plan.run_id).stdout
+    for line in printed.splitlines():
         label, _, value = line.partition("  ")
         rows[label] = value.strip()
     assert rows["accuracy"] == "0.819"
@@ -71,7 +72,19 @@ def test_receipt_shows_the_result_and_that_its_cost_is_an_estimate(
     assert rows["duration"] == "1 min 30 s"
     assert rows["estimated cost"] == "0.33 USD On-Demand, 0.0980 USD Spot (0.0250 h of dl1.24xlarge)"
     assert rows["price"] == "as of 2022-08-24, from a price list; an estimate"
-    assert Receipt.model_validate_json(aws_trainyard("receipt", run.plan.run_id, "-o", "json").stdout) == receipt
+    told = Receipt.model_validate_json(aws_trainyard("receipt", run.plan.run_id, "-o", "json").stdout)
+    assert told.model_copy(update={"stored": None}) == receipt
+
+    checkpoint = run.plan.run_location / "checkpoints/step-3/optimizer.pt"
+    embedded.s3.put_object(Bucket=place.bucket, Key=checkpoint.key, Body=b"x" * 2_000_000)
+    kept = Receipt.model_validate_json(aws_trainyard("receipt", run.plan.run_id, "-o", "json").stdout).stored
+    assert kept is not None
+    assert told.stored is not None
+    assert (kept.all_bytes, kept.checkpoint_bytes) == (told.stored.all_bytes + 2_000_000, 2_000_000)
+    assert kept.usd_per_month == kept.all_bytes / 2**30 * 0.023
+    shown = f"{told.stored.all_bytes / 1000:.3g} kB, 0 B of it checkpoints: 0.0000 USD a month"
+    assert rows["stored"].startswith(shown)
+    assert "transfer within the region costs nothing" in " ".join(printed.split())
 
     embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b'{"run_id": 1}')
     damaged = aws_trainyard("receipt", run.plan.run_id)

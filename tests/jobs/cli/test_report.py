@@ -18,6 +18,7 @@ from jobs.client import storage
 from jobs.client.records import read_run
 from jobs.contract.errors import Detached, UsageError
 from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.records import Inputs
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from jobs.report.page import run_page
@@ -34,7 +35,8 @@ def put(aws: Aws, stage: DeployedStage, run: RecordedRun) -> None:
 def test_a_runs_records_become_a_file(
     embedded: Aws, stage: DeployedStage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = with_samples(three_attempts(100, run_id="told-20261101-120000-00ab"))
+    inputs = Inputs(fingerprints={"s3://data/shared/more.csv": "77aa00"})
+    run = replace(with_samples(three_attempts(100, run_id="told-20261101-120000-00ab")), inputs=inputs)
     put(embedded, stage, run)
     path = tmp_path / "new" / "told.html"
     app(["report", "told", "--to", str(path)], standalone_mode=False)
@@ -43,7 +45,11 @@ def test_a_runs_records_become_a_file(
     # What was read is what was written, but for where it lies and when S3 took the checkpoints.
     found = read_run(embedded, storage.find_run(embedded, stage, run.run_id))
     assert [checkpoint.step for checkpoint in found.checkpoints] == [each.step for each in run.checkpoints]
-    assert replace(found, location=run.location, checkpoints=run.checkpoints) == run
+    assert found.receipt is not None
+    assert found.receipt.stored is not None
+    assert found.receipt.stored.all_bytes == sum(map(len, files_of(run).values()))
+    bill = found.receipt.model_copy(update={"stored": None})
+    assert replace(found, location=run.location, checkpoints=run.checkpoints, receipt=bill) == run
 
 
 def test_ctrl_c_ends_the_serving_and_leaves_the_file(

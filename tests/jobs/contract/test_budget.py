@@ -79,25 +79,24 @@ def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
 
 
 def test_spot_counts_at_what_ec2_says_of_it_where_it_says_anything() -> None:
-    # GIVEN a type whose row has no Spot price, so that On-Demand's would stand in for it
     row = instance_type("p4d.24xlarge")
-    quoted = attempt(1, 60, instance_type=row.name, accelerator="cuda", spot_usd_per_hour=9.5)
-    dear = attempt(1, 60, instance_type=row.name, accelerator="cuda")
-    assert (spent([quoted]).usd, spent([dear]).usd) == (9.5, row.on_demand_usd_per_hour)
+    quoted = attempt(1, 60, instance_type=row.name, accelerator="cuda", spot_usd_per_hour=6.5)
+    by_row = attempt(1, 60, instance_type=row.name, accelerator="cuda")
+    assert (spent([quoted]).usd, spent([by_row]).usd) == (6.5, row.spot_usd_per_hour)
     assert spent([quoted], all_on="on-demand").usd == row.on_demand_usd_per_hour
-    # THEN a budget that On-Demand would have used up within minutes is enough, and the job is told the price
+    # THEN a budget that the row's dearer price would use up within minutes is enough, and the job is told the price
     stage = replace(STAGE, instance_type=row)
-    budget = spec(max_usd=1.5)
-    with pytest.raises(UsageError, match=r"max_usd: 1.5 leaves 4\.\d minutes of 1 x p4d.24xlarge \(Spot\)"):
+    budget = spec(max_usd=0.6)
+    with pytest.raises(UsageError, match=r"max_usd: 0.6 leaves 4\.\d minutes of 1 x p4d.24xlarge \(Spot\)"):
         plan(budget, stage, run_id=RUN_ID)
-    said = Prices(on_demand=recorded(row).on_demand, spot=Quote(usd_per_hour=9.5, date="2026-11-23", source="EC2"))
-    assert "--spot-usd-per-hour=9.5" in command_of(plan(budget, stage, run_id=RUN_ID, prices_of=lambda _: said))
+    said = Prices(on_demand=recorded(row).on_demand, spot=Quote(usd_per_hour=6.5, date="2026-11-23", source="EC2"))
+    assert "--spot-usd-per-hour=6.5" in command_of(plan(budget, stage, run_id=RUN_ID, prices_of=lambda _: said))
     assert not any("--spot-usd" in part for part in command_of(plan(spec(), stage, run_id=RUN_ID)))
     # AND what ended it says so
-    left = budget.budget.left(Spent(usd=1.5), usd_per_hour=9.5, nnodes=1)
+    left = budget.budget.left(Spent(usd=0.6), usd_per_hour=6.5, nnodes=1)
     assert left is not None
-    why = reached(left, Spent(usd=1.5), run_id=RUN_ID, capacity="spot", spot_usd_per_hour=9.5)
-    assert "1.50 USD at EC2's Spot price of 9.5 USD an hour" in why
+    why = reached(left, Spent(usd=0.6), run_id=RUN_ID, capacity="spot", spot_usd_per_hour=6.5)
+    assert "0.60 USD at EC2's Spot price of 6.5 USD an hour" in why
 
 
 def test_a_clock_that_was_set_back_gives_no_credit() -> None:

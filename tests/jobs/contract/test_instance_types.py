@@ -51,7 +51,8 @@ def test_every_type_has_a_row_of_prices_and_every_price_a_type() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_prices_are_plausible_and_say_where_they_come_from(row: InstanceType) -> None:
-    assert 0 < row.spot_usd_per_hour <= row.on_demand_usd_per_hour
+    # Trap: an On-Demand price that stands in for Spot ends a run at a third of its max_usd.
+    assert 0 < row.spot_usd_per_hour < 0.6 * row.on_demand_usd_per_hour
     assert row.price_date
     assert row.price_source
 

@@ -326,6 +326,19 @@ def test_a_model_is_pushed_to_the_hub_only_for_a_team_that_has_a_secret() -> Non
     assert "--push-to-hub=acme/reviews" in command_of(plan(pushing, its_own, run_id=RUN_ID))
 
 
+def test_metrics_go_to_a_tracker_only_for_a_team_whose_secret_has_what_it_takes() -> None:
+    reporting = spec(arguments={**ARGUMENTS, "report_to": ["wandb", "mlflow"]})
+    half = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY"}), "nlp-core": frozenset()})
+    with pytest.raises(
+        UsageError, match=r"no secret in stage 'dev' with what it takes for mlflow \(MLFLOW_TRACKING_URI"
+    ):
+        plan(reporting, half, run_id=RUN_ID)
+    both = replace(STAGE, secret_variables={"research": frozenset({"WANDB_API_KEY", "MLFLOW_TRACKING_URI"})})
+    assert '--report-to=["wandb", "mlflow"]' in command_of(plan(reporting, both, run_id=RUN_ID))
+    one = spec(arguments={**ARGUMENTS, "report_to": "wandb"})
+    assert '--report-to=["wandb"]' in command_of(plan(one, half, run_id=RUN_ID))
+
+
 def test_all_that_a_plan_refuses_is_told_at_once() -> None:
     arguments = {**ARGUMENTS, "push_to_hub": "acme/reviews", "global_batch_size": 4}
     arguments["train_data"] = "data://nlp-core/t.jsonl"

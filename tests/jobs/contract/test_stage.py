@@ -13,6 +13,7 @@ from jobs.contract.stage import (
     parameter_path,
     queue_parameter,
     share_identifier,
+    variable_names_parameter,
 )
 
 PARAMETERS = {
@@ -184,3 +185,6 @@ def test_the_teams_that_have_a_secret_for_a_hugging_face_token_are_known() -> No
     assert DeployedStage.from_parameters("dev", PARAMETERS).huggingface_teams == frozenset()
     values = {**PARAMETERS, huggingface_secret_parameter("research"): "arn:secret"}
     assert DeployedStage.from_parameters("dev", values).huggingface_teams == {"research"}
+    values = {**PARAMETERS, variable_names_parameter("research"): "WANDB_API_KEY MLFLOW_TRACKING_URI"}
+    known = DeployedStage.from_parameters("dev", values).secret_variables
+    assert known == {"research": {"WANDB_API_KEY", "MLFLOW_TRACKING_URI"}}

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from jobs.contract.recorded_run import RecordedRun
-from jobs.contract.records import CardUse, SpotPaid
+from jobs.contract.records import CardUse, Inputs, SpotPaid
 from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
 from jobs.report.curves import Point, curves, events, stretches
@@ -65,6 +65,12 @@ def test_image_code_data_and_versions_are_told(html: str) -> None:
     assert f"own code 2 files of /home/me, commit {'c0ffee' * 6}, fingerprint ab12" in text
     assert "11,514 training and 2,033 held-out examples, 5 classes" in text
     assert "read: s3://data/shared/massive/train.jsonl (fingerprint 0f1e2d3c)" in text
+
+
+def test_what_a_script_or_an_evaluation_read_is_told_by_its_fingerprint(run: RecordedRun) -> None:
+    inputs = Inputs(fingerprints={"s3://data/research/<held-out>.csv": "77aa00"})
+    text = unescape(text_of(run_page(replace(run, data=None, inputs=inputs), now=NOW)))
+    assert "The data that it read read: s3://data/research/<held-out>.csv (fingerprint 77aa00)" in text
 
 
 def test_a_model_that_is_no_better_than_the_largest_class_is_told_so(run: RecordedRun) -> None:

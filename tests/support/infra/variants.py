@@ -14,6 +14,7 @@ ALL = Stage(
             share=2.0,
             monthly_budget_usd=20_000,
             huggingface_token=True,
+            secret_variables=("WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
             member_principals=("arn:aws:iam::123456789012:role/people/researcher",),
         ),
         Team(name="product", monthly_budget_usd=5_000, isolated=True),

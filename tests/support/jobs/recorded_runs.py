@@ -19,6 +19,7 @@ from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.recorded_run import Checkpoint, RecordedRun
 from jobs.contract.records import IMAGE_DIGEST, Attempt
+from jobs.contract.run import INPUTS
 from jobs.contract.spec import parse_spec
 from jobs.train.launcher.accounting import receipt
 
@@ -216,6 +217,7 @@ def files_of(run: RecordedRun) -> dict[str, bytes]:
             for attempt in run.attempts
         },
         **({"data.json": run.data.model_dump_json().encode()} if run.data else {}),
+        **({INPUTS: run.inputs.model_dump_json().encode()} if run.inputs else {}),
         **({CODE_RECORD: run.code.model_dump_json().encode()} if run.code else {}),
         **({"classes.json": run.classes.model_dump_json().encode()} if run.classes else {}),
         **({"fill-ins.json": run.fill_ins.model_dump_json().encode()} if run.fill_ins else {}),

@@ -1,4 +1,4 @@
-"""The Hugging Face token of a team, from its secret into its own jobs."""
+"""What a team's secrets hold, from there into its own jobs: its Hugging Face token, and variables of any name."""
 
 from typing import Any
 
@@ -47,3 +47,25 @@ def test_a_team_that_gives_up_its_token_can_be_deployed(synthesised: Any) -> Non
     with_token = synthesised(teams=(Team(name="research", huggingface_token=True),))
     exported = with_token["storage"].get("Outputs", {})
     assert not any("Secret" in name or "HuggingFace" in name for name in exported)
+
+
+def test_variables_of_one_secret_reach_the_teams_jobs_by_their_names(synthesised: Any) -> None:
+    names = ("WANDB_API_KEY", "MLFLOW_TRACKING_URI")
+    stacks = synthesised(teams=(Team(name="research", huggingface_token=True, secret_variables=names),))
+    secrets = container_of(resources(stacks["jobs"], "AWS::Batch::JobDefinition")["Jobresearchscript"])["Secrets"]
+    assert [secret["Name"] for secret in secrets] == ["HF_TOKEN", *names]
+    for secret in secrets[1:]:
+        # ECS takes the one key out of the object: `ARN:json-key:version-stage:version-id`.
+        [_, [arn, rest]] = secret["ValueFrom"]["Fn::Join"]
+        assert rest == f":{secret['Name']}::"
+        assert stacks["jobs"]["Parameters"][arn["Ref"]]["Default"] == "/trainyard/test/variables-secret/research"
+    # THEN both are made without a value, and the agent of this team's jobs alone may read them
+    made = resources(stacks["storage"], "AWS::SecretsManager::Secret")
+    assert len(made) == 2
+    assert not any({"SecretString", "GenerateSecretString"} & secret.keys() for secret in made.values())
+    told = [
+        item for item in resources(stacks["storage"], "AWS::SSM::Parameter").values() if "secret-var" in item["Name"]
+    ]
+    assert [(item["Name"], item["Value"]) for item in told] == [
+        ("/trainyard/test/secret-variables/research", "WANDB_API_KEY MLFLOW_TRACKING_URI")
+    ]
