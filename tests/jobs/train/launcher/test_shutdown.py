@@ -190,7 +190,8 @@ def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, 
     assert launched.kill(signal.SIGTERM) == 75
 
     assert launched.lines[-1] == (
-        "interrupted: SIGTERM; not saved within 2 s; if it is started again, it resumes from the newest checkpoint\n"
+        "interrupted: SIGTERM; not saved within 2 s; "
+        "if it is started again, it begins anew: it has saved no checkpoint\n"
     )
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
