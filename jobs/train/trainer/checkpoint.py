@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
 from jobs.train.channel import note_checkpoint
@@ -31,13 +30,13 @@ from jobs.train.stored_checkpoints import (
     Throughput,
     check_newest,
     complete,
-    described,
     discard,
     fingerprint,
     listing,
     prune,
     publish,
 )
+from jobs.train.trainer import upload_process
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
 
@@ -188,9 +187,8 @@ class CheckpointUploads(Callback):
             before = [other for other in whole if other < step]
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
-        files = described(folder)
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
-        object_store.upload_all(s3, folder, list(files), remote, tag=tag, before_each=check)
+        files = upload_process.upload(s3, folder, remote, run=rank.run, attempt=rank.attempt, tag=tag)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:
