@@ -53,9 +53,10 @@ _WAIT_SECONDS = 10.0
 
 
 class CheckpointUploads(Callback):
-    """Uploads what the Trainer saves, in a thread of one rank of each node. `finish` waits for the last one.
+    """Has what the Trainer saves uploaded by a thread of one rank of each node. `finish` waits for the last one.
 
-    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    What is large the thread hands to a process of its own (upload_process.py). A failed save ends the training at its
+    next step: going on would risk all the hours since the last checkpoint.
     """
 
     def __init__(
