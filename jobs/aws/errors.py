@@ -64,7 +64,7 @@ def is_throttling(error: Exception) -> bool:
     return _status(error) == 429 or error_code(error) in _THROTTLED
 
 
-def is_denied(error: Exception) -> bool:
+def is_denied(error: BaseException | None) -> bool:
     """Return whether the service says that the caller may not do this."""
     return error_code(error) in _DENIED
 
@@ -76,7 +76,7 @@ def is_refused_connection(error: Exception) -> bool:
     return isinstance(error, EndpointConnectionError)
 
 
-def error_code(error: Exception) -> str:
+def error_code(error: BaseException | None) -> str:
     """Return the service's code of a ClientError, `AccessDenied` for instance; empty for every other error."""
     response: dict[str, Any] = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))

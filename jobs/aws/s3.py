@@ -4,17 +4,17 @@ AWS_ENDPOINT_URL and the rest of boto3's own settings count, so that the same co
 """
 
 import contextlib
-import hashlib
 import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 from jobs.aws.errors import error_code, explain, is_denied, is_loopback, is_refused_connection, is_transient
+from jobs.aws.hashing import HashingStream
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location, stays_below
 
@@ -30,6 +30,9 @@ THREADS = 8
 
 PARTS = 4
 """Parts of one large file moved at once."""
+
+_MOST_PARTS = 10_000
+"""Of one object (Amazon S3 User Guide, "Amazon S3 multipart upload limits")."""
 
 RETRIES = 10
 """Tries of one request by botocore, whose pauses add up to a quarter of a minute at errors, to one at throttling. All
@@ -101,7 +104,7 @@ def patiently(what: str, work: Callable[[], Result]) -> Result:
                 return work()
         except TrainyardError as error:
             left = until - time.monotonic()
-            denied = _is_denied(error.__cause__)
+            denied = is_denied(error.__cause__)
             denials += denied
             may_pass = denials < DENIED_TRIES if denied else _may_pass(error.__cause__)
             if not may_pass or left < pause:
@@ -300,13 +303,24 @@ def path_below(target: Path, folder: S3Location, name: str) -> Path:
     return target / name
 
 
-def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> None:
+class Sent(NamedTuple):
+    """What an upload has sent: size and hash of a file, which was read once."""
+
+    bytes: int
+    sha256: str
+
+
+def upload(s3: "S3Client", source: Path, location: S3Location, *, tag: Tag | None = None) -> Sent:
     """Upload one file, whole or not at all. Raises FileNotFoundError where it is gone."""
 
-    def work() -> None:
-        s3.upload_file(str(source), location.bucket, location.key, ExtraArgs=_tagging(tag), Config=_transfer())
+    def work() -> Sent:
+        with source.open("rb") as stream:
+            hashing: Any = HashingStream(stream)  # no whole file, but what boto3 needs of one
+            config = _transfer(source.stat().st_size)  # boto3 measures no stream
+            s3.upload_fileobj(hashing, location.bucket, location.key, ExtraArgs=_tagging(tag), Config=config)
+        return Sent(hashing.bytes, hashing.sha256)
 
-    patiently(f"write {location}", work)
+    return patiently(f"write {location}", work)
 
 
 def upload_all(
@@ -317,17 +331,17 @@ def upload_all(
     *,
     tag: Tag | None = None,
     before_each: Callable[[], None] = lambda: None,
-) -> None:
+) -> dict[str, Sent]:
     """Upload the named files of a local folder below the S3 one, all with the tag, and wait until all are there.
 
     `before_each` is called right before each file, and may raise what keeps it from being written.
     """
 
-    def work(name: str) -> None:
+    def work(name: str) -> tuple[str, Sent]:
         before_each()
-        upload(s3, source / name, folder / name, tag=tag)
+        return name, upload(s3, source / name, folder / name, tag=tag)
 
-    in_threads(work, names)
+    return dict(in_threads(work, names))
 
 
 def delete_all(s3: "S3Client", folder: S3Location, names: Iterable[str]) -> None:
@@ -347,14 +361,6 @@ def files_below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Do `work` on each item, several at once; the first exception is raised when all have ended."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="s3") as pool:
@@ -363,26 +369,16 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
 
 def _may_pass(error: BaseException | None) -> bool:
     """Return whether an operation that failed with `error` may well succeed when it is begun anew."""
-    from boto3.exceptions import RetriesExceededError, S3UploadFailedError
+    from boto3.exceptions import RetriesExceededError
 
-    if isinstance(error, S3UploadFailedError):
-        error = error.__context__
-        # The end of a file's parts was taken and the answer lost: there is nothing left to end.
-        if isinstance(error, Exception) and error_code(error) == "NoSuchUpload":
-            return True
     if not isinstance(error, Exception):
         return False
+    # The end of a file's parts was taken and the answer lost: there is nothing left to end.
+    if error_code(error) == "NoSuchUpload":
+        return True
     if is_refused_connection(error) and is_loopback(str(getattr(error, "kwargs", {}).get("endpoint_url"))):
         return False  # nobody has started it, which no network mends
     return is_transient(error) or isinstance(error, RetriesExceededError)
-
-
-def _is_denied(error: BaseException | None) -> bool:
-    from boto3.exceptions import S3UploadFailedError
-
-    if isinstance(error, S3UploadFailedError):
-        error = error.__context__
-    return isinstance(error, Exception) and is_denied(error)
 
 
 def _tagging(tag: Tag | None) -> dict[str, Any]:
@@ -390,10 +386,13 @@ def _tagging(tag: Tag | None) -> dict[str, Any]:
     return {"Tagging": urlencode([tag])} if tag else {}
 
 
-def _transfer() -> "TransferConfig":
+def _transfer(size: int = 0) -> "TransferConfig":
+    """Return how a file is moved; one of `size` bytes is sent in so many parts as S3 takes at most, or fewer."""
     from boto3.s3.transfer import TransferConfig
 
-    return TransferConfig(max_concurrency=PARTS)
+    config = TransferConfig(max_concurrency=PARTS, multipart_chunksize=max(8 << 20, -(-size // _MOST_PARTS)))
+    config.max_in_memory_upload_chunks = PARTS  # boto3 has no argument for it
+    return config
 
 
 def _parent(location: S3Location) -> str:

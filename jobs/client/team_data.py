@@ -17,6 +17,7 @@ from typing import Any
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
+from jobs.aws.hashing import sha256
 from jobs.contract.artifact import content_fingerprint
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
 from jobs.contract.locations import DATA, S3Location, stays_below
@@ -67,7 +68,7 @@ def files_of(source: Path, place: S3Location) -> dict[Path, S3Location]:
 
 def put(aws: Aws, source: Path, place: S3Location, *, uploads: Path, sent: Callable[[int], None]) -> bool:
     """Upload one file; False where it is there already. `sent` gets the bytes of each part that is there now."""
-    hashed, size = object_store.sha256(source), source.stat().st_size
+    hashed, size = sha256(source), source.stat().st_size
     if _is_there(aws, place, size, hashed):
         sent(size)
         return False

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import BaseModel, ValidationError
 
 from jobs.aws import s3 as object_store
+from jobs.aws.hashing import sha256
 from jobs.contract.errors import NotFoundError, TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import ATTEMPTS, MANIFEST, recorded_number
@@ -110,14 +111,16 @@ def complete(steps: Mapping[int, list[str]]) -> list[int]:
     return sorted(step for step, names in steps.items() if MANIFEST in names)
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """Return size and hash of each file, as the manifest has them."""
+def upload(
+    s3: "S3Client", folder: Path, remote: S3Location, *, tag: object_store.Tag, check: Callable[[], None]
+) -> dict[str, Any]:
+    """Upload the files of a checkpoint, and return size and hash of each, as the manifest has them.
+
+    `check` is `check_newest`.
+    """
     names = object_store.files_below(folder)
-    digests = object_store.in_threads(lambda name: object_store.sha256(folder / name), names)
-    return {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": digest}
-        for name, digest in zip(names, digests, strict=True)
-    }
+    sent = object_store.upload_all(s3, folder, names, remote, tag=tag, before_each=check)
+    return {name: file._asdict() for name, file in sent.items()}
 
 
 class SupersededError(TrainyardError):
@@ -164,7 +167,7 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
         object_store.download_all(s3, remote, manifest.files, local)
     except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
         raise IncompleteError(str(error.args[0])) from None
-    damaged = [name for name, file in manifest.files.items() if object_store.sha256(local / name) != file.sha256]
+    damaged = [name for name, file in manifest.files.items() if sha256(local / name) != file.sha256]
     if damaged:
         shutil.rmtree(local)
         raise IncompleteError(f"the checksum of {damaged[0]} does not match")

@@ -6,9 +6,9 @@ python -m tests.benchmarks.saving --saves 5   more of them
 One process trains on tiny batches and saves every few steps, in four ways:
 
     Trainer     the plain one of transformers, which writes to local disk
-    uploaded    the same, and a thread uploads what was written, with checksums, to an S3 on this machine
+    uploaded    the same, and a process uploads what was written, with checksums, to an S3 on this machine
     async_save  torch.distributed.checkpoint.async_save of the same model and optimizer, to local disk
-    meanwhile   what the entrypoints do (jobs/train/trainer/background_save.py): the thread writes it, too
+    meanwhile   what the entrypoints do (jobs/train/trainer/background_save.py): a thread writes it first
 
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
 than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The training

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
+from jobs.aws.hashing import sha256
 from jobs.contract.artifact import (
     DONE,
     POINTER,
@@ -122,7 +123,7 @@ class Builder:
         name = name or path.name
         if name == MANIFEST or name.startswith(DONE) or not stays_below(name):
             raise UsageError(f"'{name}' cannot be the name of an artifact's file")
-        file = ArtifactFile(bytes=path.stat().st_size, sha256=object_store.sha256(path), counts=dict(counts or {}))
+        file = ArtifactFile(bytes=path.stat().st_size, sha256=sha256(path), counts=dict(counts or {}))
         object_store.upload(self._s3, path, self.location / name)
         object_store.write(self._s3, self.location / f"{DONE}{name}.json", file.model_dump_json().encode())
         return file
@@ -207,7 +208,7 @@ class OpenArtifact:
         found = target.stat().st_size
         if found != expected.bytes:
             raise _damaged(self.location, f"{name} has {found} bytes, its manifest says {expected.bytes}")
-        if object_store.sha256(target) != expected.sha256:
+        if sha256(target) != expected.sha256:
             raise _damaged(self.location, f"{name} has another sha256 than its manifest says")
 
 
@@ -269,7 +270,7 @@ def identity_of(location: str, *, s3: Callable[[], "S3Client"]) -> dict[str, Any
         return object_store.identity(s3(), S3Location.parse(location))
     path = Path(location)
     if path.is_file():
-        return {"bytes": path.stat().st_size, "sha256": object_store.sha256(path)}
+        return {"bytes": path.stat().st_size, "sha256": sha256(path)}
     names = object_store.files_below(path) if path.is_dir() else []
     if not names:
         raise NotFoundError(f"{location} does not exist, or is empty", next_step="check the path")

@@ -33,12 +33,12 @@ from jobs.train.stored_checkpoints import (
     Throughput,
     check_newest,
     complete,
-    described,
     discard,
     fetch,
     fingerprint,
     listing,
     publish,
+    upload,
 )
 
 if TYPE_CHECKING:
@@ -149,14 +149,12 @@ class ScriptCheckpoints:
         try:
             self.check_newest()
             self._link(path, staged / entry)
-            if state_of(path) != state or not (files := described(staged)):
+            if state_of(path) != state or not object_store.files_below(staged):
                 return False
             if step in self._steps:
                 # What it vouches for is being replaced.
                 discard(self._s3, remote, [], check=self.check_newest)
-            object_store.upload_all(
-                self._s3, staged, list(files), remote, tag=CHECKPOINT_TAG, before_each=self.check_newest
-            )
+            files = upload(self._s3, staged, remote, tag=CHECKPOINT_TAG, check=self.check_newest)
             if [item[1:3] for item in state_of(staged / entry)] != [item[1:3] for item in state]:
                 log.warning("warning: %s was changed while it was uploaded, and is not taken as it is", path.name)
                 return False

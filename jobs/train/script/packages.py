@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
+from jobs.aws.hashing import sha256
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 
@@ -82,7 +83,7 @@ class Environment:
         if not self._requirements.is_file():
             raise UsageError(f"the code has no file '{self._name}', which 'requirements' names")
         packages = image_packages()
-        digests = {path.name: object_store.sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
+        digests = {path.name: sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
         place = self._team / f"{ENVIRONMENTS}{fingerprint(self._requirements.read_bytes(), packages, digests)}.tar"
         archive = self._folder.with_suffix(".tar")
         started = time.monotonic()

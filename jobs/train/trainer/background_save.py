@@ -1,9 +1,9 @@
 """Save while the training goes on: it stands still for a copy in the host's memory, no longer.
 
 What is large, the model and the optimizer's state, is copied at the end of a step. A thread writes the copy to disk, as
-the Trainer would, and then uploads all that was saved (jobs/train/trainer/checkpoint.py). One save is under way at a
-time; the next one waits for it. The rest (scheduler, random state, counters) is small, and written while the training
-waits, so the folder holds what it always does.
+the Trainer would, which leaves Python's lock to the training, and then has all that was saved uploaded
+(jobs/train/trainer/checkpoint.py). One save is under way at a time; the next one waits for it. The rest (scheduler,
+random state, counters) is small, and written while the training waits, so the folder holds what it always does.
 
 All tensors of the copy lie in one buffer, which is taken once and used again: for BERT-base with AdamW 1.3 GB. New
 memory takes longer to touch than to copy into, seconds where the system has to make room for it, so a thread does that

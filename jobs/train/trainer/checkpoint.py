@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
 from jobs.train.channel import note_checkpoint
@@ -31,13 +30,13 @@ from jobs.train.stored_checkpoints import (
     Throughput,
     check_newest,
     complete,
-    described,
     discard,
     fingerprint,
     listing,
     prune,
     publish,
 )
+from jobs.train.trainer import upload_process
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
 
@@ -54,9 +53,10 @@ _WAIT_SECONDS = 10.0
 
 
 class CheckpointUploads(Callback):
-    """Uploads what the Trainer saves, in a thread of one rank of each node. `finish` waits for the last one.
+    """Has what the Trainer saves uploaded by a thread of one rank of each node. `finish` waits for the last one.
 
-    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
+    What is large the thread hands to a process of its own (upload_process.py). A failed save ends the training at its
+    next step: going on would risk all the hours since the last checkpoint.
     """
 
     def __init__(
@@ -188,9 +188,8 @@ class CheckpointUploads(Callback):
             before = [other for other in whole if other < step]
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
-        files = described(folder)
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
-        object_store.upload_all(s3, folder, list(files), remote, tag=tag, before_each=check)
+        files = upload_process.upload(s3, folder, remote, run=rank.run, attempt=rank.attempt, tag=tag)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:

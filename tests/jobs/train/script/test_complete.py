@@ -145,11 +145,12 @@ def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
     changing, going = save(tmp_path / "mine/changing", "one"), save(tmp_path / "mine/going", "two")
     upload_all = object_store.upload_all
 
-    def upload(*arguments: Any, **options: Any) -> None:
-        upload_all(*arguments, **options)
+    def upload(*arguments: Any, **options: Any) -> Any:
+        sent = upload_all(*arguments, **options)
         put(changing / "model", "other")
         if going.exists():
             going.rename(tmp_path / "elsewhere")
+        return sent
 
     monkeypatch.setattr(object_store, "upload_all", upload)
     script.take("lives")
