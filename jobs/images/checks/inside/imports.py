@@ -20,7 +20,7 @@ def compiled_anew(since: float) -> int:
     found = 0
     for name, module in list(sys.modules.items()):
         cached = getattr(module, "__cached__", None)
-        if cached and name.partition(".")[0] == "torch":
+        if isinstance(cached, str) and name.partition(".")[0] == "torch":
             path = Path(cached)
             found += not path.exists() or path.stat().st_mtime >= since
     return found
