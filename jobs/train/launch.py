@@ -32,6 +32,7 @@ This module tells one attempt in the order in which it happens. It is also the e
       health_rank.py                          a card's part in the check of its node's health
       gaudi_config.py        data             how optimum-habana uses an HPU, as a file of one's own
       libfabric.py                            what cards of several nodes talk over, and whether it is there
+      packages.py                             what is installed on top of the image's packages
       stored_checkpoints.py, saved_folder.py  checkpoints, and a folder, as they lie on S3
       channel.py                              files by which the launcher of a node and its ranks talk
       store.py                                the key-value store of launchers and ranks, and who can reach it

@@ -25,8 +25,8 @@ from jobs.contract.locations import S3Location
 from jobs.contract.recipe import hpu_trainer
 from jobs.train.accelerator import Accelerator
 from jobs.train.launcher.request import Launch
+from jobs.train.packages import image_packages
 from jobs.train.rank import one_line
-from jobs.train.script.packages import image_packages
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -33,6 +33,7 @@ from jobs.contract.script_environment import (
 from jobs.contract.words import counted
 from jobs.kinds.script import Script
 from jobs.train.channel import noted_checkpoint, read_heartbeats, uses_library
+from jobs.train.packages import Environment
 from jobs.train.rank import ALONE, ATTEMPT_VARIABLE
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.script.checkpoints import ScriptCheckpoints
@@ -40,7 +41,6 @@ from jobs.train.script.code import unpack
 from jobs.train.script.complete import trainer_step
 from jobs.train.script.descendants import adopt_orphans, descendants, end_descendants
 from jobs.train.script.inputs import bring
-from jobs.train.script.packages import Environment
 from jobs.train.stored_checkpoints import SupersededError, check_newest, complete, listing
 
 if TYPE_CHECKING:

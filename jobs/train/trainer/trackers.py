@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.contract.locations import S3Location
 from jobs.contract.recipe import TRACKER_VARIABLES, Tracker
-from jobs.train.script.packages import Environment
+from jobs.train.packages import Environment
 from jobs.train.trainer.callback import Callback
 
 if TYPE_CHECKING:

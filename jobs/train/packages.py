@@ -1,4 +1,4 @@
-"""A script's requirements, installed on top of the image's packages: once for all that ask for the same.
+"""Requirements of a script or a tracker, installed on top of the image's packages: once for all that ask for the same.
 
     s3://<run bucket>/<team>/environments/<fingerprint>.tar   what pip has installed, and nothing of the image's own
 

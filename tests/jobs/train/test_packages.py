@@ -11,7 +11,7 @@ import pytest
 
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
-from jobs.train.script.packages import Environment
+from jobs.train.packages import Environment
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
