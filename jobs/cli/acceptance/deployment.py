@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 from jobs.cli.acceptance.context import Context
@@ -17,6 +17,9 @@ from jobs.client.prices import current_prices
 from jobs.contract.acceptance import DEPLOY, DESTROY, NOT_PROVEN, PREFLIGHT, PROVEN, Evidence
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.instance_types import InstanceType, instance_type
+
+if TYPE_CHECKING:
+    from mypy_boto3_cloudformation.type_defs import StackTypeDef
 
 BUILD_HOURS = 2.0
 """Image Builder's instance is priced for so long: a build takes about one."""
@@ -83,15 +86,26 @@ def _is_bootstrap(finding: Mapping[str, str]) -> bool:
 
 def stacks(context: Context) -> dict[str, str]:
     """Return the stage's stacks that are there: name to ARN, the ones that nobody could delete included."""
-    pages = context.aws.client("cloudformation").get_paginator("describe_stacks").paginate()
     return {
         stack["StackName"]: stack["StackId"]
-        for page in pages
-        for stack in page["Stacks"]
+        for stack in _described(context)
         # Names of stage `dev` begin those of a stage `dev-2`; descriptions don't (infra/constructs/stage_stack.py).
         if stack.get("Description", "").startswith(f"trainyard {context.stage}: ")
         and stack["StackStatus"] != "DELETE_COMPLETE"
     }
+
+
+def _described(context: Context) -> "Iterator[StackTypeDef]":
+    for page in context.aws.client("cloudformation").get_paginator("describe_stacks").paginate():
+        yield from page["Stacks"]
+
+
+def _is_under_review(context: Context) -> bool:
+    """Return whether a stack may be left of a deployment that ended before it made anything: it has no description."""
+    return any(
+        stack["StackStatus"] == "REVIEW_IN_PROGRESS" and stack["StackName"].startswith(f"trainyard-{context.stage}-")
+        for stack in _described(context)
+    )
 
 
 def deploy_step(context: Context) -> Step:
@@ -208,7 +222,7 @@ def destroy(context: Context) -> list[Evidence]:
 
 def take_down(context: Context) -> None:
     """End the stage's jobs and destroy its stacks; nothing where there are none."""
-    if not stacks(context):
+    if not stacks(context) and not _is_under_review(context):
         return
     _cancel_jobs(context)
     context.say(f"  cdk destroy '{context.stage}/*' -c stage={context.stage}")

@@ -99,10 +99,10 @@ def test_ctrl_c_while_the_cdk_deploys_takes_the_stage_down(
     environment = {**clean_environment, **environment_of(fresh_aws.endpoint)}
     with Terminal([TRAINYARD, "acceptance"], environment=environment, folder=tmp_path) as terminal:
         terminal.wait_until_shown("cdk deploy 'dev/", timeout_seconds=120)
-        for _ in range(600):
+        for _ in range(3000):  # often: when the first stack is there, and nothing is in it yet
             if stacks(fresh_aws):
                 break
-            time.sleep(0.1)
+            time.sleep(0.02)
         assert stacks(fresh_aws)
         os.kill(terminal.process.pid, signal.SIGINT)
         assert terminal.wait(timeout_seconds=120) == 130
