@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.train.script import inputs
-from tests.jobs.train.script.test_packages import wheel
+from tests.jobs.train.test_packages import wheel
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.scripts import script_flags, write_files
 
