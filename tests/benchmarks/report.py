@@ -11,10 +11,9 @@ in Chromium on a phone, a tablet and a desk. The medians count:
     page       the page alone, of records that are read already
     shift      the browser's sum of what moved on the page (Cumulative Layout Shift; under 0.1 counts as good)
 
-On two cores that much other work kept busy, so that the clock said nothing, the command took 1.2 s of a processor, half
-of them for its imports. The first time it took 2.7 s over both cores, 1.5 s of them for Vega, which is put together
-beside all else. The page alone took 0.2 s. It has 1.10 MB, all charts were there 1.4 to 1.8 s after it was opened, and
-the shift was 0.0004 at most.
+On two cores, one of which did other work, the command took 1.5 s by the clock, 1.4 s of a processor. The first time it
+took 2.5 s, and 3.3 s over both cores, since Vega is put together beside all else. The page alone took 0.2 s. It has
+1.11 MB, all charts were there 1.3 to 1.5 s after it was opened, and the shift was 0.0004 at most.
 """
 
 import argparse
