@@ -23,8 +23,8 @@ export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 1
 unexport PYTHONDONTWRITEBYTECODE
 # uv installs what pip would, in a third of its CPU time. It does not read pip's configuration, so an index and find-links
 # that are set there are handed on, and certificates are those of the system. torch's CPU build comes from those
-# find-links, else from PyTorch's CPU index if that answers, else from the default index (which on Linux brings the CUDA
-# build: larger, works as well). That index is asked on x86-64 only: elsewhere the default one has a CPU build.
+# find-links, else from PyTorch's CPU index if that answers. That is asked on x86-64 only: elsewhere the default index has
+# a CPU build. On Linux on x86-64 the default one has the CUDA build, whose further packages are not pinned.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP_CONFIGURATION = $(BIN)/python -m pip config list | sed -n "s/.*[.]$(1)='\(.*\)'/\1/p" | tail -1
 INDEX = index="$$($(call PIP_CONFIGURATION,index-url))"; $${index:+env UV_DEFAULT_INDEX="$$index"}
@@ -52,7 +52,8 @@ $(VENV)/.installed: requirements.txt requirements-scripts.txt pyproject.toml
 	@$(BIN)/python -m pip install --no-compile --progress-bar off --quiet --require-hashes --requirement $(VENV)/uv.txt
 	@# uv looks for the hashes of just the version that it takes, and the CPU build's is called 2.13.0+cpu.
 	@$(LINKS) sed "s/^\(torch==[0-9.]*\) /\1$$build /" requirements.txt > $(VENV)/requirements.txt
-	@$(INSTALL) --require-hashes --requirements $(VENV)/requirements.txt
+	@$(INSTALL) --require-hashes --requirements $(VENV)/requirements.txt || { \
+		[ -n "$$build" ] || echo "error: PyTorch's CPU build was not found, and no other is pinned. Next: let this machine reach $(TORCH_CPU_INDEX), or point pip's find-links at a folder with that wheel"; exit 3; }
 	@# node for the CDK CLI and jsii: the machine's own if it is recent enough, else the one that PyPI carries
 	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20)' 2>/dev/null || $(INSTALL) --require-hashes --requirements requirements-node.txt
 	@# what scripts of others ask for, as one folder beside the packages: see requirements-scripts.txt
