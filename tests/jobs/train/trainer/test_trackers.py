@@ -53,6 +53,7 @@ def define_metric(*_, **__):
 def termwarn(*_, **__):
     pass
 """
+"""What WandbCallback asks of the package (transformers/integrations/integration_utils.py, 4.51.3), noted in a file."""
 
 
 def test_attempts_are_one_run_of_a_tracker_and_one_that_fails_ends_nothing(
