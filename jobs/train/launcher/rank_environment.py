@@ -12,6 +12,11 @@ from jobs.train.launcher.request import Launch, Node
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, INSTANCE_TYPE_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
 from jobs.train.store import loopback_sockets, sockets_of_interface
 
+_NCCL_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
+"""Where NCCL has lost a peer, PyTorch's watchdog gives the ranks four times as long to dump what they know before it
+ends its own (ProcessGroupNCCL.cpp, getDumpTimeout), by its default 60 s, for which the other nodes are paid
+(`python -m tests.benchmarks.lost_peer --device cuda`). Nothing of theirs is read."""
+
 
 def import_environment(launch: Launch) -> dict[str, str]:
     """Return the variables that PyTorch, transformers and datasets read when they are imported."""
@@ -43,6 +48,7 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         **accelerator.environment,
         **recipe_variable(accelerator, scratch, os.environ),
         **libfabric.environment(accelerator.name, nnodes=launch.node.nnodes),
+        **_unless_said(_NCCL_DUMP if accelerator.backend == "nccl" else {}),
     }
 
 
@@ -50,7 +56,7 @@ def _sockets_towards(node: Node) -> dict[str, str]:
     """Return the variables by which the ranks of several nodes meet on the one interface that leads to the main node.
 
     Of the main node that is the one with its own address. Where no interface has the address, or there is no way, they
-    choose for themselves. A value that the image or the job's environment has stays.
+    choose for themselves.
     """
     import psutil
 
@@ -60,4 +66,9 @@ def _sockets_towards(node: Node) -> dict[str, str]:
         return {}
     carriers = [name for name, found in psutil.net_if_addrs().items() if own in (one.address for one in found)]
     chosen = sockets_of_interface(carriers[0]) if carriers else {}
+    return _unless_said(chosen)
+
+
+def _unless_said(chosen: dict[str, str]) -> dict[str, str]:
+    """Return those that neither the image nor the job's environment has."""
     return {name: value for name, value in chosen.items() if name not in os.environ}

@@ -34,25 +34,29 @@ def save_tiny_bert(folder: Path, *, positions: int = 32) -> Path:
 
     With more `positions` than are used its checkpoints are larger, and its steps hardly slower.
     """
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": positions,
+    }
+    return save_new_bert(folder, [*GOOD, *BAD, *FILLER], **sizes)
+
+
+def save_new_bert(folder: Path, words: Sequence[str], **sizes: int) -> Path:
+    """Save random weights and a tokenizer that knows these words, each as one token. `sizes`: of a BertConfig."""
     import torch
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {word: number for number, word in enumerate([*special, *GOOD, *BAD, *FILLER])}
+    vocabulary = {word: number for number, word in enumerate([*special, *words])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=positions,
-    )
-    BertModel(config).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(vocabulary), **sizes)).save_pretrained(folder)
     BertTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
     return folder

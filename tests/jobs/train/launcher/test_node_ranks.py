@@ -239,3 +239,25 @@ def test_what_the_kernel_has_killed_for_want_of_memory_is_counted(tmp_path: Path
     assert memory_kills(vmstat) is None
     vmstat.write_text("nr_free_pages 4021\noom_kill 7\ndrop_pagecache 0\n")
     assert memory_kills(vmstat) == 7
+
+
+def test_the_cards_that_nccl_connects_end_soon_after_a_peer_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H200 with PyTorch 2.11 took 61 s until the rank had ended, of which NCCL's watchdog slept 60."""
+    launch = parse(
+        ["--instance-type=p4d.24xlarge", "--nproc-per-node=8", "fabric-check"],
+        {"TRAINYARD_RUN_URI": "s3://runs/research/run/"},
+    )
+
+    def milliseconds(name: Name) -> str | None:
+        accelerator = Accelerator(name=name, devices=8, reason="asked for")
+        return rank_environment(launch, accelerator, tmp_path).get("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC")
+
+    monkeypatch.delenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", raising=False)
+    assert milliseconds("cuda") == "1000"
+    assert milliseconds("hpu") is None
+    assert milliseconds("cpu") is None
+    # Whoever reads such dumps gives them their time
+    monkeypatch.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")
+    assert milliseconds("cuda") is None
