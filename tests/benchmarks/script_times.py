@@ -1,25 +1,23 @@
 """What a script of one's own pays for the platform: the wait for its first line, and the callback's share of a step.
 
-python -m tests.benchmarks.script_times                    both; five submissions, five rounds of 300 steps
+python -m tests.benchmarks.script_times                    both; five submissions, 2,000 steps
 python -m tests.benchmarks.script_times --only callback    one of them, or: first-line
-python -m tests.benchmarks.script_times --rounds 3 --steps 100      fewer
+python -m tests.benchmarks.script_times --submissions 3 --steps 500     fewer
 
 First line: `trainyard submit --follow` of a folder with a script that prints one line, on an embedded AWS of its own
 whose jobs are processes. The first submission uploads the folder; those after it are warm. The seconds run from the
 start of the command to the line on its output, and are told apart.
 
 Callback: a BERT of 2 layers of 256 on sequences of 128 tokens, 4 a step, by the plain Trainer of transformers under
-the launcher, on one rank with one thread; in turn as it is, with `trainyard.Callback(checkpoint_every_steps=None)`, and
-with `trainyard.Callback()`, which saves as often as it is worth; with a line of metrics every ten steps. Counted are
-the median seconds of a step, and the CPU seconds that the process spends on one, all its threads together: where other
-work runs on the machine they say more. Told are the median of the rounds, and the least and the most of them.
+the launcher, on one rank with one thread, with a line of metrics every ten steps. Two processes differ by more than
+what is looked for, so both sides are in one: every ten steps `trainyard.Callback(checkpoint_every_steps=None)` is taken
+away or put back. Each ten steps with it are held against the ten without it that follow, by the clock and by the CPU
+seconds of the process, all its threads together. What a save costs is for `saving` to tell.
 """
 
 import argparse
-import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +27,8 @@ from pathlib import Path
 from tests.support.benchmarks.launched import finished, launcher
 from tests.support.train.scripts import script_flags, write_files
 
-WARM_UP = 10
+BLOCK = 10
+"""Steps between two turns, and between two lines of metrics."""
 FIRST = "the script is here"
 
 PARTS = (
@@ -58,49 +57,59 @@ arguments: {code: code, command: say.py}
 """
 
 TRAINS = f"""
-import os, statistics, sys, time
+import statistics, sys, time
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 import trainyard
 
-class Clock(TrainerCallback):
-    at, cpu, seconds, cpu_seconds = 0.0, 0.0, [], []
+class InTurns(TrainerCallback):
+    blocks = {{True: [], False: []}}
 
     def on_step_begin(self, args, state, control, **_):
-        now, cpu = time.perf_counter(), time.process_time()
-        if state.global_step > {WARM_UP}:
-            self.seconds.append(now - self.at)
-            self.cpu_seconds.append(cpu - self.cpu)
-        self.at, self.cpu = now, cpu
+        if state.global_step % {BLOCK}:
+            return
+        now = time.perf_counter(), time.process_time()
+        callbacks = trainer.callback_handler.callbacks
+        here = callback in callbacks
+        if state.global_step > {BLOCK}:
+            self.blocks[here].append([(end - start) / {BLOCK} for start, end in zip(self.at, now)])
+        (callbacks.remove if here else callbacks.append)(callback)
+        self.at = time.perf_counter(), time.process_time()
 
 torch.manual_seed(0)
 data = [{{"input_ids": torch.randint(5, 1000, (128,)), "labels": torch.tensor(number % 2)}} for number in range(960)]
 shape = dict(vocab_size=1000, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
-clock = Clock()
-saves = {{"none": None, "auto": "auto"}}
-with_callback = [trainyard.Callback(checkpoint_every_steps=saves[sys.argv[1]])] if sys.argv[1] in saves else []
-Trainer(
+callback = trainyard.Callback(checkpoint_every_steps=None)
+trainer = Trainer(
     BertForSequenceClassification(BertConfig(**shape)),
-    TrainingArguments("out", max_steps=int(sys.argv[2]), per_device_train_batch_size=4, logging_steps=10, report_to=[],
-                      use_cpu=True, disable_tqdm=True, save_strategy="no"),
+    TrainingArguments("out", max_steps=int(sys.argv[1]), per_device_train_batch_size=4, logging_steps={BLOCK},
+                      report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no"),
     train_dataset=data,
-    callbacks=[clock, *with_callback],
-).train(resume_from_checkpoint=trainyard.checkpoint() if with_callback else None)
-print("seconds", statistics.median(clock.seconds), statistics.fmean(clock.cpu_seconds), flush=True)
+    callbacks=[InTurns(), callback],
+)
+trainer.train(resume_from_checkpoint=trainyard.checkpoint())
+for number, what in enumerate(("seconds", "CPU seconds")):
+    there, absent = ([block[number] for block in InTurns.blocks[here]] for here in (True, False))
+    apart = [(one - other) / other for one, other in zip(there, absent)]
+    low, middle, high = statistics.quantiles(apart, n=4)
+    error = 1.253 * statistics.stdev(apart) / len(apart) ** 0.5
+    spread = f"half of {{len(apart)}} pairs between {{low:+.2%}} and {{high:+.2%}}; standard error {{error:.2%}}"
+    middle = f"{{statistics.median(absent):.4f}} without it; with it {{middle:+.2%}}"
+    print(f"{{what}} of a step: {{middle}} ({{spread}})", flush=True)
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.script_times", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--submissions", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--only", choices=("first-line", "callback"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.only != "callback":
-            _first_lines(Path(name), options.rounds)
+            _first_lines(Path(name), options.submissions)
         if options.only != "first-line":
-            _callback(Path(name), options.rounds, options.steps)
+            _callback(Path(name), options.steps)
     return 0
 
 
@@ -151,27 +160,13 @@ def _first_lines(folder: Path, submissions: int) -> None:
         trainyard("local", "down", "--yes")
 
 
-def _callback(folder: Path, rounds: int, steps: int) -> None:
-    found: dict[str, list[tuple[float, float]]] = {"bare": [], "none": [], "auto": []}
+def _callback(folder: Path, steps: int) -> None:
     with launcher(folder) as new_run:
+        run = new_run()
         code = write_files(folder / "trains", {"train.py": TRAINS})
-        for _ in range(rounds):
-            for which, figures in found.items():
-                run = new_run()
-                flags = script_flags(run.s3, code, f"train.py {which} {steps}")
-                launched = run.start(*flags, kind="script")
-                finished(launched)
-                [line] = [line for line in launched.lines if line.startswith("seconds ")]
-                wall, cpu = map(float, line.split()[1:])
-                figures.append((wall, cpu))
-                print(json.dumps({"side": which, "seconds": round(wall, 4), "cpu_seconds": round(cpu, 4)}), flush=True)
-    for number, what in enumerate(("seconds of a step", "CPU seconds of a step")):
-        sides = {which: [figure[number] for figure in figures] for which, figures in found.items()}
-        bare = statistics.median(sides["bare"])
-        for which, rounds_of in sides.items():
-            middle = statistics.median(rounds_of)
-            spread = f"{min(rounds_of):.4f} to {max(rounds_of):.4f}"
-            print(f"{what}, {which}: {middle:.4f} ({spread}), {middle / bare - 1:+.1%}")
+        launched = run.start(*script_flags(run.s3, code, f"train.py {steps}"), kind="script")
+        finished(launched)
+        print("".join(line for line in launched.lines if "seconds of a step" in line), end="")
 
 
 if __name__ == "__main__":
