@@ -33,9 +33,7 @@ def test_rungs_are_a_factor_apart() -> None:
         (math.inf, [0.5, math.nan], 2, True),
     ],
 )
-def test_a_point_goes_on_where_it_is_among_the_best(
-    own: float, others: list[float], rank: int, *, stops: bool
-) -> None:
+def test_a_point_goes_on_where_it_is_among_the_best(own: float, others: list[float], rank: int, *, stops: bool) -> None:
     there = [RungValue.of(100, value) for value in others]
     verdict = BY_THREE.verdict(RungValue.of(100, own), there, rung=100)
     assert (verdict.rank, verdict.of, verdict.stops) == (rank, 1 + len(others), stops)
@@ -71,7 +69,10 @@ def test_the_launcher_of_a_point_is_told_how_it_is_compared() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({**classification(), **swept({"from_step": 100})}, "(seed 1): sweep.halving compares evaluations: set arguments"),
+        (
+            {**classification(), **swept({"from_step": 100})},
+            "(seed 1): sweep.halving compares evaluations: set arguments",
+        ),
         (
             {**classification(evaluate_every_steps=50), **swept({"from_step": 100}, metric="eval_acuracy")},
             "sweep.metric: 'eval_acuracy' is no metric of this job's evaluations; did you mean 'eval_accuracy'?",
@@ -86,8 +87,7 @@ def test_the_launcher_of_a_point_is_told_how_it_is_compared() -> None:
                 "arguments": {"data": "data://p", "max_steps": 1500, "evaluate_every_steps": 1000},
                 **swept({"from_step": 1200}),
             },
-            "the training ends at step 1500, before its first evaluation from step 1200 on, which would be at step "
-            "2000; lower",
+            "ends at step 1500, before its first evaluation from step 1200 on, which would be at step 2000; lower",
         ),
         (
             {
