@@ -11,7 +11,7 @@ from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import CardUse, Inputs, SpotPaid
 from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
-from jobs.report.curves import Point, curves, events, stretches
+from jobs.report.curves import Point, capitalized, curves, events, series_title, stretches
 from jobs.report.page import differences, run_page
 from tests.support.jobs.recorded_runs import BEGIN, DIGEST, class_report, three_attempts, with_samples
 
@@ -101,6 +101,12 @@ def test_events_of_the_run_are_in_their_order(run: RecordedRun) -> None:
     assert found[4].text == "attempt 2 ends at step 81200: it was lost without a word"
     kinds = [event.kind for event in events(run)]
     assert (kinds.count("evaluation"), kinds.count("checkpoint")) == (8, 2)
+
+
+def test_a_series_is_called_what_its_result_is() -> None:
+    names = ("eval_f1", "eval_macro_f1", "eval_loss", "my_reward")
+    assert [series_title(name) for name in names] == ["F1", "macro F1", "loss of the held-out part", "my reward"]
+    assert capitalized(series_title("eval_macro_f1")) == "Macro F1"
 
 
 def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> None:
