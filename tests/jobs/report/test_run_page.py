@@ -7,6 +7,7 @@ from html import unescape
 
 import pytest
 
+from jobs.contract.halving import Verdict
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import CardUse, Inputs, SpotPaid
 from jobs.contract.spec import parse_spec
@@ -50,6 +51,13 @@ def test_what_spot_cost_in_its_own_hours_stands_beside_the_estimate(run: Recorde
     paid = SpotPaid(attempt=1, zone="us-east-1c", low_usd_per_hour=3.5, high_usd_per_hour=4.25, usd=2.68)
     page = run_page(replace(run, receipt=run.receipt.model_copy(update={"spot_paid": [paid]})), now=NOW)
     assert "own price 2.68 USD for attempt 1: 3.50 to 4.25 USD/h in us-east-1c in its hours" in text_of(page)
+
+
+def test_a_point_that_halving_has_stopped_says_where_it_stood(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    halving = Verdict(rung=900, step=950, metric="eval_loss", value=0.7, rank=5, of=6, stops=True)
+    page = run_page(replace(run, receipt=run.receipt.model_copy(update={"halving": halving})), now=NOW)
+    assert "Stopped early 5 of 6 points at step 950" in text_of(page)
 
 
 def test_attempts_say_how_they_ended_and_what_they_lost(html: str) -> None:
