@@ -68,7 +68,7 @@ def resume(
     jobs = batch.find_jobs(aws, stage, run.run_id)
     swept = read_now(aws, run, jobs[-1] if jobs else None)
     attempts, has_succeeded = _recorded(aws, run)
-    _check_ended(stage, run, jobs, has_succeeded=has_succeeded)
+    _check_ended(stage, run, jobs, swept, has_succeeded=has_succeeded)
     recorded = [attempt.job_id for attempt in attempts if attempt.job_id]
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
@@ -118,9 +118,12 @@ def _recorded(aws: Aws, run: StoredRun) -> tuple[Sequence[Attempt], bool]:
     return attempts, bool(attempts) and attempts[-1].exit_code == 0
 
 
-def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], *, has_succeeded: bool) -> None:
+def _check_ended(
+    stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], swept: SweepNow | None, *, has_succeeded: bool
+) -> None:
     job = jobs[-1] if jobs else None
-    if job.state == "SUCCEEDED" if job else has_succeeded:
+    has_stopped_points = swept is not None and any(standing.state == STOPPED_EARLY for standing in swept.points)
+    if (job.state == "SUCCEEDED" if job else has_succeeded) and not has_stopped_points:
         raise UsageError(
             f"{run.run_id} has succeeded: there is nothing to go on with",
             next_step=f"trainyard fetch {run.run_id}, or submit its spec as a new run",
