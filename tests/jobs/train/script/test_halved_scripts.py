@@ -85,10 +85,3 @@ def test_it_saves_leaves_its_model_and_stops_at_once_where_it_is_started_again(
         assert (receipt.halving.rung, receipt.halving.step, receipt.halving.rank) == (rung, step, 3)
         assert receipt.result["eval_loss"] == pytest.approx(receipt.halving.value)
     assert run.recorded_attempt(2).resumed_from_step == run.recorded_attempt(2).last_step == step
-
-
-def test_one_that_never_reaches_a_rung_is_told_so(run: Run, s3: "S3Client", tmp_path: Path) -> None:
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": "print('done')"}), "train.py")
-    comparison = Comparison(from_step=10, metric="eval_loss", smaller_is_better=True)
-    launched = run.attempt(*flags, kind="script", options=[f"--halving={comparison.model_dump_json()}"])
-    assert "warning: this point was compared with no other: it had no eval_loss at or after step 10" in launched.output

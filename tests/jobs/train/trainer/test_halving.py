@@ -1,16 +1,23 @@
 """Points of a sweep that are compared with each other: the best go on as if nobody had looked, the others stop."""
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from jobs.contract.errors import TrainyardError
-from jobs.contract.halving import Comparison
+from jobs.contract.halving import Comparison, RungValue, value_name
+from jobs.contract.locations import S3Location
 from jobs.contract.sweep import MemberOf
-from jobs.train.channel import told_verdict
-from jobs.train.rank import ResumeLaterError
+from jobs.train.channel import ask_comparison, told_verdict
+from jobs.train.rank import Rank, ResumeLaterError
+from jobs.train.trainer.halving import Rungs
+from jobs.train.trainer.heartbeat import Heartbeats
 from tests.support.train.attempts import Attempts
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 COMPARISON = Comparison(from_step=4, factor=2, metric="eval_loss", smaller_is_better=True)
 """The evaluations of these runs are after the steps 3, 6, 9, …: rungs are reached at 6 (that of 4), 9 (8) and 18."""
@@ -83,11 +90,8 @@ def test_the_best_end_as_without_others_and_one_that_is_behind_stops_however_oft
     with pytest.raises(TrainyardError, match="cut off"):
         second.train(**WITHOUT_BEST)
     # AND another comes meanwhile, with which it would be the third of three
-    third = make_point(at_6=0.55)
-    third.train(**WITHOUT_BEST)
-    verdict = told_verdict(third.scratch)
-    assert verdict is not None
-    assert (verdict.rank, verdict.of, verdict.stops) == (2, 3, True)
+    place = S3Location(second.run.bucket, first.run.key) / value_name(4, 3)
+    second.s3.put_object(Bucket=place.bucket, Key=place.key, Body=RungValue.of(6, 0.55).model_dump_json().encode())
     result = second.train(**WITHOUT_BEST)
 
     # THEN it keeps to what was said first, and leaves the model and the checkpoint of that step
@@ -107,13 +111,14 @@ def test_the_best_end_as_without_others_and_one_that_is_behind_stops_however_oft
 
 
 def test_a_point_that_cannot_ask_for_the_others_goes_on_and_says_so(
-    make_point: MakePoint, caplog: pytest.LogCaptureFixture
+    first_rank: Callable[[int], Rank], s3: "S3Client", caplog: pytest.LogCaptureFixture
 ) -> None:
-    point = make_point()
-    place = point.run / "member-of.json"
-    point.s3.delete_object(Bucket=place.bucket, Key=place.key)
+    rank = first_rank(1)
+    rank.scratch.mkdir()
+    ask_comparison(rank.scratch, COMPARISON)
+    rungs = Rungs.of(rank, s3, Heartbeats(rank, compiles=False))
+    assert rungs is not None
     with caplog.at_level("WARNING", "trainyard"):
-        point.train(**WITHOUT_BEST)
-    assert [step for step, _ in point.evaluated][-1] == 18
-    assert told_verdict(point.scratch) is None
-    assert f"halving: not compared at step 6, and goes on: {place}, which names the sweep" in caplog.text
+        assert not rungs.is_out(6, {"eval_loss": math.nan})
+    assert told_verdict(rank.scratch) is None
+    assert f"halving: not compared at step 6, and goes on: {rank.run}member-of.json, which names" in caplog.text
