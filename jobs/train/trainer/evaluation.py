@@ -93,8 +93,8 @@ class Evaluations(Callback):
         step = state.global_step
         if self._rungs is None or step >= state.max_steps:
             return False
-        found = next((entry for entry in reversed(state.log_history) if is_evaluation(entry, step)), {})
-        return self._rungs.is_out(step, found)
+        found = [entry for entry in state.log_history if is_evaluation(entry, step)]
+        return bool(found) and self._rungs.is_out(step, found[-1])
 
     def _judge(self, best: BestEvaluation, state: Any, control: Any) -> None:
         """Have the checkpoint of the best evaluation saved, and stop where there was no better one for long enough."""

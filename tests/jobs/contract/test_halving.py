@@ -61,7 +61,9 @@ def test_the_launcher_of_a_point_is_told_how_it_is_compared() -> None:
     assert f"--halving={by_accuracy}" in command_of(plan(whole, STAGE, run_id=RUN_ID))
     script = {"job": "script", "arguments": {"code": "s3://b/c.tar.gz", "command": "train.py"}}
     keys = {"sweep": {"arguments.parameters.a": [1, 2], "halving": {"from_step": 9, "factor": 2}, "metric": "wer"}}
-    assert spec(**script, **keys).sweep.comparison(spec(**script).entrypoint_arguments()) == Comparison(
+    by_own_metric = spec(**script, **keys)
+    assert by_own_metric.sweep is not None
+    assert by_own_metric.sweep.comparison(spec(**script).entrypoint_arguments()) == Comparison(
         from_step=9, factor=2, metric="wer", smaller_is_better=False
     )
 
