@@ -12,8 +12,11 @@ def is_here() -> bool:
 
 
 def _rank() -> str | None:
-    """Return this process's rank: of whoever has started it, else of a process that the platform has started alone."""
-    return os.environ.get("RANK", os.environ.get("TRAINYARD_RANK"))
+    """Return this process's rank: of whoever has started it (torchrun and its like, Open MPI, MPICH), else of a process
+    that the platform has started alone.
+    """
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "TRAINYARD_RANK")
+    return next((os.environ[name] for name in names if name in os.environ), None)
 
 
 def checkpoint() -> str | None:

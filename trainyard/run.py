@@ -83,12 +83,15 @@ class Run:
 
     def should_stop(self) -> bool:
         """Return whether to leave the loop, after the save of this step: the instance is being taken, or the budget
-        ends. The run goes on in its next attempt.
+        ends, and the run goes on in its next attempt; or it is a point of a sweep that successive halving stops.
         """
         return self._loop.should_stop() if self._loop else False
 
     def log(self, step: int, **values: SupportsFloat) -> None:
-        """Write metrics of a step: into metrics.jsonl, TensorBoard's events and the log. Outside, print them."""
+        """Write metrics of a step: into metrics.jsonl, TensorBoard's events and the log. Outside, print them.
+
+        A point of a sweep with successive halving is compared by what is logged here.
+        """
         if self._loop:
             self._loop.log(step, values)
         else:

@@ -8,7 +8,7 @@ from jobs.client.code import read_code_record
 from jobs.client.job import CANCELLED
 from jobs.client.prices import spot_paid
 from jobs.client.records import read_classes
-from jobs.client.sweeps import read_sweep
+from jobs.client.sweeps import STOPPED_EARLY, read_sweep
 from jobs.contract.code import CodeRecord
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.prices import stored
@@ -37,7 +37,8 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     else:
         jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
         ended_by = jobs[-1].ended_by(found) if jobs else found.attempts[-1].reason
-        state = "cancelled" if jobs and jobs[-1].state == CANCELLED else found.state
+        state = STOPPED_EARLY if found.stopped_early else found.state
+        state = "cancelled" if jobs and jobs[-1].state == CANCELLED else state
         code = read_code_record(aws, run.location)
         table = tables.receipt_table(
             found,

@@ -17,7 +17,7 @@ from jobs.cli import tables
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_spec_text
 from jobs.cli.submit import How, check_inputs, confirm, finish, send, show_code
-from jobs.cli.sweep import SweepNow, read_now, refuse_point
+from jobs.cli.sweep import WITHOUT_HALVING, SweepNow, read_now, refuse_point
 from jobs.client import batch, storage
 from jobs.client.claims import Claim
 from jobs.client.code import packed
@@ -25,7 +25,7 @@ from jobs.client.follow import may_go_on
 from jobs.client.job import Job
 from jobs.client.prices import current_prices
 from jobs.client.storage import StoredRun
-from jobs.client.sweeps import spent_by
+from jobs.client.sweeps import DONE, STOPPED_EARLY, spent_by
 from jobs.contract.arguments import changed
 from jobs.contract.budget import spent
 from jobs.contract.errors import Detached, MaybeSubmittedError, NotFoundError, UsageError, raise_all
@@ -68,7 +68,7 @@ def resume(
     jobs = batch.find_jobs(aws, stage, run.run_id)
     swept = read_now(aws, run, jobs[-1] if jobs else None)
     attempts, has_succeeded = _recorded(aws, run)
-    _check_ended(stage, run, jobs, has_succeeded=has_succeeded)
+    _check_ended(stage, run, jobs, swept, has_succeeded=has_succeeded)
     recorded = [attempt.job_id for attempt in attempts if attempt.job_id]
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
@@ -87,7 +87,7 @@ def resume(
     if changes and not allow_changes:
         raise _changed_error(run, changes)
     raise_all(check_inputs(aws, stage, planned.spec, look_inside=look_inside))
-    where_from = "runs the points that have not succeeded, each from its newest checkpoint"
+    where_from = "runs the points that have not come to their end, each from its newest checkpoint"
     where_from = where_from if swept else _where_from(aws, run)
     planned = replace(planned, notes=(where_from, *_change_notes(changes), *planned.notes))
     tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
@@ -118,9 +118,12 @@ def _recorded(aws: Aws, run: StoredRun) -> tuple[Sequence[Attempt], bool]:
     return attempts, bool(attempts) and attempts[-1].exit_code == 0
 
 
-def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], *, has_succeeded: bool) -> None:
+def _check_ended(
+    stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], swept: SweepNow | None, *, has_succeeded: bool
+) -> None:
     job = jobs[-1] if jobs else None
-    if job.state == "SUCCEEDED" if job else has_succeeded:
+    has_stopped_points = swept is not None and any(standing.state == STOPPED_EARLY for standing in swept.points)
+    if (job.state == "SUCCEEDED" if job else has_succeeded) and not has_stopped_points:
         raise UsageError(
             f"{run.run_id} has succeeded: there is nothing to go on with",
             next_step=f"trainyard fetch {run.run_id}, or submit its spec as a new run",
@@ -145,8 +148,18 @@ def _check_ended(stage: DeployedStage, run: StoredRun, jobs: Sequence[Job], *, h
 
 
 def _points_left(swept: SweepNow, before: JobSpec, spec: JobSpec) -> int:
-    """Return how many points have not succeeded. Raises UsageError where there are none, or others are asked for."""
-    left = sum(standing.state != "succeeded" for standing in swept.points)
+    """Return how many points there are to run. Raises UsageError where there are none, or others are asked for.
+
+    Those that halving has stopped are, where the spec no longer has it.
+    """
+    halves = spec.sweep is not None and spec.sweep.halving is not None
+    states = [standing.state for standing in swept.points]
+    left = sum(state not in (DONE if halves else ("succeeded",)) for state in states)
+    if not left and STOPPED_EARLY in states:
+        raise UsageError(
+            f"all points of {swept.run.run_id} have succeeded, or were stopped early since others were better",
+            next_step=f"trainyard resume {swept.run.run_id} {WITHOUT_HALVING} runs those to their end",
+        )
     if not left:
         raise UsageError(
             f"all points of {swept.run.run_id} have succeeded: there is nothing to go on with",

@@ -12,6 +12,8 @@ from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.client.storage import StoredRun
 from jobs.client.sweeps import (
+    DONE,
+    STOPPED_EARLY,
     Standing,
     best,
     progress_text,
@@ -29,7 +31,10 @@ from jobs.contract.spec import JobSpec
 from jobs.contract.sweep import BEST, SweepRecord
 from jobs.contract.words import figure, result_label, usd
 
-_STYLES = {"succeeded": "green", "failed": "red", "stopped": "magenta", "running": "cyan"}
+_STYLES = {"succeeded": "green", STOPPED_EARLY: "blue", "failed": "red", "stopped": "magenta", "running": "cyan"}
+
+WITHOUT_HALVING = "--set sweep.halving=null"
+"""With it `trainyard resume` runs the points to their end that halving has stopped."""
 
 _COMPARED = 8
 """So many of the best points are named where they are to be compared."""
@@ -109,10 +114,14 @@ def show(now: SweepNow, *, output: str) -> None:
             *(Text(printable(str(standing.point.values.get(name, "")))) for name in names),
             "" if metric is None else figure(metric[1]),
             "" if standing.usd is None else f"{standing.usd:.2f}",
-            Text(standing.state, style=_STYLES.get(standing.state, "yellow")),
+            Text(_state_text(standing), style=_STYLES.get(standing.state, "yellow")),
         )
     tables.show(table, on=tables.stdout())
     _say_next(now, found)
+
+
+def _state_text(standing: Standing) -> str:
+    return f"{standing.state}: {standing.reason}" if standing.state == STOPPED_EARLY else standing.state
 
 
 def _say_next(now: SweepNow, found: Sequence[Standing]) -> None:
@@ -121,7 +130,7 @@ def _say_next(now: SweepNow, found: Sequence[Standing]) -> None:
     budget = f"; {now.budget_text} used" if now.budget_text else ""
     console.print(Text(f"{now.run.run_id}: {progress_text(now.points)}, {usd(total)}{budget}"), soft_wrap=True)
     for standing in found:
-        if standing.reason:
+        if standing.reason and standing.state != STOPPED_EARLY:  # the table says why
             console.print(Text(f"point {standing.point.number}: {printable(standing.reason)}"), soft_wrap=True)
     if now.best is not None and (now.job is None or now.job.ended):
         console.print(Text(f"the best is {now.best.point.run_id}: {RUN}{now.spec.name}{BEST}/…"), soft_wrap=True)
@@ -129,14 +138,17 @@ def _say_next(now: SweepNow, found: Sequence[Standing]) -> None:
     if len(done) > 1:
         compared = " ".join(done[:_COMPARED])
         console.print(Text(f"side by side, with curves: trainyard compare {compared} --html FILE"), soft_wrap=True)
-    if len(done) < len(found) and (now.job is None or now.job.ended):
+    if now.job is not None and not now.job.ended:
+        return
+    if any(standing.state not in DONE for standing in found):
         console.print(Text(f"the others again: trainyard resume {now.run.run_id}"), soft_wrap=True)
+    elif any(standing.state == STOPPED_EARLY for standing in found):
+        resume = f"trainyard resume {now.run.run_id} {WITHOUT_HALVING}"
+        console.print(Text(f"those that were stopped early, to their end: {resume}"), soft_wrap=True)
 
 
 def _metric(now: SweepNow, standing: Standing) -> tuple[str, float] | None:
-    if now.spec.sweep is None or standing.receipt is None:
-        return None
-    return now.spec.sweep.metric_of(standing.receipt.result)
+    return standing.metric(now.spec.sweep) if now.spec.sweep else None
 
 
 def sweep_json(now: SweepNow) -> dict[str, Any]:
@@ -170,7 +182,7 @@ def sweep_json(now: SweepNow) -> dict[str, Any]:
 def raise_failure(now: SweepNow, job: Job) -> None:
     """Raises JobFailedError where a sweep has ended and not all of its points have succeeded."""
     states = [standing.state for standing in now.points]
-    if job.state == "SUCCEEDED" and all(state == "succeeded" for state in states):
+    if job.state == "SUCCEEDED" and all(state in DONE for state in states):
         return
     ended = f": {job.reason}" if job.state == "CANCELLED" else ""
     raise JobFailedError(

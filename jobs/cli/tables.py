@@ -194,7 +194,9 @@ def _sweep(plan: Plan) -> str:
         return ""
     swept = ", ".join(plan.spec.sweep.arguments)
     at_once = "one after the other" if plan.sweep.workers == 1 else f"{plan.sweep.workers} at once"
-    return f"{counted(plan.sweep.points, 'point')} of {swept}, {at_once}; one budget over all"
+    halving = plan.spec.sweep.halving
+    rungs = f"; from step {halving.from_step} on one in {halving.factor} goes on" if halving else ""
+    return f"{counted(plan.sweep.points, 'point')} of {swept}, {at_once}; one budget over all{rungs}"
 
 
 def code_text(pack: Pack) -> str:
@@ -333,6 +335,7 @@ def receipt_table(
             ("run", receipt.run_id),
             ("state", state or receipt.state),
             ("ended by", ended_by),
+            ("halving", receipt.halving.text if receipt.halving else ""),
             *result_rows(receipt.result),
             ("warning", verdict(receipt.result)),
             ("code", code),

@@ -39,7 +39,13 @@ from jobs.contract.words import counted
 _AT_ONCE = 16
 """Objects that are read or written at once."""
 
-_ORDER = ("succeeded", "running", "waiting", "interrupted", "not run", "stopped", "failed")
+STOPPED_EARLY = "stopped early"
+"""The state of a point that successive halving has stopped: nobody runs it again."""
+
+DONE = ("succeeded", STOPPED_EARLY)
+"""States of points of which nothing is left to do."""
+
+_ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
 """States of points, in the order in which a table has them."""
 
 _ENDED = {"running": "interrupted"}
@@ -74,10 +80,24 @@ class Standing:
     point: PointRecord
     location: S3Location
     state: str
-    """succeeded, running, waiting, interrupted, not run, stopped (at the end of the budget), failed."""
+    """succeeded, running, stopped early, waiting, interrupted, not run, stopped (at the end of the budget), failed."""
     receipt: Receipt | None
     reason: str = ""
     """Why it failed or was stopped."""
+
+    @property
+    def rung(self) -> int:
+        """Return the last step at which it was compared with the others; 0: it never was."""
+        return self.receipt.halving.rung if self.receipt and self.receipt.halving else 0
+
+    def metric(self, sweep: Sweep) -> tuple[str, float] | None:
+        """Return the figure that ranks it, with its name; that of its last rung until it has a result."""
+        if self.receipt is None:
+            return None
+        found, halving = sweep.metric_of(self.receipt.result), self.receipt.halving
+        if found is None and halving is not None and halving.value is not None:
+            return halving.metric, halving.value
+        return found
 
     @property
     def usd(self) -> float | None:
@@ -109,7 +129,9 @@ def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -
                 claim = Claim.model_validate_json(content or b"")
         last = receipt.attempts[-1].reason if receipt and receipt.attempts else None
         reason = ""
-        if receipt is not None and receipt.state == "succeeded":
+        if receipt is not None and receipt.stopped_early and receipt.halving is not None:
+            state, reason = STOPPED_EARLY, receipt.halving.text
+        elif receipt is not None and receipt.state == "succeeded":
             state = "succeeded"
         elif claim is None:
             state = "waiting" if goes_on else "not run" if receipt is None else _ENDED.get(receipt.state, receipt.state)
@@ -124,12 +146,16 @@ def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -
 
 
 def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:
-    """Return the points with the best first, those without the metric behind them, and those that failed last."""
+    """Return the points with the best first, those without the metric behind them, and those that failed last.
 
-    def order(standing: Standing) -> tuple[int, bool, float, int]:
-        metric = sweep.metric_of(standing.receipt.result) if standing.receipt else None
+    Of those that have not come to their end, the ones that halving let go further are before the others.
+    """
+
+    def order(standing: Standing) -> tuple[int, int, bool, float, int]:
+        metric = standing.metric(sweep)
         value = 0.0 if metric is None else metric[1] if sweep.smaller_is_better(metric[0]) else -metric[1]
-        return _ORDER.index(standing.state), metric is None, value, standing.point.number
+        rung = 0 if standing.state == "succeeded" else standing.rung
+        return _ORDER.index(standing.state), -rung, metric is None, value, standing.point.number
 
     return sorted(found, key=order)
 
@@ -139,7 +165,7 @@ def best(found: Sequence[Standing], sweep: Sweep) -> Standing | None:
     first = next(iter(ranked(found, sweep)), None)
     if first is None or first.state != "succeeded" or first.receipt is None:
         return None
-    return first if sweep.metric_of(first.receipt.result) is not None else None
+    return first if first.metric(sweep) is not None else None
 
 
 def progress_text(found: Sequence[Standing]) -> str:

@@ -218,6 +218,13 @@ class Arguments(Strict):
         """Return the arguments that a run keeps when it is resumed: all but `FREE`."""
         return {name: value for name, value in self.model_dump(mode="json").items() if name not in self.FREE}
 
+    def metrics(self) -> tuple[str, ...] | None:
+        """Return the metrics that an evaluation during the job has: none of a job that evaluates nothing.
+
+        None: only a script knows.
+        """
+        return ()
+
     @property
     def hub_repository(self) -> str | None:
         """Return the repository on the Hugging Face Hub, org/name, that the job pushes to; None: it does not."""

@@ -11,6 +11,7 @@ from pydantic import Field, PlainSerializer
 from jobs.contract.arguments import Strict
 from jobs.contract.budget import Budget
 from jobs.contract.flags import Switch, to_flags
+from jobs.contract.halving import Comparison
 from jobs.contract.health import Health
 from jobs.contract.queues import Capacity
 
@@ -94,6 +95,8 @@ class LauncherOptions(Limits, _Instance):  # the fields of the last base come fi
     """The container is a worker of a sweep: it runs one point after the other, and starts each so often at most."""
     sweep_timeout_seconds: Seconds | None = None
     """A point of a sweep that has run for so long in one start is ended, and has failed. Default: none is."""
+    halving: Comparison | None = None
+    """How a point of a sweep is compared with the others, and stopped where it is behind. Default: it is not."""
     arguments_file: str | None = None
     """Name of the file among the run's that holds the kind's own arguments, where they are too long for flags."""
     allow_changes: Annotated[bool, Switch()] = False

@@ -142,7 +142,7 @@ def plan(
     `prices_of` says what an hour of an instance type costs. A Spot price that is not the recorded one goes with the
     job: its budget and its receipt count with it.
 
-    `points_left`: of a sweep that is resumed, the points that have not succeeded; None: all.
+    `points_left`: of a sweep that is resumed, the points that are left; None: all.
     References to runs are resolved before (jobs.client.references), to the runs in `awaited` too.
     Raises UsageError where the spec asks for what the stage can't give or a budget is used up, ConfigurationError
     where the stage lacks what the kind needs.
@@ -239,6 +239,7 @@ def _launcher_options(spec: JobSpec, placement: Placement, prices: Prices, *, al
         gang_attempts=spec.attempts if is_gang else None,
         sweep_attempts=spec.attempts if spec.sweep else None,
         sweep_timeout_seconds=3600 * (spec.timeout_hours or spec.kind.timeout_hours) if spec.sweep else None,
+        halving=spec.sweep.comparison(spec.entrypoint_arguments()) if spec.sweep else None,
         allow_changes=allow_changes,
     )
 

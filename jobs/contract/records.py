@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from jobs.contract.halving import Verdict
 from jobs.contract.queues import Capacity
 
 IMAGE_DIGEST = "image digest"
@@ -156,5 +157,12 @@ class Receipt(BaseModel):
     price_source: str
     estimate_note: str
     """The limits of the figures, to be read before they are quoted."""
+    halving: Verdict | None = None
+    """Of a point of a sweep with successive halving: how it stood when it was compared with the others last."""
     result: dict[str, Any]
     """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
+
+    @property
+    def stopped_early(self) -> bool:
+        """Return whether it ended well before its end, since successive halving stopped it."""
+        return self.state == "succeeded" and self.halving is not None and self.halving.stops

@@ -229,11 +229,13 @@ def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:
         return []
     values = points(spec.sweep)
     for number, (point, point_spec) in enumerate(zip(values, spec.point_specs(), strict=True), start=1):
+        of = f"{origin}: point {number} of {len(values)} ({shortened(values_text(point))})"
         try:
-            point_spec.entrypoint_arguments()
-        except ValidationError as error:  # noqa: PERF203 - the first one ends it
-            of = f"{origin}: point {number} of {len(values)} ({shortened(values_text(point))})"
+            spec.sweep.comparison(point_spec.entrypoint_arguments())
+        except ValidationError as error:  # the first one ends it
             return _mistakes(error, of, ("arguments",), spec.kind.arguments)
+        except UsageError as error:
+            return [f"{of}: {error}"]
     return []
 
 

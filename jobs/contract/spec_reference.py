@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from jobs.contract.catalog import CATALOG
 from jobs.contract.descriptions import descriptions
+from jobs.contract.halving import Halving
 from jobs.contract.health import Health
 from jobs.contract.recipe import Recipe
 from jobs.contract.spec import JobSpec, Resources
@@ -29,6 +30,7 @@ def _sections() -> Iterator[str]:
     yield _table("`resources`", Resources)
     yield _table("`health`", Health)
     yield _table("`sweep`", Sweep)
+    yield _table("`sweep.halving`", Halving)
     yield _table(
         "`arguments` of every kind that trains (a kind may have other defaults, which its own table names)", Recipe
     )

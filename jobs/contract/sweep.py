@@ -8,6 +8,7 @@ point is a run of its own, with a folder of its own. In the sweep's folder lie, 
 
     sweep.json                the points: one `SweepRecord`
     claims/JOB/N.json         of the Batch job JOB: which worker took point N, and how that ended, one `Claim`
+    halving/                  how the points stood at the rungs of successive halving (jobs.contract.halving)
 
 and in each point's folder `member-of.json`, which names the sweep.
 """
@@ -24,9 +25,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 from typing_extensions import Self
 
-from jobs.contract.arguments import Strict
-from jobs.contract.errors import UsageError
-from jobs.contract.recipe import SMALLER_IS_BETTER
+from jobs.contract.arguments import Arguments, Strict
+from jobs.contract.errors import UsageError, did_you_mean
+from jobs.contract.halving import Comparison, Halving
+from jobs.contract.recipe import SMALLER_IS_BETTER, Recipe
 from jobs.contract.run import new_run_id
 from jobs.contract.words import main_result
 
@@ -108,6 +110,8 @@ class Sweep(Strict):
     """The result that ranks the points: eval_loss, …. Default: the one by which a run of the kind is known."""
     direction: Literal["minimize", "maximize"] | None = None
     """Whether the least or the greatest metric is the best. Default: minimize what ends in loss or perplexity."""
+    halving: Halving | None = None
+    """Points that are behind the others in the metric are stopped early. Default: each runs to its end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -165,13 +169,51 @@ class Sweep(Strict):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         return (self.metric, float(value)) if is_number else None  # type: ignore[arg-type]
 
+    def comparison(self, arguments: Arguments) -> Comparison | None:
+        """Return how a point with these arguments compares itself with the others; None: it does not.
+
+        Raises UsageError where it never could.
+        """
+        if self.halving is None:
+            return None
+        known = arguments.metrics()
+        if known == ():
+            raise UsageError("sweep.halving: this kind of job has no evaluations by which points could be compared")
+        main = main_result(dict.fromkeys(known or (), 0.0))
+        metric = self.metric or (main[0] if main else None)
+        if metric is None:
+            raise UsageError(
+                "sweep.halving: only your script knows what it evaluates; name that in sweep.metric (eval_loss, …)"
+            )
+        if known is not None and metric not in known:
+            raise UsageError(
+                f"sweep.metric: '{metric}' is no metric of this job's evaluations{did_you_mean(metric, known)}; they "
+                f"have {', '.join(known)}"
+            )
+        if isinstance(arguments, Recipe):
+            _check_evaluates(arguments, self.halving.from_step)
+        return Comparison(**self.halving.model_dump(), metric=metric, smaller_is_better=self.smaller_is_better(metric))
+
+
+def _check_evaluates(recipe: Recipe, from_step: int) -> None:
+    """Raise UsageError where no evaluation comes between a step and the end, as far as the recipe tells."""
+    every, max_steps = recipe.evaluate_every_steps, getattr(recipe, "max_steps", None)
+    if every is None:
+        raise UsageError("sweep.halving compares evaluations: set arguments.evaluate_every_steps")
+    first = from_step if every == "epoch" else -(-from_step // every) * every
+    if max_steps is not None and first >= max_steps:
+        raise UsageError(
+            f"sweep.halving: the training ends at step {max_steps}, before its first evaluation from step {from_step} "
+            f"on, which would be at step {first}; lower from_step or arguments.evaluate_every_steps"
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSize:
     """How much one job of a sweep has to do."""
 
     points: int
-    """Those that it has to run: of a resumed sweep, the ones that have not succeeded."""
+    """Those that it has to run: of a resumed sweep, the ones that are left."""
     workers: int
     """So many children run them."""
 
@@ -289,8 +331,9 @@ class Claim(BaseModel):
     child: int
     """The worker: its index among the children of the job."""
     starts: int = 0
-    ended: Literal["succeeded", "failed", "stopped"] | None = None
-    """stopped: at the end of the sweep's budget. None: it goes on, or its worker was lost."""
+    ended: Literal["succeeded", "stopped early", "failed", "stopped"] | None = None
+    """stopped early: by successive halving; stopped: at the end of the sweep's budget. None: it goes on, or its worker
+    was lost."""
     reason: str = ""
 
 

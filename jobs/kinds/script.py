@@ -83,6 +83,9 @@ class Script(Arguments):
     """A script that has printed nothing and written no file for so long has hung, where it gives no heartbeat
     (import trainyard); 0: never."""
 
+    def metrics(self) -> None:
+        return None  # only the script knows
+
     @property
     def resumes_on_other_ranks(self) -> bool:
         return False  # what its checkpoints need, only the script knows

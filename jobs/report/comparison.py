@@ -11,7 +11,17 @@ from jobs.contract.records import Receipt
 from jobs.contract.words import counted, duration, figure, main_result, result_label
 from jobs.report.charts import CURVE_HEIGHT
 from jobs.report.comparison_charts import look_of, overlaid_chart, parallel_coordinates, scatter
-from jobs.report.curves import Curve, Point, curve_title, evenly, figure_of, points, series_title, stretches
+from jobs.report.curves import (
+    Curve,
+    Point,
+    capitalized,
+    curve_title,
+    evenly,
+    figure_of,
+    points,
+    series_title,
+    stretches,
+)
 from jobs.report.rendering import render
 
 _COMPARED = (
@@ -131,7 +141,7 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
         drawn = [
             (run, stretch.step, stretch.value) for run, values in by_run.items() for stretch in stretches(values, ())
         ]
-        title = curve_title(name) if name == "loss" else series_title(name).capitalize()
+        title = curve_title(name) if name == "loss" else capitalized(series_title(name))
         rows = [
             (f"{point.step:,}", run, figure_of(point.value))
             for run, values in by_run.items()

@@ -12,7 +12,7 @@ from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.phases import ended_at
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.retries import is_reclaim
-from jobs.contract.words import figure
+from jobs.contract.words import figure, result_label
 from jobs.report.charts import Drawn, TimeAxis, curve_chart
 
 DRAWN_POINTS = 300
@@ -192,7 +192,7 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
     starts = sorted(attempt.started_at for attempt in run.attempts)
     drawn = [stretch for series in by_series.values() for stretch in stretches(series, starts)]
     listed = [point for series in by_series.values() for point in evenly(series, LISTED_POINTS)]
-    summary = " ".join(in_words(series_title(series).capitalize(), found) for series, found in by_series.items())
+    summary = " ".join(in_words(capitalized(series_title(series)), found) for series, found in by_series.items())
     return Curve(
         id=f"curve-{name}",
         title=title,
@@ -216,7 +216,14 @@ def curve_title(name: str) -> str:
 
 
 def series_title(name: str) -> str:
-    return name.removeprefix(_EVALUATION).replace("_", " ") + (" of the held-out part" if name == "eval_loss" else "")
+    if not name.startswith(_EVALUATION):
+        return name.replace("_", " ")
+    return result_label(name) + (" of the held-out part" if name == "eval_loss" else "")
+
+
+def capitalized(text: str) -> str:
+    """Return a text with a capital first letter, and the others as they are: `Macro F1`."""
+    return text[:1].upper() + text[1:]
 
 
 def _spans_decades(values: Sequence[Point]) -> bool:

@@ -132,6 +132,8 @@ def _tiles(run: RecordedRun) -> list[Tile]:
         found += loss or [Tile("Step", f"{last['step']:,}")]
     if receipt is None:
         return [*found, Tile("State", "no attempt has begun")]
+    if receipt.stopped_early and (halving := receipt.halving) is not None:
+        found.append(Tile("Stopped early", f"{halving.rank} of {halving.of}", f"points at step {halving.step:,}"))
     found.append(Tile("Time", duration(receipt.duration_seconds), f"in {counted(len(run.attempts), 'attempt')}"))
     if receipt.estimated_usd is not None:
         saved = savings(receipt)

@@ -6,6 +6,8 @@ stopped            why the ranks have saved and ended before their work was done
 checkpoint         the step of the newest checkpoint that the library has completed
 library            there where a script's own ranks use the library `trainyard`
 result.json        what a script has found, by its own word; rank 0 writes it
+halving.json       how a point of a sweep is compared with the others; the launcher writes it
+verdict.json       how it stood at the last rung, and whether it ends there; rank 0 writes it
 status.json        how far the training is, for the attempt's record; rank 0 writes it
 """
 
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
+
+from jobs.contract.halving import Comparison, Verdict
 
 STOPPED = "stopped"
 """The state of a process that does nothing until somebody lets it go on."""
@@ -183,6 +187,34 @@ def told_result(scratch: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return told
+
+
+def ask_comparison(scratch: Path, comparison: Comparison) -> None:
+    """Have the ranks compare their point with the others of its sweep."""
+    (scratch / "halving.json").write_text(comparison.model_dump_json())
+
+
+def asked_comparison(scratch: Path) -> Comparison | None:
+    """Return the word of `ask_comparison`; None where there is none."""
+    try:
+        return Comparison.model_validate_json((scratch / "halving.json").read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def tell_verdict(scratch: Path, verdict: Verdict) -> None:
+    """Leave word of how the point stood; where it stops: that its training ends for that."""
+    part = scratch / ".verdict"
+    part.write_text(verdict.model_dump_json())
+    part.replace(scratch / "verdict.json")
+
+
+def told_verdict(scratch: Path) -> Verdict | None:
+    """Return the newest word of `tell_verdict`; None where there is none."""
+    try:
+        return Verdict.model_validate_json((scratch / "verdict.json").read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 class RankStatus(BaseModel):

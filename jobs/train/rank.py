@@ -63,6 +63,22 @@ _OWN_PREFIX = "TRAINYARD_"
 _DEEPSPEEDS_NAMES = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "GROUP_RANK": "CROSS_RANK"}
 """What DeepSpeed's launcher calls them (deepspeed/launcher/launch.py); all else has torchrun's names."""
 
+_MPIS_NAMES = (
+    {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    },
+)
+"""What mpirun calls them: Open MPI's, which `gaudi_spawn.py --use_mpi` runs, and that of MPICH and Intel MPI."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -169,6 +185,11 @@ def _place(name: str) -> str:
     """Return a variable of torchrun's: of whoever has started this rank, else what `hide_place` has hidden."""
     if "RANK" in os.environ:
         return os.environ[name if name in os.environ else _DEEPSPEEDS_NAMES.get(name, name)]
+    mpis = next((names for names in _MPIS_NAMES if names["RANK"] in os.environ), {})
+    if name == "GROUP_RANK" and mpis:  # mpirun fills a node before the next
+        return str(int(os.environ[mpis["RANK"]]) // int(os.environ[mpis["LOCAL_WORLD_SIZE"]]))
+    if name in mpis:
+        return os.environ[mpis[name]]
     hidden = _OWN_PREFIX + name
     return os.environ[hidden if hidden in os.environ else name]
 

@@ -28,7 +28,7 @@ from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
 from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
-from jobs.train.channel import RankStatus, told_result
+from jobs.train.channel import RankStatus, told_result, told_verdict
 from jobs.train.environment import ran_with
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.instance import zone
@@ -195,7 +195,7 @@ class AttemptRecord:
             result={**status.result, **told_result(self._scratch)},
             budget=self._launch.options.budget,
             on_instance=self._launch.on_instance,
-        )
+        ).model_copy(update={"halving": told_verdict(self._scratch)})
         object_store.write(self._s3, run / RECEIPT, _json(bill))
 
     def _write_utilization(self, run: S3Location) -> None:

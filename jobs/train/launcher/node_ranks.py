@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.kinds.script import Script
 from jobs.train.accelerator import Accelerator
-from jobs.train.channel import stopped
+from jobs.train.channel import ask_comparison, stopped, told_verdict
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.fork_server import ForkServer
 from jobs.train.launcher.gang import GangMember, Latecomers
@@ -63,6 +63,8 @@ def run_ranks(
         from torch.distributed.launcher.api import elastic_launch
 
     _silence_torchrun()
+    if launch.options.halving is not None:
+        ask_comparison(scratch, launch.options.halving)
     if server is not None:
         server.replace_start_of(launch.nproc_per_node)
     lines = RankLines(scratch, node=launch.node, nproc_per_node=launch.nproc_per_node)
@@ -113,6 +115,13 @@ def run_ranks(
         server.close()
     if script is not None:
         end = _end_of_script(script, end, stopping, scratch)
+    if end.code == 0 and (halving := launch.options.halving) is not None and told_verdict(scratch) is None:
+        log.warning(
+            "warning: this point was compared with no other: it had no %s at or after step %s and before its last. "
+            "Next: lower sweep.halving.from_step, or evaluate more often",
+            halving.metric,
+            halving.from_step,
+        )
     end = watchdog.concluded(end)
     for line in end.lines:
         log.info("%s", line)

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from jobs.aws import s3 as object_store
 from jobs.contract.budget import LEAST_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, NotFoundError, TrainyardError
+from jobs.contract.halving import Verdict
 from jobs.contract.instance_types import instance_type
 from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
@@ -53,7 +54,7 @@ _LEAST_PAUSE_SECONDS = 0.5
 
 _READERS = 8
 
-Ended = Literal["succeeded", "failed", "stopped"]
+Ended = Literal["succeeded", "stopped early", "failed", "stopped"]
 
 
 class Worker:
@@ -71,7 +72,7 @@ class Worker:
         self._child = int(environment.get("AWS_BATCH_JOB_ARRAY_INDEX", "0"))
         self._s3 = object_store.connect()
         self._points = {point.number: point for point in _record(self._s3, sweep).points}
-        self._spending = Spending(self._s3, sweep, self._points, job=self._job)
+        self._spending = Spending(self._s3, sweep, self._points, job=self._job, halves=options.halving is not None)
         on_instance = environment.get(ACCELERATOR_VARIABLE, AUTO) != AUTO
         self._capacity = capacity_paid(options.capacity, environment, on_instance=on_instance)
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,7 +96,7 @@ class Worker:
                 break
             if self._signals:
                 return INTERRUPTED_EXIT_CODE
-            if number in claims or self._spending.has_succeeded(number):
+            if number in claims or self._spending.is_done(number):
                 continue
             if (over := self._over(of_new_point=True)) is not None:
                 print(f"error: point {number} is not begun: {over}", flush=True)
@@ -107,7 +108,7 @@ class Worker:
             if ended is None:
                 return INTERRUPTED_EXIT_CODE
             ends.append(ended)
-        return 0 if all(ended == "succeeded" for ended in ends) else 1
+        return 0 if all(ended in ("succeeded", "stopped early") for ended in ends) else 1
 
     def _claims(self) -> dict[int, Claim]:
         """Return who has which point, of this job."""
@@ -144,6 +145,9 @@ class Worker:
         code, over = self._launch(point, claim.starts)
         self._process = None
         if code == 0:
+            verdict = self._spending.stopped_early(point.number)
+            if verdict is not None:
+                return self._note(point, claim, "stopped early", verdict.text)
             return self._note(point, claim, "succeeded", "")
         if over is not None:
             return self._note(point, claim, "stopped" if over.startswith("budget") else "failed", over)
@@ -234,7 +238,11 @@ class Worker:
 class Spending:
     """What all points of a sweep have taken, from their receipts. One that has ended for good is read once."""
 
-    def __init__(self, s3: "S3Client", sweep: S3Location, points: Mapping[int, PointRecord], *, job: str) -> None:
+    def __init__(
+        self, s3: "S3Client", sweep: S3Location, points: Mapping[int, PointRecord], *, job: str, halves: bool
+    ) -> None:
+        """`halves`: points that successive halving has stopped stay so; else they are run to their ends."""
+        self._halves = halves
         self._s3 = s3
         self._sweep = sweep
         self._points = points
@@ -250,9 +258,17 @@ class Spending:
         running = sum(receipt.state == "running" and self._is_of_job(receipt) for receipt in receipts)
         return spent(attempt for receipt in receipts for attempt in receipt.attempts), running
 
-    def has_succeeded(self, number: int) -> bool:
+    def is_done(self, number: int) -> bool:
         receipt = self._receipt(number)
-        return receipt is not None and receipt.state == "succeeded"
+        return receipt is not None and self._is_done(receipt)
+
+    def stopped_early(self, number: int) -> Verdict | None:
+        """Return why successive halving has stopped a point; None where it has not."""
+        receipt = self._receipt(number)
+        return receipt.halving if receipt is not None and receipt.stopped_early else None
+
+    def _is_done(self, receipt: Receipt) -> bool:
+        return receipt.state == "succeeded" and (self._halves or not receipt.stopped_early)
 
     def _receipt(self, number: int) -> Receipt | None:
         if number in self._ended:
@@ -267,7 +283,7 @@ class Spending:
         except ValidationError:
             log.warning("warning: %s cannot be read: what that point took is left out", place)
             return None
-        if receipt.state == "succeeded" or (receipt.state == "failed" and self._is_of_job(receipt)):
+        if self._is_done(receipt) or (receipt.state == "failed" and self._is_of_job(receipt)):
             self._ended[number] = receipt
         return receipt
 

@@ -23,6 +23,7 @@ from jobs.train.trainer.callback import Callback, callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.evaluation import is_evaluation
+from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import Platform, at_exit, here
@@ -64,7 +65,7 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         self._every = checkpoint_every_steps
         self._mean_hours = mean_hours_between_reclaims
         self._retention = Retention(newest=keep, every_steps=keep_every_steps)
-        self._is_attached = False
+        self._parts: _Parts | None = None
         self._came_late = False
 
     def on_init_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
@@ -89,11 +90,11 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
 
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Raise TrainedEnoughError where the checkpoint is of the last step, in the middle of an epoch."""
-        if state.global_step < state.max_steps:
+        if state.global_step < state.max_steps and not (self._parts and self._parts.is_out):
             return
         if self._came_late:  # the Trainer's own loop, which would not know the exception, had begun
             raise TrainyardError(
-                f"all {state.max_steps} steps are done, and this Trainer would do one more, for it got "
+                f"the training has ended at step {state.global_step}, and this Trainer would do one more, for it got "
                 "trainyard.Callback after it was made",
                 next_step="give it the callback where it is made, Trainer(…, callbacks=[trainyard.Callback()]), then "
                 "trainyard resume RUN --allow-changes",
@@ -102,11 +103,10 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
 
     def _attach(self) -> list[Any]:
         """Give the Trainer its parts, once. Returns those that it has just been given."""
-        if self._is_attached:
+        if self._parts is not None:
             return []
-        self._is_attached = True
         trainer = _calling_trainer()
-        parts = _Parts(self._platform, trainer, self._retention)
+        parts = self._parts = _Parts(self._platform, trainer, self._retention)
         handler = trainer.callback_handler
         own = handler.callbacks
         handler.callbacks = callbacks_in_order(  # another list: somebody walks through that
@@ -164,6 +164,9 @@ class _Parts(Callback):
             best=functools.partial(_best_step, trainer),
         )
         self.shutdown = Shutdown(rank)
+        self.is_out = False
+        """True where the run is a point of a sweep that stops here, for the others are better."""
+        self._rungs = Rungs.of(rank, platform.s3, self.heartbeats)
         _become_resumable(
             trainer,
             Options(
@@ -179,6 +182,7 @@ class _Parts(Callback):
         at_exit(self._close)
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self.is_out = self._rungs is not None and self._rungs.was_out(state.global_step)
         if state.global_step >= state.max_steps:  # the Trainer does no epoch, and loads no random numbers, either
             self._make_up()
 
@@ -217,9 +221,17 @@ class _Parts(Callback):
             if hasattr(state, "best_global_step"):  # from transformers 4.51 on
                 state.best_global_step = state.global_step
 
-    def on_evaluate(self, _args: Any, state: Any, _control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
+    def on_evaluate(self, _args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self.metrics.evaluated(state.global_step, self._values)
+        self._compare(state, control, self._values)
+
+    def _compare(self, state: Any, control: Any, values: Mapping[str, Any]) -> None:
+        """Stop here where the run is a point of a sweep, and the others are better."""
+        if self._rungs is None or state.global_step >= state.max_steps:
+            return
+        if self._rungs.is_out(state.global_step, values):
+            self.is_out = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Have all checkpoints complete; where the attempt was asked to stop, end this process."""
@@ -233,6 +245,8 @@ class _Parts(Callback):
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
             self._platform.rank.once("saved", lambda: True)
             raise SystemExit(0)  # the launcher knows by the word just left that the work is not done
+        if self._rungs is not None and self.is_out:
+            self._rungs.leave()
         self._is_over = True
 
     def _close(self) -> None:

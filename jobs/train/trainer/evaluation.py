@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jobs.contract.words import counted, result_label
 from jobs.train.trainer.best import BestEvaluation
 from jobs.train.trainer.callback import Callback
+from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.shutdown import Shutdown
 from jobs.train.trainer.trainer import TrainedEnoughError
@@ -45,6 +46,7 @@ class Evaluations(Callback):
         shutdown: Shutdown,
         *,
         best: BestEvaluation | None = None,
+        rungs: Rungs | None = None,
     ) -> None:
         """`ends_stretch` says of a step whether an evaluation is due after it."""
         self._rank = rank
@@ -53,6 +55,7 @@ class Evaluations(Callback):
         self._metrics = metrics
         self._shutdown = shutdown
         self._best = best
+        self._rungs = rungs
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Make up for an evaluation before or in the midst of which the last attempt was stopped.
@@ -69,14 +72,29 @@ class Evaluations(Callback):
                 self._note(state, values)
         if self._best is not None and self._best.is_enough(state.log_history):
             raise TrainedEnoughError
+        if self._rungs is not None and (self._rungs.was_out(step) or self._is_out(state)):
+            self._rungs.leave()
+            raise TrainedEnoughError
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self._is_due(state) or self._shutdown.reason:
             return
         if not self._run(state):
             control.should_save = control.should_training_stop = True
-        elif self._best is not None:
+            return
+        if self._best is not None:
             self._judge(self._best, state, control)
+        if self._rungs is not None and not control.should_training_stop and self._is_out(state):
+            self._rungs.leave()
+            control.should_save = control.should_training_stop = True
+
+    def _is_out(self, state: Any) -> bool:
+        """Return whether the run is a point of a sweep that the evaluation of this step stops."""
+        step = state.global_step
+        if self._rungs is None or step >= state.max_steps:
+            return False
+        found = [entry for entry in state.log_history if is_evaluation(entry, step)]
+        return bool(found) and self._rungs.is_out(step, found[-1])
 
     def _judge(self, best: BestEvaluation, state: Any, control: Any) -> None:
         """Have the checkpoint of the best evaluation saved, and stop where there was no better one for long enough."""

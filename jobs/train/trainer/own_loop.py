@@ -19,6 +19,7 @@ from jobs.train.trainer.background_save import Snapshot, available_bytes, bytes_
 from jobs.train.trainer.callback import callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
+from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import at_exit, here
@@ -92,6 +93,7 @@ class OwnLoop:
             waits=self._heartbeats.still,
         )
         self._shutdown = Shutdown(rank)
+        self._rungs = Rungs.of(rank, platform.s3, self._heartbeats)
         [self._saves] = asking_for_saves(
             save_every_steps,
             rank,
@@ -111,6 +113,7 @@ class OwnLoop:
         self._saves.on_step_begin(self._place, self._place, self._place)
         at_exit(self.finish)
         self._is_over = False
+        self._place.should_training_stop = self._rungs is not None and self._rungs.was_out(self._place.global_step)
 
     @property
     def steps_done(self) -> int:
@@ -146,6 +149,9 @@ class OwnLoop:
         numbers = {name: float(_detached(value)) for name, value in values.items()}
         self._logged |= numbers
         self._metrics.logged(step, numbers, total_steps=self._place.max_steps)
+        place = self._place
+        if self._rungs is not None and step < place.max_steps and self._rungs.is_out(step, numbers):
+            place.should_save = place.should_training_stop = True
 
     def step(self, step: int | None) -> None:
         """A step has ended: it is counted, and whether to save or to stop is agreed."""
@@ -161,9 +167,11 @@ class OwnLoop:
         return self._place.should_save
 
     def should_stop(self) -> bool:
-        if self._place.should_training_stop:
+        if self._shutdown.reason:
             saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
             self._platform.leave_stopped(f"{self._shutdown.reason}; {saved}")
+        elif self._rungs is not None and self._place.should_training_stop:
+            self._rungs.leave()
         return self._place.should_training_stop
 
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
@@ -198,7 +206,7 @@ class OwnLoop:
         self._heartbeats.end()
         self._uploads.finish()
         self._metrics.on_train_end(self._place, self._place, self._place)
-        if not self._place.should_training_stop:
+        if not self._shutdown.reason:
             self._shutdown.stop_listening()
             speed = self._metrics.throughput
             self._metrics.result(

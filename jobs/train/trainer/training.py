@@ -37,6 +37,7 @@ from jobs.train.trainer.checkpoint_interval import asking_for_saves
 from jobs.train.trainer.core_binding import bind_to_cores
 from jobs.train.trainer.determinism import Order, as_it_comes, in_order
 from jobs.train.trainer.evaluation import Evaluations, stretches
+from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics, StopOnNan
 from jobs.train.trainer.resume import LossSinceLog, Resume, newest_complete, seed_of_rank, with_batch_of_rank
@@ -265,6 +266,7 @@ class _Attempt:
                     self.metrics,
                     self.shutdown,
                     best=self.best,
+                    rungs=Rungs.of(self.rank, self.s3, self.heartbeats),
                 )
             )
         return callbacks_in_order(

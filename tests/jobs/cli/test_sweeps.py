@@ -1,4 +1,5 @@
-"""A sweep, from its spec to its best model: submitted once, one worker reclaimed, one point failed and run again."""
+"""A sweep, from its spec to its best model: submitted once, one worker reclaimed, one point failed and run again, those
+that are behind stopped early."""
 
 import json
 import subprocess
@@ -42,6 +43,7 @@ if rate == 2 and seed == 1 and not (here / "mended").exists():
 stopped = waits = False
 while not stopped and (waits or run.steps_done < 2):
     run.step()
+    run.log(run.steps_done, eval_loss=rate)
     run.save(run.steps_done, rate=rate)
     waits = rate == 1 and seed == 1 and not (here / "go").exists()
     time.sleep(0.2)
@@ -60,7 +62,13 @@ def spec(tmp_path: Path) -> dict[str, Any]:
         "job": "script",
         "resources": {"nproc_per_node": 1},
         "max_usd": 500,
-        "sweep": {"arguments.parameters.rate": [1, 2], "arguments.parameters.seed": [1, 2], "parallel": 2},
+        "sweep": {
+            "arguments.parameters.rate": [1, 2],
+            "arguments.parameters.seed": [1, 2],
+            "parallel": 2,
+            "metric": "eval_loss",
+            "halving": {"from_step": 1, "factor": 2},
+        },
         "arguments": {
             "code": "code",
             "command": f"train.py {{parameters.rate}} {{parameters.seed}} {tmp_path}",
@@ -114,7 +122,9 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     # GIVEN a sweep that is planned as one
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     submitted = say("submit", "spec.yaml", "--detach")
-    assert "4 points of parameters.rate, parameters.seed, 2 at once; one budget over all" in submitted.stderr
+    assert (
+        "4 points of parameters.rate, parameters.seed, 2 at once; one budget over all; from step 1" in submitted.stderr
+    )
     assert "2 x dl1.24xlarge" in submitted.stderr
     run_id = submitted.stdout.strip()
     run = storage.find_run(embedded, stage, spec["name"])
@@ -133,7 +143,8 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     (tmp_path / "go").touch()
     ended = finished(embedded, stage, job.id)
 
-    # THEN it went on with its own point, from that step, and the others have ended as they did
+    # THEN it went on with its own point, from that step, and of the others one has failed, and one that was behind
+    # the first two has been stopped
     assert (ended.state, ended.points, ended.attempts, sum(ended.nodes.values())) == ("FAILED", 4, (), 2)
     bills = [storage.read_receipt(embedded, point) for point in points]
     reasons = [attempt.reason for bill in bills if bill for attempt in bill.attempts]
@@ -146,22 +157,25 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert bills[0] is not None
     assert bills[0].attempts[1].resumed_from_step >= 1
     assert {attempt.job_id for bill in bills if bill for attempt in bill.attempts} == {job.id}
+    assert bills[3] is not None
+    assert bills[3].stopped_early
+    assert bills[3].attempts[0].last_step == storage.newest_checkpoint(embedded, points[3]) == 1
     status = say("status", run_id).stdout
-    assert "3 of 4 points done, 1 failed" in status
+    assert "2 of 4 points done, 1 failed, 1 stopped early" in status
     assert " of 500.00 USD used" in status
     listed = json.loads(say("list", "--limit", "1", "-o", "json").stdout)[0]
     assert (listed["points"], listed["metric"]) == (
-        "3 of 4 points done, 1 failed",
+        "2 of 4 points done, 1 failed, 1 stopped early",
         {"name": "eval_loss", "value": 1.01},
     )
     table = say("sweep", spec["name"])
     rows = [line.split() for line in table.stdout.splitlines()]
     assert rows[0] == ["POINT", "RATE", "SEED", "LOSS", "USD", "STATE"]
-    assert [[*row[:4], row[-1]] for row in rows[1:4]] == [
+    assert [[*row[:4], *row[5:]] for row in rows[1:3]] == [
         ["1", "1", "1", "1.010", "succeeded"],
         ["2", "1", "2", "1.020", "succeeded"],
-        ["4", "2", "2", "2.020", "succeeded"],
     ]
+    assert [*rows[3][:4], *rows[3][5:8]] == ["4", "2", "2", "2.000", "stopped", "early:", "ranked"]
     assert (rows[4][:3], rows[4][-1]) == (["3", "2", "1"], "failed")
     assert "point 3: " in table.stderr
     assert "this point fails" in table.stderr
@@ -182,14 +196,25 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     assert "keeps its points" in say("resume", run_id, "--set", "sweep.seed=1", expect=2).stderr
     (tmp_path / "mended").touch()
     resumed = say("resume", run_id, "-o", "json")
-    # THEN that point alone ran again
+    # THEN that point alone ran again, and was stopped too
     answer = json.loads(resumed.stdout)
-    assert (answer["sweep"]["progress"], answer["job"]["points"]) == ("4 of 4 points done", 1)
+    assert (answer["sweep"]["progress"], answer["job"]["points"]) == ("2 of 4 points done, 2 stopped early", 1)
     assert [point["number"] for point in answer["sweep"]["points"]] == [1, 2, 3, 4]
+    assert answer["sweep"]["points"][2]["reason"] == "ranked 3 of 4 at step 1"
     assert answer["sweep"]["best"] == record.points[0].run_id
+    assert "point 3 stopped early: ranked 3 of 4 at step 1" in say("logs", run_id).stdout
+    # AND there is nothing to resume but what was stopped, and that where it is asked for
+    refused = say("resume", run_id, expect=2).stderr
+    assert "have succeeded, or were stopped early" in refused
+    without = ("--set", "sweep.halving=null")
+    assert f"trainyard resume {run_id} {' '.join(without)} runs those to their end" in refused
+    to_the_end = json.loads(say("resume", run_id, *without, "-o", "json").stdout)
+    assert (to_the_end["sweep"]["progress"], to_the_end["job"]["points"]) == ("4 of 4 points done", 2)
     bills = [storage.read_receipt(embedded, point) for point in points]
-    assert [len(bill.attempts) for bill in bills if bill] == [2, 1, 2, 1]
-    assert answer["sweep"]["usd"] == pytest.approx(sum(bill.estimated_usd or 0 for bill in bills if bill), abs=1e-4)
+    assert [len(bill.attempts) for bill in bills if bill] == [2, 1, 3, 2]
+    assert [bill.attempts[-1].resumed_from_step for bill in bills if bill][2:] == [1, 1]
+    usd = sum(bill.estimated_usd or 0 for bill in bills if bill)
+    assert to_the_end["sweep"]["usd"] == pytest.approx(usd, abs=1e-4)
     assert "has succeeded" in say("resume", run_id, expect=2).stderr
 
 

@@ -11,7 +11,8 @@ from jobs.contract.words import result_label, result_rows
         ("eval_accuracy", "accuracy"),
         ("train_samples_per_second", "samples/s"),
         # Of a Trainer of transformers in a script
-        ("train_loss", "training loss"),
+        ("loss", "training loss"),
+        ("train_loss", "mean training loss"),
         ("eval_runtime", "evaluation seconds"),
         # A script's own
         ("eval_macro_f1", "macro F1"),

@@ -7,11 +7,12 @@ from html import unescape
 
 import pytest
 
+from jobs.contract.halving import Verdict
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import CardUse, Inputs, SpotPaid
 from jobs.contract.spec import parse_spec
 from jobs.report.charts import TimeAxis
-from jobs.report.curves import Point, curves, events, stretches
+from jobs.report.curves import Point, capitalized, curves, events, series_title, stretches
 from jobs.report.page import differences, run_page
 from tests.support.jobs.recorded_runs import BEGIN, DIGEST, class_report, three_attempts, with_samples
 
@@ -50,6 +51,13 @@ def test_what_spot_cost_in_its_own_hours_stands_beside_the_estimate(run: Recorde
     paid = SpotPaid(attempt=1, zone="us-east-1c", low_usd_per_hour=3.5, high_usd_per_hour=4.25, usd=2.68)
     page = run_page(replace(run, receipt=run.receipt.model_copy(update={"spot_paid": [paid]})), now=NOW)
     assert "own price 2.68 USD for attempt 1: 3.50 to 4.25 USD/h in us-east-1c in its hours" in text_of(page)
+
+
+def test_a_point_that_halving_has_stopped_says_where_it_stood(run: RecordedRun) -> None:
+    assert run.receipt is not None
+    halving = Verdict(rung=900, step=950, metric="eval_loss", value=0.7, rank=5, of=6, stops=True)
+    page = run_page(replace(run, receipt=run.receipt.model_copy(update={"halving": halving})), now=NOW)
+    assert "Stopped early 5 of 6 points at step 950" in text_of(page)
 
 
 def test_attempts_say_how_they_ended_and_what_they_lost(html: str) -> None:
@@ -101,6 +109,12 @@ def test_events_of_the_run_are_in_their_order(run: RecordedRun) -> None:
     assert found[4].text == "attempt 2 ends at step 81200: it was lost without a word"
     kinds = [event.kind for event in events(run)]
     assert (kinds.count("evaluation"), kinds.count("checkpoint")) == (8, 2)
+
+
+def test_a_series_is_called_what_its_result_is() -> None:
+    names = ("eval_f1", "eval_macro_f1", "eval_loss", "my_reward")
+    assert [series_title(name) for name in names] == ["F1", "macro F1", "loss of the held-out part", "my reward"]
+    assert capitalized(series_title("eval_macro_f1")) == "Macro F1"
 
 
 def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> None:

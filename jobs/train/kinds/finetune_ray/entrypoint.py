@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.contract.words import result_label
 from jobs.kinds.finetune_ray import FinetuneRay
 from jobs.train import accelerator as accelerators
 from jobs.train.accelerator import Accelerator, of_rank
@@ -101,7 +102,7 @@ def _train(rank: Rank, arguments: FinetuneRay, accelerator: Accelerator, workers
 
 def reported(metrics: Mapping[str, Any], checkpoint: str) -> str:
     """Return the last report of the workers as a line, as Ray's own result has it."""
-    values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    values = ", ".join(f"{result_label(name)} {value:.4g}" for name, value in metrics.items())
     return f"last report with {checkpoint}: {values}"
 
 

@@ -81,8 +81,8 @@ def test_it_goes_on_with_a_run_and_ends_with_the_weights_of_the_launchers_own_ra
     [told] = [line for line in launched.output.splitlines() if "ray: last report with " in line]
     place, _, values = told.partition(": last report with ")[2].partition(": ")
     assert place == "checkpoint-48"
-    assert f"step 48, eval_accuracy {receipt.result['eval_accuracy']:.4g}, " in f"{values}, "
-    assert f"train_runtime_seconds {receipt.result['train_runtime_seconds']:.4g}" in values
+    assert f"step 48, accuracy {receipt.result['eval_accuracy']:.4g}, " in f"{values}, "
+    assert f"training seconds {receipt.result['train_runtime_seconds']:.4g}" in values
     assert max(run.complete_checkpoints()) == 48
 
 

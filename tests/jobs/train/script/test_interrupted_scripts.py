@@ -238,7 +238,7 @@ def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
     again = run.attempt(*flags, kind="script", attempt=2, expect=1)
 
     assert again.lines[-1] == (
-        "error: all 10 steps are done, and this Trainer would do one more, for it got "
+        "error: the training has ended at step 10, and this Trainer would do one more, for it got "
         "trainyard.Callback after it was made. Next: give it the callback where it is made, "
         "Trainer(…, callbacks=[trainyard.Callback()]), then trainyard resume RUN --allow-changes\n"
     )

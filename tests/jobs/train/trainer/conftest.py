@@ -1,15 +1,21 @@
-"""A rank of no launcher, and an S3 that can be told what to deny."""
+"""A rank of no launcher, attempts of it, and an S3 that can be told what to deny."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from transformers.utils import import_utils
 
 from jobs.contract.locations import S3Location
 from jobs.train.rank import Rank
 from jobs.train.store import LOOPBACK, serve_store
+from tests.support.train.attempts import Attempts
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import environment_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 
 @pytest.fixture
@@ -45,3 +51,21 @@ def faulty(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
         yield proxy
+
+
+@pytest.fixture
+def attempts(
+    first_rank: Callable[[int], Rank], s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Attempts]:
+    monkeypatch.setattr(import_utils, "_datasets_available", import_utils._datasets_available)
+    rank = first_rank(1)
+    made: list[Attempts] = []
+
+    def of_new_run() -> Attempts:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            monkeypatch.setenv(name, value)  # as torchrun does; a rank that is alone takes them away
+        place = S3Location("runs", f"research/{tmp_path.name}-{len(made)}/")
+        made.append(Attempts(rank, s3, place))
+        return made[-1]
+
+    return of_new_run

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
-import torch
 import transformers.trainer  # noqa: F401 - before `_without_datasets`, which is undone again
 from torch.distributed import is_initialized
 from transformers.utils import import_utils
@@ -17,6 +16,7 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.trainer.training import Task, train
+from tests.support.train.attempts import collate, tiny
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -42,17 +42,6 @@ class Examples:
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return [{"input_ids": [index % 8, 1], "labels": index % 2} for index in indices]
-
-
-def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: torch.tensor([example[name] for example in examples]) for name in examples[0]}
-
-
-def tiny() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    return BertForSequenceClassification(BertConfig(**sizes, intermediate_size=8, max_position_embeddings=8))
 
 
 def test_a_run_whose_last_evaluation_fails_has_its_model_and_can_be_ended(

@@ -1,0 +1,57 @@
+"""Which rank a process takes itself for, by what has started it."""
+
+from pathlib import Path
+
+import pytest
+
+import trainyard
+from jobs.train.channel import told_result
+from jobs.train.rank import Rank
+
+ALONE = {
+    "TRAINYARD_RANK": "0",
+    "TRAINYARD_LOCAL_RANK": "0",
+    "TRAINYARD_WORLD_SIZE": "1",
+    "TRAINYARD_LOCAL_WORLD_SIZE": "1",
+    "TRAINYARD_GROUP_RANK": "0",
+}
+"""What a script with `processes: 1` has, and each process that it starts inherits."""
+
+
+@pytest.mark.parametrize(
+    "started",
+    [
+        {
+            "OMPI_COMM_WORLD_RANK": "5",
+            "OMPI_COMM_WORLD_SIZE": "8",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        },
+        {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+        {
+            "RANK": "5",
+            "WORLD_SIZE": "8",
+            "LOCAL_RANK": "1",
+            "LOCAL_WORLD_SIZE": "4",
+            "GROUP_RANK": "1",
+            "PMI_RANK": "0",
+        },
+    ],
+    ids=["Open MPI", "MPICH", "torchrun"],
+)
+def test_a_rank_that_a_script_has_started_is_not_taken_for_the_script(
+    started: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
+    for name, value in {**ALONE, **run}.items():
+        monkeypatch.setenv(name, value)
+    alone = Rank.from_environment()
+    assert (alone.rank, alone.world_size) == (0, 1)
+    trainyard.result(f1=0.5)
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    rank = Rank.from_environment()
+    assert (rank.rank, rank.local_rank, rank.world_size, rank.local_world_size) == (5, 1, 8, 4)
+    assert (rank.node, rank.nnodes) == (1, 2)
+    trainyard.result(f1=0.1)
+    assert told_result(tmp_path) == {"f1": 0.5}, "what rank 0 said"
