@@ -163,7 +163,7 @@ class _Parts(Callback):
             waits=self.heartbeats.still,
             best=functools.partial(_best_step, trainer),
         )
-        self.shutdown = Shutdown(rank)
+        self.shutdown = Shutdown(rank, self.uploads)
         _become_resumable(
             trainer,
             Options(
@@ -221,7 +221,7 @@ class _Parts(Callback):
         self._values = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         self.metrics.evaluated(state.global_step, self._values)
 
-    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Have all checkpoints complete; where the attempt was asked to stop, end this process."""
         self.heartbeats.end()
         self.uploads.finish()
@@ -229,7 +229,7 @@ class _Parts(Callback):
             self.shutdown.close()
         if self.shutdown.reason:
             self.metrics.close()
-            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {state.global_step}")
+            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
             self._platform.rank.once("saved", lambda: True)
             raise SystemExit(0)  # the launcher knows by the word just left that the work is not done
