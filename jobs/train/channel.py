@@ -122,7 +122,6 @@ class RequestFiles:
         return [int(path.read_text()) for path in self._folder.glob("listens-*")]
 
     def ask(self, request: Request, reason: str, *, by: float | None = None) -> None:
-        """Make a request, or make it anew with an earlier `by` (`Asked`)."""
         self._write(request, json.dumps(Asked(reason, by)))
 
     def asked(self, request: Request) -> Asked | None:

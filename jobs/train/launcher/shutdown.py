@@ -136,8 +136,6 @@ class Shutdown:
         self._asked_at: float | None = None
         self._deadline: float | None = None
         self._signalled_at: float | None = None
-        self._by: float | None = None
-        """When the ranks have to be gone, in seconds since the epoch; None: they were not told."""
         self._wish: str | None = None
         self._by_signal = self._at_once = False
         self._noticed = self._recommended = False
@@ -183,10 +181,10 @@ class Shutdown:
                 next_poll = time.monotonic() + POLL_SECONDS
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
-                self._by_signal = True
-                deadline = at + self._grace_seconds
-                by = time.time() + deadline - time.monotonic() if self._noticed else None  # the host hears of it too
-                self._ask_to_stop(signal_name(signal.SIGTERM), deadline, by=by)
+                # After the notice it is the host that sends it, and SIGKILL when the instance ends (spot_notice.sh).
+                if not self._noticed:
+                    self._by_signal = True
+                    self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
             if self._wish is not None:
                 reason, self._wish = self._wish, None
                 self._ask_to_stop(reason, math.inf)
@@ -225,11 +223,7 @@ class Shutdown:
             else:
                 what = "the training saves, trains on, saves again and stops"
             log.info("%s: %s%s", reason, what, limit)
-            self._by = by
             self._files.ask("stop", reason, by=by)
-        elif self._by is not None and by is not None and by < self._by:
-            self._by = by
-            self._files.ask("stop", self.reason, by=by)
         self._deadline = min(deadline, self._deadline or deadline)
 
     def _signal_script(self) -> None:
@@ -243,9 +237,8 @@ class Shutdown:
     def _end_what_is_late(self) -> None:
         if self._deadline is None or self._asked_at is None:
             return
-        # After the last step nobody listens any more: what is left would be done again anyway, unless there is time.
-        has_time = self.has_signalled or self._noticed
-        unheard = self._by_signal and not self._files.is_heard() and not has_time
+        # After the last step nobody listens any more: what is left would be done again anyway.
+        unheard = self._by_signal and not self._files.is_heard() and not self.has_signalled
         if not unheard and time.monotonic() < self._deadline:
             return
         self.overdue_seconds = time.monotonic() - self._asked_at

@@ -33,15 +33,19 @@ class Measured:
     """The longest of the newest steps, or of the newest batches of an evaluation."""
 
 
+def needed_seconds(measured: Measured) -> float:
+    """Return how long before the end the last save is due."""
+    return _SAVES * max(measured.save, measured.under_way) + _STEPS * measured.step + SPARE_SECONDS
+
+
 def action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluates: bool = False) -> Action | None:
     """Return what is to be done where the ranks have to be gone in `left_seconds`; None: go on.
 
     `has_saved`: whether they have been told to save since the notice. In the midst of an evaluation they cannot, so
     "save" is for the step after it, and where no save was measured yet they leave it at once.
     """
-    longest = max(measured.save, measured.under_way)
-    is_due = left_seconds <= _SAVES * longest + _STEPS * measured.step + SPARE_SECONDS
-    if not is_due and not (evaluates and not longest):
+    is_measured = measured.save > 0 or measured.under_way > 0
+    if left_seconds > needed_seconds(measured) and (is_measured or not evaluates):
         return None if has_saved else "save"
     # One that takes longer than the last one did leaves no time for another.
     return "leave" if has_saved and measured.under_way > measured.save else "stop"
