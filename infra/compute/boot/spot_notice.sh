@@ -9,7 +9,7 @@
 set -euo pipefail
 metadata=http://169.254.169.254/latest
 
-readonly LAST_SECONDS=5 LONGEST_SECONDS=115
+readonly LAST_SECONDS=2 LONGEST_SECONDS=118
 
 ask() {
   curl --silent --fail --noproxy '*' --max-time 3 "$@"

@@ -39,6 +39,9 @@ MARGIN_SECONDS = 10.0
 """The part of the grace time that is kept for what comes after the ranks: SIGTERM, SIGKILL for those that ignore it,
 and the record."""
 
+NOTICE_MARGIN_SECONDS = 6.0
+"""The same before the time that a Spot notice names: EC2 begins to shut the system down then."""
+
 _KILL_AFTER_SECONDS = 4.0
 """The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would take 30 s."""
 
@@ -196,7 +199,9 @@ class Shutdown:
     def _ask_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
             self._noticed = True
-            left = min((notice.time - datetime.now(timezone.utc)).total_seconds(), NOTICE_SECONDS) - MARGIN_SECONDS
+            left = (
+                min((notice.time - datetime.now(timezone.utc)).total_seconds(), NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
+            )
             # A clock that is wrong must not take all of the time for a save.
             grace = max(left, DEFAULT_STOP_TIMEOUT_SECONDS - MARGIN_SECONDS)
             self._ask_to_stop(str(notice), time.monotonic() + grace, by=time.time() + left)

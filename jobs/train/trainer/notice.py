@@ -11,7 +11,7 @@ from typing import Literal
 Action = Literal["save", "stop", "leave"]
 """save: at this step, and train on. stop: save at this step, and leave. leave: the save under way is the last one."""
 
-SPARE_SECONDS = 3.0
+SPARE_SECONDS = 2.0
 """Time for what comes after the last save: the rest of the metrics, and the end of the ranks' processes."""
 
 _SAVES = 2

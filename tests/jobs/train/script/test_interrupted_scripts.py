@@ -258,11 +258,10 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
         second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **slow)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
         second.wait_for_line("loss ")  # from its first step on it listens
-        began, notice = time.monotonic(), metadata.give_notice(20)
-        # THEN both ranks save at once and, as late as they may, again
+        notice = metadata.give_notice(20)
+        # THEN both ranks save at once, and again in time: the launcher does not have to end them
         first_save = second.wait_for_line(f"{notice}: saving step ")
         assert second.wait() == 75
-        assert time.monotonic() - began < 20
     early = int(first_save.split("saving step ")[1].removesuffix(", and training on\n"))
     later = run.recorded_attempt(2).last_step
     assert run.recorded_attempt(2).reason == f"{notice}; saved step {later}", second.output
