@@ -83,7 +83,7 @@ class Run:
 
     def should_stop(self) -> bool:
         """Return whether to leave the loop, after the save of this step: the instance is being taken, or the budget
-        ends. The run goes on in its next attempt.
+        ends. The run goes on in its next attempt. What comes after the loop has some seconds.
         """
         return self._loop.should_stop() if self._loop else False
 

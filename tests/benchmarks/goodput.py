@@ -43,6 +43,9 @@ from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
 
+FRESH = ("-c", "import sys; from jobs.train import launch; sys.exit(launch.main())")
+"""A launcher that imports everything for itself, as one in a container does, and not one that tests have forked."""
+
 MEAN_HOURS = (1.0, 6.0, 24.0)
 STOPPED_AT = 60
 FLAGS = (
@@ -154,14 +157,14 @@ def measured() -> dict[str, float]:
         run = new_run()
         folder = packed_tokens(Path(name) / "data")
         flags = (f"--data={publish(folder, run.s3, new_run().location).location}", f"--config={folder}", *FLAGS)
-        first = run.start(*flags, kind="pretrain-mlm")
+        first = run.start(*flags, kind="pretrain-mlm", program=FRESH)
         stall = _figure(r"a save stops the training for ([\d.]+) s", first.wait_for_line("checkpoints: every"))
         upload = _figure(r"uploaded in ([\d.]+) s", first.wait_for_line("checkpoint: step "))
         first.wait_for_line(f"[progress] {STOPPED_AT}/")
         first.process.terminate()
         first.process.wait()
         times = [time.monotonic()]
-        second = run.start(*flags, kind="pretrain-mlm", attempt=2)
+        second = run.start(*flags, kind="pretrain-mlm", attempt=2, program=FRESH)
         for line in _ENDS.values():
             second.wait_for_line(line)
             times.append(time.monotonic())

@@ -1,12 +1,15 @@
 """Scripts with the library: a Trainer with its callback, and a loop of one's own, interrupted and resumed."""
 
 import signal
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
 from tests.support.train.metadata_service import MetadataService
 from tests.support.train.scripts import script_flags, write_files
@@ -286,6 +289,34 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     assert_same(run, whole, "output/model.pt")
     assert run.receipt().result["loss"] == whole.receipt().result["loss"]
     assert run.tensorboard_losses(tmp_path / "events")
+
+
+def test_where_the_save_at_a_notice_takes_too_long_for_another_it_is_the_last(
+    run: Run, s3: "S3Client", s3_endpoint: str, tmp_path: Path
+) -> None:
+    seldom = LOOP.replace("save_every_steps=50", "save_every_steps=100_000")
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": seldom}), "train.py")
+    may_end = threading.Event()
+
+    def wait(method: str, path: str) -> bool:
+        if method == "PUT" and path.endswith("/manifest.json"):
+            assert may_end.wait(PATIENCE_SECONDS)
+        return False
+
+    with FaultyS3(s3_endpoint) as slow, MetadataService() as metadata:
+        slow.denies = wait
+        behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
+        environment = {"STEP_SECONDS": "0.1", **metadata.environment}
+        first = behind.start(*flags, kind="script", program=("-c", EAGER), **environment)
+        first.wait_for_line("loss ")
+        notice = metadata.give_notice(25)
+        early = first.wait_for_line(f"{notice}: saving step ").split("saving step ")[1].split(",")[0]
+        left = first.wait_for_line(f"{notice}: stopping after step ").split("stopping after step ")[1].split(":")[0]
+        may_end.set()
+        assert first.wait() == 75
+    assert int(left) > int(early)
+    assert run.complete_checkpoints() == [int(early)]
+    assert run.recorded_attempt(1).reason == f"{notice}; saved step {early}"
 
 
 UNCHANGED = """
