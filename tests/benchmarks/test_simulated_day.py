@@ -1,14 +1,18 @@
 """The arithmetic behind the benchmark of goodput."""
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from jobs.train.launcher.shutdown import NOTICE_MARGIN_SECONDS
 from jobs.train.trainer.notice import SPARE_SECONDS
-from tests.benchmarks.goodput import MEAN_HOURS, costs_of, simulated
+from tests.benchmarks.goodput import MEAN_HOURS, PARTS, costs_of, drawn, simulated
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput, reclaims, useful_seconds
+
+DOCS = Path(__file__).parents[2] / "jobs/docs"
 
 COSTS = Costs(step=2, stall=10, upload=20, restart=50)
 HEEDLESS = Policy(name="periodic", save_every_seconds=90)
@@ -78,3 +82,12 @@ def test_two_saves_at_the_notice_are_above_every_alternative_at_every_rate(*, st
     ours, *others = simulated(costs, days=50).values()
     for number, hours in enumerate(MEAN_HOURS):
         assert ours[number] > max(other[number] for other in others), hours
+
+
+def test_the_page_and_its_picture_show_what_is_simulated_of_the_durations_in_the_table() -> None:
+    figures = simulated(costs_of({name: part.seconds for name, part in PARTS.items()}))
+    assert (DOCS / "goodput.svg").read_text() == drawn(figures), "python -m tests.benchmarks.goodput --picture …"
+    rows = re.findall(r"^\| ([^:|]+): [^|]*\| (.* %) \|$", (DOCS / "how-saving-works.md").read_text(), re.MULTILINE)
+    assert dict(rows) == {
+        name: " | ".join(f"{100 * share:.2f} %" for share in found) for name, found in figures.items()
+    }
