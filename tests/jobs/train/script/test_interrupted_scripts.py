@@ -307,7 +307,7 @@ def test_where_the_save_at_a_notice_takes_too_long_for_another_it_is_the_last(
         slow.denies = wait
         behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
         environment = {"STEP_SECONDS": "0.1", **metadata.environment}
-        first = behind.start(*flags, kind="script", program=("-c", EAGER), **environment)
+        first = behind.start(*flags, nproc=1, attempt=1, kind="script", program=("-c", EAGER), **environment)
         first.wait_for_line("loss ")
         notice = metadata.give_notice(25)
         early = first.wait_for_line(f"{notice}: saving step ").split("saving step ")[1].split(",")[0]
