@@ -184,8 +184,9 @@ class Shutdown:
                 next_poll = time.monotonic() + POLL_SECONDS
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
-                # After the notice it is the host that sends it, and SIGKILL when the instance ends (spot_notice.sh).
-                if not self._noticed:
+                # After the notice the host sends it, and SIGKILL as the instance ends (spot_notice.sh): who trains with
+                # us uses the time. What a script by itself has left is yet to be uploaded then.
+                if not self._noticed or self.has_signalled:
                     self._by_signal = True
                     self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
             if self._wish is not None:
@@ -199,9 +200,8 @@ class Shutdown:
     def _ask_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
             self._noticed = True
-            left = (
-                min((notice.time - datetime.now(timezone.utc)).total_seconds(), NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
-            )
+            left = (notice.time - datetime.now(timezone.utc)).total_seconds()
+            left = min(left, NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
             # A clock that is wrong must not take all of the time for a save.
             grace = max(left, DEFAULT_STOP_TIMEOUT_SECONDS - MARGIN_SECONDS)
             self._ask_to_stop(str(notice), time.monotonic() + grace, by=time.time() + left)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainyard")
 
 _REQUESTS: tuple[Request, ...] = ("stop", "save")
-"""In the order in which they are looked for."""
 
 _SAYS = {
     "save": "saving step {step}, and training on",
