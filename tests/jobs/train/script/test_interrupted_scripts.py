@@ -264,6 +264,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
         notice = metadata.give_notice(20)
         # THEN both ranks save at once, and again in time: the launcher does not have to end them
         first_save = second.wait_for_line(f"{notice}: saving step ")
+        second.process.send_signal(signal.SIGTERM)  # as the host does at a notice
         assert second.wait() == 75
     early = int(first_save.split("saving step ")[1].removesuffix(", and training on\n"))
     later = run.recorded_attempt(2).last_step
