@@ -83,7 +83,8 @@ class Run:
 
     def should_stop(self) -> bool:
         """Return whether to leave the loop, after the save of this step: the instance is being taken, or the budget
-        ends, and the run goes on in its next attempt; or it is a point of a sweep that successive halving stops.
+        ends, and the run goes on in its next attempt; or it is a point of a sweep that successive halving stops. What
+        comes after the loop has some seconds.
         """
         return self._loop.should_stop() if self._loop else False
 

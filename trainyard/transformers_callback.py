@@ -13,8 +13,8 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
         trainer = Trainer(…, callbacks=[trainyard.Callback()])
         trainer.train(resume_from_checkpoint=trainyard.checkpoint())
 
-    With it a notice ends the training at a step that is saved, checkpoints are written and uploaded while the training
-    goes on, and metrics, progress and heartbeats reach the platform.
+    With it a Spot notice has the training save, train on, and save again before the instance ends, checkpoints are
+    written and uploaded while the training goes on, and metrics, progress and heartbeats reach the platform.
     """
 
     def __new__(cls, **options: Any) -> Any:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -95,6 +95,14 @@ def _state(pid: int) -> str:
 Request = Literal["save", "stop"]
 
 
+class Asked(NamedTuple):
+    """A request as the launcher made it."""
+
+    reason: str
+    by: float | None = None
+    """When the ranks have to be gone, in seconds since the epoch: until then they train. None: they stop at once."""
+
+
 class RequestFiles:
     """The launcher's requests to the ranks of its node, and which of those listen for them."""
 
@@ -117,16 +125,16 @@ class RequestFiles:
         """Return the process ids of the ranks that listen."""
         return [int(path.read_text()) for path in self._folder.glob("listens-*")]
 
-    def ask(self, request: Request, reason: str) -> None:
-        self._write(request, reason)
+    def ask(self, request: Request, reason: str, *, by: float | None = None) -> None:
+        self._write(request, json.dumps(Asked(reason, by)))
 
-    def reason(self, request: Request) -> str | None:
-        """Return the reason that the launcher gave with a request; None where it has made none.
+    def asked(self, request: Request) -> Asked | None:
+        """Return a request of the launcher; None where it has made none.
 
         Ranks ask at every step, so what is not there costs one look.
         """
         place = self._places[request]
-        return place.read_text() if place.exists() else None
+        return Asked(*json.loads(place.read_text())) if place.exists() else None
 
     def _write(self, name: str, content: str) -> None:
         part = self._folder / f".{name}"

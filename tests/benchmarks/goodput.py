@@ -1,30 +1,33 @@
 """How much of a day on Spot instances is useful work, here and where less is done about reclaims.
 
-python -m tests.benchmarks.goodput                              measures, then simulates 1,000 days a figure
+python -m tests.benchmarks.goodput                                   simulates 1,000 days a figure, from PARTS below
 python -m tests.benchmarks.goodput --picture jobs/docs/goodput.svg   draws them too
-python -m tests.benchmarks.goodput --restart-seconds 300        another machine's figure in place of the measured one
+python -m tests.benchmarks.goodput --instance-seconds 240            another machine's figure in place of one of PARTS
+python -m tests.benchmarks.goodput --measure                         measures what it can of PARTS here first
 
 Goodput is the time of steps that are not lost over the time in which an instance is held; a day of that time is
-simulated, with reclaims at random (a Poisson process). Three ways to train:
+simulated, with reclaims at random (a Poisson process). EC2 gives notice of each, two minutes before. Six ways to train:
 
-    trainyard             saves by Young's formula (checkpoint_every_steps: auto, which assumes a reclaim every 6 h),
-                          and at once at the notice of two minutes, in which the instance is still held
-    periodic saves        saves every 500 steps, the default of transformers, and resumes from the last complete one
-    published tutorial    saves every 5,000 steps and never resumes: what counts is what the day's end still has
+    trainyard              saves by Young's formula (checkpoint_every_steps: auto, which assumes a reclaim every 6 h);
+                           saves at the notice, trains on, saves again shortly before the end, and leaves
+    save and leave         the same, but leaves at once when it has saved at the notice; the instance is still held
+    save once              the same, but trains on after the save at the notice until the instance is gone
+    no heed of it          saves by Young's formula, told the true rate, and trains until the instance is gone
+    every 500 steps        the default of transformers, until the instance is gone
+    published tutorial     saves every 5,000 steps and never resumes: what counts is what the day's end still has
 
-How long a step, a save, its upload, an ending and a start take is measured first, with the real launcher: BERT of two
-layers of 256 on this machine's CPU, with the tests' S3. EC2's own start of an instance, the download of its image, and
-waiting for capacity are in no figure; --restart-seconds and --waiting-seconds put them there.
+All resume from the last complete checkpoint, but for the tutorial, and all start as fast.
 """
 
 import argparse
+import math
 import re
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +43,9 @@ from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
 
+FRESH = ("-c", "import sys; from jobs.train import launch; sys.exit(launch.main())")
+"""A launcher that imports everything for itself, as one in a container does, and not one that tests have forked."""
+
 MEAN_HOURS = (1.0, 6.0, 24.0)
 STOPPED_AT = 60
 FLAGS = (
@@ -48,89 +54,133 @@ FLAGS = (
     "--log-every-steps=5",
     "--checkpoint-every-steps=auto",
 )
-MEANINGS = {
-    "step": "a step",
-    "stall": "the training stands still for a save",
-    "upload": "from there until the checkpoint is complete",
-    "ending": "from SIGTERM to the end of the attempt, its work saved",
-    "restart": "from the start of the launcher to the first step of a resumed attempt",
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One duration that the simulation is about, and where it comes from."""
+
+    meaning: str
+    seconds: float
+    source: str
+    restarts: bool = False
+    """True where it is a part of a restart, from an instance that is held to the first step on it."""
+
+
+_BUSY = "--measure, on two cores that did other work, too: at most"
+_START_UP = "start_up, one rank that imports for itself (jobs/docs/speed.md)"
+
+PARTS = {
+    "step": Part(meaning="a step", seconds=0.39, source="--measure, on two cores"),
+    "stall": Part(meaning="the training stands still for a save", seconds=0.08, source=_BUSY),
+    "upload": Part(meaning="from there until the checkpoint is complete", seconds=2.9, source=_BUSY),
+    "instance": Part(
+        meaning="an instance starts, and has the image",
+        seconds=0.0,
+        source="not measured, for it takes an account",
+        restarts=True,
+    ),
+    "launcher": Part(meaning="the launcher starts", seconds=0.3, source=_START_UP, restarts=True),
+    "data": Part(meaning="imports; model and data are fetched", seconds=2.7, source=_START_UP, restarts=True),
+    "checkpoint": Part(meaning="the checkpoint is fetched", seconds=0.1, source=_START_UP, restarts=True),
+    "first-step": Part(
+        meaning="the checkpoint is loaded; the first steps", seconds=1.2, source=_START_UP, restarts=True
+    ),
 }
+"""What the documents' figures are simulated from. A restart is the sum of its parts."""
+
+_ENDS = {"launcher": "accelerator:", "data": "data: ", "checkpoint": "start: ", "first-step": "[progress] "}
+"""How the line of the log begins with which a part of a restart ends."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.goodput", description=__doc__)
-    for name, meaning in MEANINGS.items():
-        parser.add_argument(f"--{name}-seconds", type=float, help=f"{meaning}; measured where it is not given")
-    parser.add_argument("--waiting-seconds", type=float, default=0.0, help="for the next instance, after each reclaim")
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.goodput", description=__doc__.partition("\n")[0])
+    for name, part in PARTS.items():
+        parser.add_argument(f"--{name}-seconds", type=float, help=f"{part.meaning} (default: {part.seconds:g})")
+    parser.add_argument("--restart-seconds", type=float, help="in place of its parts")
+    parser.add_argument("--measure", action="store_true", help="measure here what is not given, in about a minute")
     parser.add_argument("--days", type=int, default=1000, help="simulated for each figure")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--picture", type=Path, help="an SVG file to draw")
     options = parser.parse_args()
-    given = {name: value for name in MEANINGS if (value := getattr(options, f"{name}_seconds")) is not None}
-    costs = Costs(**given) if given.keys() == MEANINGS.keys() else replace(measured(), **given)
-    for name, value in asdict(costs).items():
-        print(f"{value:8.2f} s  {MEANINGS[name]}{' (given)' if name in given else ''}")
-    print(f"{options.waiting_seconds:8.2f} s  waiting for the next instance")
-    policies = policies_of(costs)
-    for policy in policies:
-        print(f"{policy.save_every_seconds:8.0f} s  between two saves of {policy.name}")
+    given = {name: getattr(options, f"{name.replace('-', '_')}_seconds") for name in PARTS}
+    given = {name: seconds for name, seconds in given.items() if seconds is not None}
+    found = measured() if options.measure else {}
+    seconds = {name: part.seconds for name, part in PARTS.items()} | found | given
+    for name, part in PARTS.items():
+        source = "given" if name in given else "measured now" if name in found else part.source
+        print(f"{seconds[name]:8.2f} s  {part.meaning} ({source})")
+    costs = costs_of(seconds)
+    if options.restart_seconds is not None:
+        costs = replace(costs, restart=options.restart_seconds)
+    print(f"{costs.restart:8.2f} s  a restart in all")
+    figures = simulated(costs, days=options.days, seed=options.seed)
     table = Table(box=None, pad_edge=False)
     table.add_column("a reclaim every")
-    figures: dict[str, list[float]] = {}
-    for policy in policies:
-        table.add_column(policy.name, justify="right")
-        figures[policy.name] = [
-            goodput(
-                policy,
-                costs,
-                mean_hours=hours,
-                days=options.days,
-                seed=options.seed,
-                waiting_seconds=options.waiting_seconds,
-            )
-            for hours in MEAN_HOURS
-        ]
+    for name in figures:
+        table.add_column(name, justify="right")
     for number, hours in enumerate(MEAN_HOURS):
-        table.add_row(f"{hours:g} h", *(f"{100 * found[number]:.1f} %" for found in figures.values()))
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+        table.add_row(f"{hours:g} h", *(f"{100 * each[number]:.2f} %" for each in figures.values()))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
     if options.picture:
         options.picture.write_text(drawn(figures))
 
 
-def policies_of(costs: Costs) -> Sequence[Policy]:
-    hours = float(Recipe.model_fields["mean_hours_between_reclaims"].default)
-    young = interval(stall_seconds=costs.stall, mean_seconds_between_reclaims=hours * 3600).seconds
+def costs_of(seconds: Mapping[str, float]) -> Costs:
+    restart = sum(seconds[name] for name, part in PARTS.items() if part.restarts)
+    return Costs(restart=restart, **{name: seconds[name] for name, part in PARTS.items() if not part.restarts})
+
+
+def simulated(costs: Costs, *, days: int = 1000, seed: int = 1) -> dict[str, list[float]]:
+    """Goodput of each way to train, at each of MEAN_HOURS."""
+    figures: dict[str, list[float]] = {}
+    for hours in MEAN_HOURS:
+        for policy in policies_of(costs, hours):
+            share = goodput(policy, costs, mean_hours=hours, days=days, seed=seed)
+            figures.setdefault(policy.name, []).append(share)
+    return figures
+
+
+def policies_of(costs: Costs, mean_hours: float) -> Sequence[Policy]:
+    assumed = float(Recipe.model_fields["mean_hours_between_reclaims"].default)
+    auto = interval(
+        stall_seconds=costs.stall, mean_seconds_between_reclaims=assumed * 3600, complete_seconds=costs.save
+    ).seconds
+    young = max(math.sqrt(2 * costs.stall * mean_hours * 3600), costs.save)
     return (
-        Policy(name="trainyard", save_every_seconds=young, resumes=True, heeds_notice=True),
-        Policy(name="periodic saves", save_every_seconds=500 * costs.step, resumes=True, heeds_notice=False),
-        Policy(name="published tutorial", save_every_seconds=5000 * costs.step, resumes=False, heeds_notice=False),
+        Policy(name="trainyard", save_every_seconds=auto, at_notice="saves twice"),
+        Policy(name="save and leave", save_every_seconds=auto, at_notice="leaves"),
+        Policy(name="save once", save_every_seconds=auto, at_notice="saves"),
+        Policy(name="no heed of it", save_every_seconds=young),
+        Policy(name="every 500 steps", save_every_seconds=500 * costs.step),
+        Policy(name="published tutorial", save_every_seconds=5000 * costs.step, resumes=False),
     )
 
 
-def measured() -> Costs:
+def measured() -> dict[str, float]:
     """Measure two attempts of one run, the first of which is stopped."""
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
         run = new_run()
         folder = packed_tokens(Path(name) / "data")
         flags = (f"--data={publish(folder, run.s3, new_run().location).location}", f"--config={folder}", *FLAGS)
-        first = run.start(*flags, kind="pretrain-mlm")
+        first = run.start(*flags, kind="pretrain-mlm", program=FRESH)
         stall = _figure(r"a save stops the training for ([\d.]+) s", first.wait_for_line("checkpoints: every"))
         upload = _figure(r"uploaded in ([\d.]+) s", first.wait_for_line("checkpoint: step "))
         first.wait_for_line(f"[progress] {STOPPED_AT}/")
-        stopped = time.monotonic()
         first.process.terminate()
         first.process.wait()
-        ending = time.monotonic() - stopped
-        started = time.monotonic()
-        second = run.start(*flags, kind="pretrain-mlm", attempt=2)
-        second.wait_for_line("[progress] ")
-        restart = time.monotonic() - started
+        times = [time.monotonic()]
+        second = run.start(*flags, kind="pretrain-mlm", attempt=2, program=FRESH)
+        for line in _ENDS.values():
+            second.wait_for_line(line)
+            times.append(time.monotonic())
         second.kill()
         run.wait_until_gone()
         lines = [line for line in run.metrics() if "loss" in line and 20 <= line["step"] <= STOPPED_AT]
-    times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
-    step = statistics.median(later - earlier for earlier, later in pairwise(times)) / 5
-    return Costs(step=step, stall=stall, upload=upload, ending=ending, restart=restart)
+    logged = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
+    step = statistics.median(later - earlier for earlier, later in pairwise(logged)) / 5
+    parts = dict(zip(_ENDS, (later - earlier for earlier, later in pairwise(times)), strict=True))
+    return {"step": step, "stall": stall, "upload": upload, **parts}
 
 
 def _figure(pattern: str, line: str) -> float:
@@ -139,7 +189,7 @@ def _figure(pattern: str, line: str) -> float:
     return float(found[1])
 
 
-_COLOURS = ("#2f81b7", "#818b98", "#c2651a")
+_COLOURS = ("#2f81b7", *("#818b98",) * 4, "#c2651a")
 _STYLE = """
 text { font: 13px system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #1f2328; }
 .title { font-size: 16px; font-weight: 600; }
@@ -152,7 +202,7 @@ text { font: 13px system-ui, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #1f
   .page { fill: #0d1117; }
 }
 """
-_FULL, _BAR, _LEFT, _NAMES = 420, 18, 24, 150
+_FULL, _BAR, _LEFT, _NAMES = 420, 18, 24, 130
 
 
 def drawn(figures: Mapping[str, Sequence[float]]) -> str:
@@ -168,7 +218,7 @@ def drawn(figures: Mapping[str, Sequence[float]]) -> str:
             parts.append(
                 f'<rect x="{x}" y="{top}" width="{_FULL * share:.1f}" height="{_BAR}" rx="3" fill="{colour}"/>'
             )
-            parts.append(f'<text class="figure" x="{x + _FULL + 56}" y="{line}">{100 * share:.1f} %</text>')
+            parts.append(f'<text class="figure" x="{x + _FULL + 56}" y="{line}">{100 * share:.2f} %</text>')
             top += _BAR + 6
         top += 26
     width, height = _LEFT + _NAMES + _FULL + 80, top - 10

@@ -26,7 +26,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psutil
@@ -42,11 +41,12 @@ from tests.support.benchmarks.moments import (
     KILL_ALL,
     KILL_LAUNCHER,
     KILL_RANK,
+    NOTICE_SECONDS,
     SIGTERM,
     SPOT,
 )
 from tests.support.train.launching import Launched, NewRun, Run
-from tests.support.train.metadata_service import NOTICE, MetadataService
+from tests.support.train.metadata_service import MetadataService
 from tests.support.train.scripts import script_flags, write_files
 
 SCRIPTS = {
@@ -186,8 +186,7 @@ def _strike(
     if way == SIGTERM:
         launched.process.send_signal(signal.SIGTERM)
     elif way == SPOT:
-        ends = datetime.now(timezone.utc) + timedelta(seconds=120)
-        metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+        metadata.give_notice(chance.uniform(*NOTICE_SECONDS))
     else:
         for process in _struck(launched, run, way, chance):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -4,6 +4,9 @@ Before the ranks run and after, SIGTERM and Ctrl-C raise Interrupted: the job is
 that train say with a file in the scratch folder that they listen (jobs.train.channel). Then SIGTERM and the Spot notice
 become a request, a file beside it, and the launcher waits until the ranks have ended or the time is nearly over.
 Without it, before the first step or in a job that has nothing to save, SIGTERM ends them at once.
+
+The Spot notice says when the instance ends, so the request says by when the ranks have to be gone, and they use the
+time. SIGTERM alone has them stop at once: somebody cancels the job, or its time is over.
 """
 
 import contextlib
@@ -35,6 +38,9 @@ NOTICE_SECONDS = 120.0
 MARGIN_SECONDS = 10.0
 """The part of the grace time that is kept for what comes after the ranks: SIGTERM, SIGKILL for those that ignore it,
 and the record."""
+
+NOTICE_MARGIN_SECONDS = 6.0
+"""The same before the time that a Spot notice names: EC2 begins to shut the system down then."""
 
 _KILL_AFTER_SECONDS = 4.0
 """The time between the ranks' SIGTERM and their SIGKILL once the grace time is over; torch itself would take 30 s."""
@@ -178,8 +184,11 @@ class Shutdown:
                 next_poll = time.monotonic() + POLL_SECONDS
             if self._signalled_at is not None:
                 at, self._signalled_at = self._signalled_at, None
-                self._by_signal = True
-                self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
+                # After the notice the host sends it, and SIGKILL as the instance ends (spot_notice.sh): who trains with
+                # us uses the time. What a script by itself has left is yet to be uploaded then.
+                if not self._noticed or self.has_signalled:
+                    self._by_signal = True
+                    self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
             if self._wish is not None:
                 reason, self._wish = self._wish, None
                 self._ask_to_stop(reason, math.inf)
@@ -191,26 +200,35 @@ class Shutdown:
     def _ask_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
             self._noticed = True
-            # A clock that is wrong must not take all of the time.
             left = (notice.time - datetime.now(timezone.utc)).total_seconds()
-            left = min(max(left, DEFAULT_STOP_TIMEOUT_SECONDS), NOTICE_SECONDS)
-            self._ask_to_stop(str(notice), time.monotonic() + left - MARGIN_SECONDS)
+            left = min(left, NOTICE_SECONDS) - NOTICE_MARGIN_SECONDS
+            # A clock that is wrong must not take all of the time for a save.
+            grace = max(left, DEFAULT_STOP_TIMEOUT_SECONDS - MARGIN_SECONDS)
+            self._ask_to_stop(str(notice), time.monotonic() + grace, by=time.time() + left)
         elif not (self._recommended or self._noticed or self._signalled_at) and metadata.rebalance_recommended():
             self._recommended = True
             log.info("rebalance recommendation: EC2 may take this instance away soon; asking for a checkpoint")
             self._files.ask("save", "rebalance recommendation")
 
-    def _ask_to_stop(self, reason: str, deadline: float) -> None:
-        """Ask the ranks to stop by `deadline`. Of several reasons the first stays, and of deadlines the earliest."""
+    def _ask_to_stop(self, reason: str, deadline: float, *, by: float | None = None) -> None:
+        """Ask the ranks to stop, and end them at `deadline`. Of several reasons the first stays, of times the earliest.
+
+        `by`: until when they may train, in seconds since the epoch; None: they are to save and stop at once.
+        """
         if self.reason is None:
             self.reason = reason
             self._asked_at = time.monotonic()
             limit = f", within {deadline - self._asked_at:.0f} s" if deadline < math.inf else ""
             if self._pids_of_script is not None and deadline < math.inf and not self._files.is_heard():
                 self.has_signalled = True
-            what = "the script gets SIGTERM, to save and stop" if self.has_signalled else "the training saves and stops"
+            if self.has_signalled:
+                what = "the script gets SIGTERM, to save and stop"
+            elif by is None:
+                what = "the training saves and stops"
+            else:
+                what = "the training saves, trains on, saves again and stops"
             log.info("%s: %s%s", reason, what, limit)
-            self._files.ask("stop", reason)
+            self._files.ask("stop", reason, by=by)
         self._deadline = min(deadline, self._deadline or deadline)
 
     def _signal_script(self) -> None:

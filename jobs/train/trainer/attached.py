@@ -163,7 +163,7 @@ class _Parts(Callback):
             waits=self.heartbeats.still,
             best=functools.partial(_best_step, trainer),
         )
-        self.shutdown = Shutdown(rank)
+        self.shutdown = Shutdown(rank, self.uploads)
         self.is_out = False
         """True where the run is a point of a sweep that stops here, for the others are better."""
         self._rungs = Rungs.of(rank, platform.s3, self.heartbeats)
@@ -233,7 +233,7 @@ class _Parts(Callback):
         if self._rungs.is_out(state.global_step, values):
             self.is_out = control.should_save = control.should_training_stop = True
 
-    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Have all checkpoints complete; where the attempt was asked to stop, end this process."""
         self.heartbeats.end()
         self.uploads.finish()
@@ -241,7 +241,7 @@ class _Parts(Callback):
             self.shutdown.close()
         if self.shutdown.reason:
             self.metrics.close()
-            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {state.global_step}")
+            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
             self._platform.rank.once("saved", lambda: True)
             raise SystemExit(0)  # the launcher knows by the word just left that the work is not done

@@ -91,7 +91,7 @@ class BackgroundSave:
     @contextlib.contextmanager
     def copied_state(self, trainer: Any) -> Iterator[None]:
         """Copy model and optimizer, and leave the copy to be written; the block writes the rest of the checkpoint."""
-        self._uploads.finish()  # the copy that it writes lies where the next one is to lie
+        self._uploads.begin()  # the copy that it writes lies where the next one is to lie
         with _explained_writes(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}", self._run):
             self._copy(trainer)
             try:

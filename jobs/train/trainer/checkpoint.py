@@ -87,7 +87,19 @@ class CheckpointUploads(Callback):
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.seconds = 0.0
-        """Time that the last complete checkpoint took, from its save on."""
+        """Time that the last complete checkpoint took, from the beginning of its save on."""
+        self._began: float | None = None
+
+    @property
+    def under_way_seconds(self) -> float:
+        """Time since the beginning of a save that is not complete; 0: there is none."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def begin(self) -> None:
+        """Wait until the save before is complete, and note that another one begins."""
+        self.finish()
+        self._began = time.monotonic()
 
     def write_first(self, write: Callable[[Path], None]) -> None:
         """Take what the next save leaves to be written into its folder before that is uploaded."""
@@ -106,11 +118,15 @@ class CheckpointUploads(Callback):
         if self._s3 is None:
             return
         self.finish()
+        self._began = self._began or time.monotonic()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
         throughput = self._metrics.throughput.model_copy()
         upload = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
         self._thread = threading.Thread(
-            target=self._guarded, args=(step, folder, self._write, upload), name=f"checkpoint-{step}", daemon=True
+            target=self._guarded,
+            args=(step, folder, self._write, upload, self._began),
+            name=f"checkpoint-{step}",
+            daemon=True,
         )
         self._write = None
         self._thread.start()
@@ -146,15 +162,14 @@ class CheckpointUploads(Callback):
             raise self._error
 
     def _guarded(
-        self, step: int, folder: Path, write: Callable[[Path], None] | None, upload: Callable[[], None]
+        self, step: int, folder: Path, write: Callable[[Path], None] | None, upload: Callable[[], None], began: float
     ) -> None:
-        started = time.monotonic()
         try:
             if write is not None:
                 write(folder)
             with self._explained_upload(step):
                 upload()
-            self.seconds = time.monotonic() - started
+            self.seconds, self._began = time.monotonic() - began, None
         except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
             self._error = error
 

@@ -2,8 +2,9 @@
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
 is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`, which is of
-one instance: the reclaim of any node ends the attempt for all, so that on n of them there is one every M / n. A save is
-not over until it is complete on S3, and the next one would wait for that: they are at least so far apart.
+one instance: the reclaim of any node ends the attempt for all, so that on n of them there is one every M / n. Where a
+notice comes first the training saves by itself, so that M is of those that come without. A save is not over until it is
+complete on S3, and the next one would wait for that: they are at least so far apart.
 """
 
 import logging
@@ -28,6 +29,10 @@ MOST_SECONDS = 1800.0
 LEAST_STALLS = 10
 """At most a tenth of the time is spent on saving, however often instances are taken away."""
 
+WITHOUT_NOTICE = 1 / 4
+"""The share of reclaims that are assumed to come without a notice: EC2 says that it may come too late, not how often. A
+cautious guess, as the time between two reclaims is."""
+
 TIMED_STEPS = 5
 """The number of steps that are timed before the first save, after those that warm up."""
 
@@ -44,11 +49,12 @@ def interval(
     *, stall_seconds: float, mean_seconds_between_reclaims: float, nnodes: int = 1, complete_seconds: float = 0.0
 ) -> Interval:
     """Return the interval by Young's formula, within the bounds. The mean is that of each of the `nnodes`."""
-    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / nnodes)
+    young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / nnodes / WITHOUT_NOTICE)
     of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
     formula = (
         f"a save stops the training for {stall_seconds:.2f} s, and a reclaim{of_each} every "
-        f"{mean_seconds_between_reclaims / 3600:g} h is assumed: by Young's formula {young:.0f} s"
+        f"{mean_seconds_between_reclaims / 3600:g} h is assumed, 1 in {1 / WITHOUT_NOTICE:.0f} without notice: "
+        f"by Young's formula {young:.0f} s"
     )
     if young > MOST_SECONDS:
         seconds, bound = MOST_SECONDS, f", at most {MOST_SECONDS:.0f} s"

@@ -92,7 +92,7 @@ class OwnLoop:
             Retention(newest=keep, every_steps=keep_every_steps),
             waits=self._heartbeats.still,
         )
-        self._shutdown = Shutdown(rank)
+        self._shutdown = Shutdown(rank, self._uploads)
         self._rungs = Rungs.of(rank, platform.s3, self._heartbeats)
         [self._saves] = asking_for_saves(
             save_every_steps,
@@ -179,7 +179,7 @@ class OwnLoop:
         place, rank = self._place, self._platform.rank
         place.global_step = step
         self._heartbeats.saving()
-        self._uploads.finish()
+        self._uploads.begin()
         folder = Path(place.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(_random_state(), folder / _random_file(rank.rank))

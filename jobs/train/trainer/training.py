@@ -172,7 +172,7 @@ class _Attempt:
             waits=self.heartbeats.still,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
-        self.shutdown = Shutdown(rank)
+        self.shutdown = Shutdown(rank, self.uploads)
 
     def say_start(self) -> None:
         """Log how the global batch is split, and what the training starts from."""
@@ -315,7 +315,7 @@ class _Attempt:
             self.trackers.finish()
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
             self.rank.once("saved", lambda: True)
-            raise ResumeLaterError(f"{shutdown.reason}; saved step {trainer.state.global_step}")
+            raise ResumeLaterError(f"{shutdown.reason}; saved step {shutdown.saved_step}")
         result = {
             **values,
             **({} if self.best_step is None else {"best_step": self.best_step}),

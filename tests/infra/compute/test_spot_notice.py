@@ -2,6 +2,7 @@
 
 import subprocess
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,17 @@ def test_a_spot_notice_stops_jobs_and_nothing_else_once_and_in_time(spot: SpotIn
     # The agent and what holds a task's network stay; what is left of two minutes covers the wait between questions.
     assert spot.machine.called("docker stop") == [f"docker stop -t {STOP_TIMEOUT_SECONDS} c1 c2"]
     assert STOP_TIMEOUT_SECONDS + 5 + 2 * 3 < 120
+
+
+@pytest.mark.parametrize(("left", "least", "most"), [(117, 107, 115), (600, 118, 118), (60, 100, 100)])
+def test_jobs_have_until_shortly_before_the_time_of_the_notice(
+    *, left: int, least: int, most: int, spot: SpotInstance
+) -> None:
+    time = f"{datetime.now(timezone.utc) + timedelta(seconds=left):%Y-%m-%dT%H:%M:%SZ}"
+    spot.machine.answers["curl"] = spot.machine.answers["curl"].replace("2026-11-21T08:22:00Z", time)
+    assert spot.wait_for_the_notice().returncode == 0
+    [stop] = spot.machine.called("docker stop")
+    assert least <= int(stop.split()[3]) <= most, stop
 
 
 def test_the_notice_is_asked_for_with_a_fresh_token_that_no_process_list_shows(spot: SpotInstance) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import psutil
 
@@ -15,7 +15,7 @@ from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.phases import EVALUATION, LAUNCHER, LOOK_SECONDS, PARTS, PHASES, START_UP, Phases, State
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import Launched, Run
-from tests.support.train.metadata_service import NOTICE, REBALANCE, MetadataService
+from tests.support.train.metadata_service import REBALANCE, MetadataService
 
 SIGTERM, SPOT, REBALANCED = ANNOUNCED = ("SIGTERM", "Spot notice", "rebalance")
 NOTICES = (SPOT, REBALANCED)
@@ -29,6 +29,8 @@ BEFORE_PYTHON_LISTENS = -signal.SIGTERM
 """Exit code of a launcher whose SIGTERM came before its first line; process 1 of a container would not take it."""
 LIMIT_SECONDS = {SIGTERM: 30.0, SPOT: 120.0, REBALANCED: 120.0}
 """For an announced ending: what Batch leaves between SIGTERM and SIGKILL, and EC2 between its notice and the end."""
+NOTICE_SECONDS = (10.0, 18.0)
+"""So long before its end an instance gets its notice, drawn between the two: trainings here are over in two minutes."""
 SEEN_SECONDS = 5.0
 """For an attempt to see a notice; it takes some hundredths."""
 AGAIN_SECONDS = 0.1
@@ -138,8 +140,7 @@ class Interruption:
         if way == SIGTERM:
             self._launched.process.send_signal(signal.SIGTERM)
         elif way == SPOT:
-            at = now + timedelta(seconds=120)
-            metadata.news[NOTICE] = {"action": "terminate", "time": f"{at:%Y-%m-%dT%H:%M:%SZ}"}
+            metadata.give_notice(chance.uniform(*NOTICE_SECONDS))
         elif way == REBALANCED:
             metadata.news[REBALANCE] = {"noticeTime": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
         elif way == DENIED:

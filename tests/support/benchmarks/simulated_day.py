@@ -3,10 +3,21 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from jobs.train.launcher.shutdown import NOTICE_SECONDS
+from jobs.train.launcher.shutdown import NOTICE_MARGIN_SECONDS, NOTICE_SECONDS
+from jobs.train.trainer.notice import Measured, action, needed_seconds
 
 DAY_SECONDS = 86_400.0
+
+AtNotice = Literal["nothing", "leaves", "saves", "saves twice"]
+"""What a training does when EC2 says that it takes the instance in two minutes.
+
+- nothing: it trains until the instance is gone.
+- leaves: it saves and leaves.
+- saves: it saves, and trains on until the instance is gone; its regular saves go on.
+- saves twice: it saves, trains on, saves again as late as it may (jobs/train/trainer/notice.py), and leaves.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +29,12 @@ class Costs:
     """For which the training stands still for a save, while it goes on."""
     upload: float
     """After that, until the checkpoint counts."""
-    ending: float
-    """From a notice to the end of the attempt, its work saved."""
     restart: float
-    """From the start of an attempt to its first step."""
+    """From the time at which an instance is held to the first step on it."""
+
+    @property
+    def save(self) -> float:
+        return self.stall + self.upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,30 +44,36 @@ class Policy:
     name: str
     save_every_seconds: float
     """Seconds of steps between two saves."""
-    resumes: bool
-    heeds_notice: bool
+    at_notice: AtNotice = "nothing"
+    resumes: bool = True
 
 
 def useful_seconds(policy: Policy, costs: Costs, reclaims: Sequence[float], *, end: float = DAY_SECONDS) -> float:
     """Return the seconds of steps that the run has done, and not lost, when `end` comes.
 
     An instance is held from 0 on. At each of the `reclaims`, ascending, EC2 takes it, and another one is there at once.
-    Who heeds the notice two minutes before works no more until then: the instance is still paid for.
+    An instance is paid for until then, also by who leaves it before.
     """
     kept = start = 0.0
-    for until in (*reclaims, end):
-        began = start + costs.restart
-        notice = until - NOTICE_SECONDS
-        if until == end:
-            kept += _worked(policy, costs, end - began)
-        elif policy.heeds_notice and costs.ending <= NOTICE_SECONDS:
-            kept += _worked(policy, costs, notice - began)
-        elif policy.resumes:
-            kept += _saved(policy, costs, until - began)
-        else:
-            kept = 0.0
+    for until in reclaims:
+        kept = kept + _kept(policy, costs, until - start - costs.restart) if policy.resumes else 0.0
         start = until
-    return kept
+    return kept + _worked(policy, costs, end - start - costs.restart)
+
+
+def _kept(policy: Policy, costs: Costs, seconds: float) -> float:
+    """Return the work that is saved when the instance goes, so many seconds after the first step."""
+    regular = _saved(policy, costs, seconds)
+    until_notice = _worked(policy, costs, seconds - NOTICE_SECONDS)
+    if policy.at_notice == "nothing" or costs.save + costs.step > NOTICE_SECONDS:
+        return regular
+    if policy.at_notice == "saves twice":
+        measured = Measured(save=costs.save, step=costs.step)
+        if action(NOTICE_SECONDS - NOTICE_MARGIN_SECONDS, measured, has_saved=False) == "save":
+            # On the mean the step under way then ends half a step later; the save at the notice stalls, too.
+            last = NOTICE_SECONDS - NOTICE_MARGIN_SECONDS - needed_seconds(measured) + costs.step / 2
+            return _worked(policy, costs, seconds - NOTICE_SECONDS + max(0.0, last - costs.stall))
+    return until_notice if policy.at_notice != "saves" else max(until_notice, regular)
 
 
 def _worked(policy: Policy, costs: Costs, seconds: float) -> float:
@@ -79,16 +98,9 @@ def reclaims(chance: random.Random, *, mean_hours: float, end: float = DAY_SECON
     return found
 
 
-def goodput(
-    policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed: int, waiting_seconds: float = 0.0
-) -> float:
-    """Useful step time over the time in which an instance is held, on the mean of so many days.
-
-    `waiting_seconds` after each reclaim, for another instance, are counted as if one were held.
-    """
-    useful = total = 0.0
+def goodput(policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed: int) -> float:
+    """Useful step time over the time in which an instance is held, on the mean of so many days."""
+    useful = 0.0
     for day in range(days):
-        times = reclaims(random.Random(f"{seed} {day}"), mean_hours=mean_hours)
-        useful += useful_seconds(policy, costs, times)
-        total += DAY_SECONDS + waiting_seconds * len(times)
-    return useful / total
+        useful += useful_seconds(policy, costs, reclaims(random.Random(f"{seed} {day}"), mean_hours=mean_hours))
+    return useful / (days * DAY_SECONDS)

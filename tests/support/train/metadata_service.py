@@ -2,6 +2,7 @@
 
 import json
 import threading
+from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from typing_extensions import Self
@@ -47,6 +48,12 @@ class MetadataService:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.environment = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{self.server.server_port}/"}
+
+    def give_notice(self, seconds: float) -> str:
+        """Give a Spot notice, of an instance that ends in so many seconds. Returns what a launcher calls it."""
+        ends_at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        self.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
+        return f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psutil
@@ -95,17 +94,17 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     # Spot had no capacity, so the Spot queue had gone on to an On-Demand instance
     assert record.capacity == "on-demand"
 
-    # WHEN EC2 gives notice
+    # WHEN EC2 has given notice so long ago that there is time for one save only
     metadata.news[LIFE_CYCLE] = "spot"
-    ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
-    metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
+    notice = metadata.give_notice(12)
     second = run.start(*long_recipe, nproc=2, attempt=2, options=["--capacity=spot"], **metadata.environment)
     assert second.wait() == 75
     assert [attempt.capacity for attempt in run.receipt().attempts] == ["on-demand", "spot"]
     # THEN the same happens without a signal
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
-    later = saved_step(second, f"Spot notice: terminate at {ends_at:%H:%M:%SZ}")
+    later = saved_step(second, notice)
     assert step < later < 120
+    assert run.complete_checkpoints()[-2:] == [step, later]
     assert run.recorded_attempt(2).reason == second.lines[-1].removeprefix("interrupted: ").rstrip()
 
     third = run.attempt(*long_recipe, nproc=2, attempt=3)
@@ -123,7 +122,7 @@ def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_i
 
     first = run.start(*long_recipe, nproc=1, attempt=1, **metadata.environment)
     saving = first.wait_for_line("rebalance recommendation: saving step ")
-    first.wait_for_line(f"checkpoint: {saving.split(': saving ')[1].strip()},")
+    first.wait_for_line(f"checkpoint: {saving.split(': saving ')[1].split(',')[0]},")
     # Held until the launcher has taken the signal, the rank is still at its evaluation then.
     rank, _ = hold(run, "evaluating", at_least_step=120)
     first.process.send_signal(signal.SIGTERM)
@@ -146,15 +145,17 @@ def test_a_notice_in_the_first_step_and_sigterm_in_an_evaluation_beside_an_uploa
     # WHEN a notice comes while the first step takes long, as one does for which graphs are compiled
     first = run.start(*recipe, nproc=1, attempt=1, **metadata.environment)
     rank, held = hold(run, "training")
-    ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
-    metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
-    notice = f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"
-    first.wait_for_line(f"{notice}: the training saves and stops")
+    notice = metadata.give_notice(20)
+    first.wait_for_line(f"{notice}: the training saves, trains on, saves again and stops, within ")
     rank.resume()
-    # THEN that step is saved
+    # THEN that step is saved, and another one shortly before the end
+    first.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
     assert first.wait() == 75
-    assert saved_step(first, notice) == held.step + 1
-    assert run.complete_checkpoints() == [held.step + 1]
+    later = saved_step(first, notice)
+    assert held.step + 1 < later < 120
+    for step in (held.step + 1, later):
+        assert f"checkpoint: step {step}, " in first.output
+    assert run.complete_checkpoints()[-1] == later
 
     # WHEN SIGTERM comes in an evaluation, and the upload of the checkpoint before it is still under way
     is_under_way, may_end = threading.Event(), threading.Event()
@@ -239,7 +240,7 @@ def test_a_wish_that_the_ranks_stop_has_no_limit(tmp_path: Path) -> None:
     with shutdown:
         shutdown.ask_to_stop("node 3 of 4 came late")
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while files.reason("stop") != "node 3 of 4 came late":
+        while (asked := files.asked("stop")) is None or asked.reason != "node 3 of 4 came late":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(2)

@@ -1,15 +1,17 @@
 """Scripts with the library: a Trainer with its callback, and a loop of one's own, interrupted and resumed."""
 
 import signal
+import threading
 import time
-from datetime import datetime, timedelta, timezone
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
-from tests.support.train.metadata_service import NOTICE, MetadataService
+from tests.support.train.metadata_service import MetadataService
 from tests.support.train.scripts import script_flags, write_files
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ trainer.save_model(str(trainyard.output() / "model"))
 """
 
 LOOP = """
+import os
 import time
 import torch
 import torch.distributed as dist
@@ -70,7 +73,7 @@ while step < 400 and not run.should_stop():
     loss.backward()
     optimizer.step()
     step += 1
-    time.sleep(0.005)  # or it were at its end before a SIGTERM on a busy machine
+    time.sleep(float(os.environ.get("STEP_SECONDS", "0.005")))  # or it ends before SIGTERM comes
     run.step(step)
     if step % 10 == 0:
         run.log(step, loss=loss)
@@ -86,13 +89,6 @@ EAGER = (
     "shutdown.POLL_SECONDS = 0.2; sys.exit(launch.main())"
 )
 """A launcher that looks for a notice more often than EC2 asks for: these trainings take seconds."""
-
-
-def give_notice(metadata: MetadataService) -> str:
-    """Returns what the launcher calls it."""
-    ends_at = datetime.now(timezone.utc) + timedelta(seconds=120)
-    metadata.news[NOTICE] = {"action": "terminate", "time": f"{ends_at:%Y-%m-%dT%H:%M:%SZ}"}
-    return f"Spot notice: terminate at {ends_at:%H:%M:%SZ}"
 
 
 def assert_same(run: Run, whole: Run, model: str) -> None:
@@ -261,14 +257,22 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     assert 0 < record.saving_seconds < (record.last_seen_at - record.started_at).total_seconds()
     # WHEN EC2 gives notice while the next attempt goes on
     with MetadataService() as metadata:
-        second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **metadata.environment)
+        slow = {"STEP_SECONDS": "0.1", **metadata.environment}
+        second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **slow)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
         second.wait_for_line("loss ")  # from its first step on it listens
-        notice = give_notice(metadata)
+        notice = metadata.give_notice(20)
+        # THEN both ranks save at once, and again in time: the launcher does not have to end them
+        first_save = second.wait_for_line(f"{notice}: saving step ")
+        second.process.send_signal(signal.SIGTERM)  # as the host does at a notice
         assert second.wait() == 75
+    early = int(first_save.split("saving step ")[1].removesuffix(", and training on\n"))
     later = run.recorded_attempt(2).last_step
     assert run.recorded_attempt(2).reason == f"{notice}; saved step {later}", second.output
-    assert record.last_step < later < 400
+    assert record.last_step < early < early + 10 < later < 400
+    for step in (early, later):
+        assert any(line.startswith(f"checkpoint: step {step},") for line in second.lines), second.output
+    assert run.complete_checkpoints()[-1] == later
     # WHEN the next one is lost without a word
     third = run.start(*flags, nproc=2, attempt=3, kind="script")
     third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
@@ -286,6 +290,34 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     assert_same(run, whole, "output/model.pt")
     assert run.receipt().result["loss"] == whole.receipt().result["loss"]
     assert run.tensorboard_losses(tmp_path / "events")
+
+
+def test_where_the_save_at_a_notice_takes_too_long_for_another_it_is_the_last(
+    run: Run, s3: "S3Client", s3_endpoint: str, tmp_path: Path
+) -> None:
+    seldom = LOOP.replace("save_every_steps=50", "save_every_steps=100_000")
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": seldom}), "train.py")
+    may_end = threading.Event()
+
+    def wait(method: str, path: str) -> bool:
+        if method == "PUT" and path.endswith("/manifest.json"):
+            assert may_end.wait(PATIENCE_SECONDS)
+        return False
+
+    with FaultyS3(s3_endpoint) as slow, MetadataService() as metadata:
+        slow.denies = wait
+        behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
+        environment = {"STEP_SECONDS": "0.1", **metadata.environment}
+        first = behind.start(*flags, nproc=1, attempt=1, kind="script", program=("-c", EAGER), **environment)
+        first.wait_for_line("loss ")
+        notice = metadata.give_notice(25)
+        early = first.wait_for_line(f"{notice}: saving step ").split("saving step ")[1].split(",")[0]
+        left = first.wait_for_line(f"{notice}: stopping after step ").split("stopping after step ")[1].split(":")[0]
+        may_end.set()
+        assert first.wait() == 75
+    assert int(left) > int(early)
+    assert run.complete_checkpoints() == [int(early)]
+    assert run.recorded_attempt(1).reason == f"{notice}; saved step {early}"
 
 
 UNCHANGED = """
@@ -317,7 +349,7 @@ def test_a_script_that_knows_nothing_of_the_platform_hears_of_a_notice_as_sigter
         first = run.start(*flags, attempt=1, nproc=1, kind="script", program=("-c", EAGER), **metadata.environment)
         first.wait_for_line("trains")
         time.sleep(0.5)
-        notice = give_notice(metadata)
+        notice = metadata.give_notice(120)
         assert first.wait() == 75
     assert "asked to end\n" in first.lines
     assert first.lines[-1].startswith(f"interrupted: {notice}; the script got SIGTERM"), first.output

@@ -37,15 +37,15 @@ HOUR = 3600.0
 @pytest.mark.parametrize(
     ("stall_seconds", "reclaim_hours", "nnodes", "complete_seconds", "seconds", "said"),
     [
-        pytest.param(0.5, 6, 1, 9, 147, "by Young's formula 147 s", id="as the formula says"),
-        pytest.param(2, 1.5, 1, 0, 147, "by Young's formula 147 s", id="the same of other figures"),
-        pytest.param(0.5, 6, 4, 9, 73, "by Young's formula 73 s", id="any of four nodes may be taken away"),
-        pytest.param(0.01, 6, 1, 9, 60, "by Young's formula 21 s, at least 60 s", id="a save costs next to nothing"),
+        pytest.param(0.5, 6, 1, 9, 294, "by Young's formula 294 s", id="as the formula says"),
+        pytest.param(2, 1.5, 1, 0, 294, "by Young's formula 294 s", id="the same of other figures"),
+        pytest.param(0.5, 6, 4, 9, 147, "by Young's formula 147 s", id="any of four nodes may be taken away"),
+        pytest.param(0.01, 6, 1, 9, 60, "by Young's formula 42 s, at least 60 s", id="a save costs next to nothing"),
         pytest.param(
-            100, 6, 1, 9, 1800, "by Young's formula 2078 s, at most 1800 s", id="saves are long, reclaims rare"
+            100, 6, 1, 9, 1800, "by Young's formula 4157 s, at most 1800 s", id="saves are long, reclaims rare"
         ),
         pytest.param(
-            30, 0.05, 1, 9, 300, "by Young's formula 104 s, at least 10 times a save", id="reclaims too often"
+            30, 0.05, 1, 9, 300, "by Young's formula 208 s, at least 10 times a save", id="reclaims too often"
         ),
         pytest.param(
             0.5,
@@ -53,7 +53,7 @@ HOUR = 3600.0
             1,
             400,
             400,
-            "by Young's formula 147 s, at least until the checkpoint before is complete",
+            "by Young's formula 294 s, at least until the checkpoint before is complete",
             id="uploads are slow",
         ),
     ],
@@ -70,7 +70,7 @@ def test_the_interval_is_youngs_within_its_bounds(
     assert chosen.seconds == pytest.approx(seconds, abs=0.5)
     assert chosen.reason.endswith(said)
     of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
-    assert f"a reclaim{of_each} every {reclaim_hours:g} h is assumed" in chosen.reason
+    assert f"a reclaim{of_each} every {reclaim_hours:g} h is assumed, 1 in 4 without notice: by" in chosen.reason
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,8 @@ def test_a_step_takes_the_time_from_end_to_end_without_saves_and_evaluations(
         saves.on_step_end(None, state, control)
         clock.now += 0.5 if control.should_save else 1.99
         assert state.global_step <= 20
-    # A save stops the training for half a second: every 147 s, by Young's formula, and a step takes two
-    assert "checkpoints: every 73 steps (146 s)" in caplog.text
+    # A save stops the training for half a second: every 294 s, by Young's formula, and a step takes two
+    assert "checkpoints: every 147 steps (294 s)" in caplog.text
 
 
 def test_a_loop_that_saves_before_any_step_was_timed_is_timed_afterwards(first_rank: Callable[[int], Rank]) -> None:
@@ -377,7 +377,7 @@ def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(
     [line] = [line for line in launched.lines if line.startswith("checkpoints: every")]
     assert re.match(
         r"checkpoints: every \d+ steps \(\d+ s\): a save stops the training for \d+\.\d\d s, and a reclaim every 6 h "
-        "is assumed: by Young's formula",
+        "is assumed, 1 in 4 without notice: by Young's formula",
         line,
     )
     # The first, after a few steps, is what the interval is taken from, which is longer than this training.
