@@ -191,15 +191,15 @@ def test_a_stage_can_move_to_another_instance_type(synthesised: Synthesised) -> 
 
 
 def test_instances_stand_in_private_subnets_behind_the_job_security_group(templates: Templates) -> None:
-    network = templates["prod/network"]
+    network, compute = templates["prod/network"], templates["prod/compute"]
     private = {name for name in resources(network, "AWS::EC2::Subnet") if "Private" in name}
-    for name, environment in environments(templates["prod/compute"]).items():
+    for name, environment in environments(compute).items():
         subnets = {exported(network, subnet) for subnet in environment["ComputeResources"]["Subnets"]}
         assert subnets <= private
         # Trap: EFA and a placement group do not span zones.
         assert len(subnets) == (1 if name.endswith("multinode") else len(private))
         for group in environment["ComputeResources"].get("SecurityGroupIds", []):
-            assert exported(network, group) in resources(network, "AWS::EC2::SecurityGroup")
+            assert group["Fn::GetAtt"][0] in resources(compute, "AWS::EC2::SecurityGroup")
 
 
 def test_accelerators_start_in_the_zones_that_offer_them(synthesised: Synthesised) -> None:
@@ -242,7 +242,7 @@ def test_logs_of_instances_are_kept_for_their_time_and_nothing_on_them_reads_any
     stage = DeployedStage("dev", {path.split("/")[1]: item for path, item in templates.items() if "dev/" in path})
     arn = stage.arn("compute", name).removesuffix(":*")
     assert stage.published("instance-log-group") == arn.rpartition(":")[2]
-    role = stage.role("compute", "InstanceRole")
+    role = stage.role("compute", "isolatedresearchInstanceRole")
     stream = f"{arn}:log-stream:i-0123456789abcdef0/cloud-init-output"
     for action, allowed in (
         ("logs:CreateLogStream", True),
