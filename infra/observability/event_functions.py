@@ -308,5 +308,5 @@ class EventFunctions:
             queues=queues,
             target=targets.LambdaFunction(function),
             dead_letters=self._dead_letters,
-            **detail,
+            detail=detail,
         )

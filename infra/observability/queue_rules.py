@@ -4,7 +4,7 @@ The name of a queue is CloudFormation's, and nothing of it is the stage's alone:
 take in another stage's events, so the rules name every queue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
@@ -28,7 +28,7 @@ def queue_rules(
     target: events.IRuleTarget,
     description: str | None = None,
     dead_letters: sqs.IQueue | None = None,
-    **detail: list[str],
+    detail: Mapping[str, list[str]] | None = None,
 ) -> list[events.Rule]:
     """Make the rules by which `target` gets Batch's events of a type; `detail`: what they say besides their queue.
 
@@ -44,7 +44,7 @@ def queue_rules(
             event_pattern=events.EventPattern(
                 source=["aws.batch"],
                 detail_type=[detail_type],
-                detail={"jobQueue": list(queues[start : start + _QUEUES_OF_A_RULE]), **detail},
+                detail={"jobQueue": list(queues[start : start + _QUEUES_OF_A_RULE]), **(detail or {})},
             ),
             targets=[target],
         )

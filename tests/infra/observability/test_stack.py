@@ -231,8 +231,8 @@ def test_many_teams_fit() -> None:
     many = observed(**settings)
     queues = many.queues()
     assert len(queues) == 50
-    for rule in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
-        assert sorted(many.watched(rule)) == sorted(queues.values())
+    for name in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
+        assert sorted(many.watched(name)) == sorted(queues.values())
     assert sorted(many.watched("SpotJobs")) == sorted(_moves(many))
     # THEN what AWS limits stays below it: environments of functions,
     for function in many.all("AWS::Lambda::Function").values():
