@@ -9,6 +9,7 @@ from infra.stages import Stage, Team
 
 TEAMS = (Team(name="research"), Team(name="product"))
 
+# Limits such as `max_nodes` count for each team: none shares its instances unless it says `shares_instances=True`.
 STAGES = {
     stage.name: stage
     for stage in (

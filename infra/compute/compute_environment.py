@@ -47,7 +47,7 @@ class Instances:
     tags: dict[str, str]
     """Tags of instances and volumes, which CloudFormation does not tag."""
     team: str | None = None
-    """The isolated team whose own they are; None: teams share them."""
+    """Whose own they are; None: teams share them."""
     file_system: FileSystem | None = None
     """What instances mount at /fsx."""
     reservation: CapacityReservation | None = None

@@ -15,7 +15,7 @@ _AS_AN_AGENT = (
 """What an agent calls in the name of a container instance: by Poll it is told of tasks, and of their roles' keys."""
 
 TEAM_TAG = "trainyard:team"
-"""Tag of the container instances of an isolated team: its agents give it to themselves (boot, ecs.config)."""
+"""Tag of container instances that are one team's own: their agents give it to themselves (boot, ecs.config)."""
 
 
 class InstanceRole(iam.Role):
@@ -43,10 +43,10 @@ class InstanceRole(iam.Role):
         )
 
     def speak_for_no_other_team(self, team: str | None) -> None:
-        """Deny what an agent calls in the name of an isolated team's instance; `team`: the one whose role it is.
+        """Deny what an agent calls in the name of another team's own instance.
 
-        Keys that a job took from its instance are then of no use against instances of an isolated team. A tag that ECS
-        should not compare denies nothing, so agents work either way.
+        `team`: whose role it is; None: of those that share. Keys that a job took from its instance are then of no use
+        against instances of other teams. A tag that ECS should not compare denies nothing, so agents work either way.
         """
         of_others = {"Null": {f"aws:ResourceTag/{TEAM_TAG}": "false"}}
         own = {"StringNotEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}} if team else {}

@@ -1,4 +1,4 @@
-"""Compute: pools of instances, and the queues whose capacity the teams share.
+"""Compute: pools of instances, and the queues before them, of each team and of those that share.
 
 What a stage retires stays beside what it uses: each pool has launch templates, compute environments and queues of its
 own, so that no job ever meets another release's driver.
@@ -6,6 +6,7 @@ own, so that no job ever meets another release's driver.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
@@ -16,7 +17,7 @@ from constructs import Construct
 
 from infra.compute.compute_environment import ComputeEnvironment, Instances, MachineImage
 from infra.compute.instance_role import InstanceRole
-from infra.compute.isolated_team import IsolatedTeam
+from infra.compute.team_instances import TeamInstances
 from infra.compute.user_data import FileSystem
 from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import StageStack
@@ -64,7 +65,7 @@ class _InstancePool:
     instances: Instances
     subnets: list[ec2.ISubnet]
     team: str | None = None
-    """The isolated team whose own they are; None: all others share them."""
+    """Whose own they are; None: teams share them."""
     retiring: str | None = None
     """The pool's id where the stage used it before."""
     environments: dict[tuple[Capacity, bool], ComputeEnvironment] = field(default_factory=dict)
@@ -88,22 +89,17 @@ class ComputeStack(StageStack):
         super().__init__(scope, "compute", stage=stage, description="compute environments and job queues")
         self._network = network
         self._machine_image = machine_image
-        role = InstanceRole(self)
-        if stage.isolated_teams:
-            role.speak_for_no_other_team(None)
-        self._profile = iam.InstanceProfile(self, "InstanceProfile", role=role)
         self._logs = RetainedLogGroup(self, "InstanceLogs", retention_days=stage.log_retention_days)
         self.publish(INSTANCE_LOG_GROUP, self._logs.log_group_name)
         self._file_system = self._shared_file_system(storage) if stage.fsx_gib else None
         self._shares = self._scheduling_policy()
-        self._queues(queues.values(), None)
-        for team in stage.isolated_teams:
-            self._queues(queues.values(), self._isolated(team, storage))
+        for team in stage.instance_owners:
+            self._queues(queues.values(), self._own_instances(team, storage) if team else None)
         self.publish(INSTANCE_TYPE, stage.instance_type)
         self.publish(CPU_INSTANCE_TYPE, stage.cpu_instance_type)
 
-    def _queues(self, queues: Iterable[Queue], owner: IsolatedTeam | None) -> None:
-        """Make all queues whose capacity the stage allows, of an isolated team or, where None, of all the others."""
+    def _queues(self, queues: Iterable[Queue], owner: TeamInstances | None) -> None:
+        """Make all queues whose capacity the stage allows, of one team or, where None, of those that share."""
         accelerated = [
             self._accelerator_pool(self.stage_row.pool, owner),
             *(self._accelerator_pool(pool, owner, retiring=True) for pool in self.stage_row.retiring),
@@ -114,9 +110,9 @@ class ComputeStack(StageStack):
                 if self._max_nodes(queue, queue.capacity):
                     self._queue(queue, pool)
 
-    def _isolated(self, team: Team, storage: StorageStack) -> IsolatedTeam:
+    def _own_instances(self, team: Team, storage: StorageStack) -> TeamInstances:
         has_endpoints = has_interface_endpoints(self.stage_row)
-        return IsolatedTeam(
+        return TeamInstances(
             self,
             team.name,
             vpc=self._network.vpc,
@@ -200,7 +196,7 @@ class ComputeStack(StageStack):
             for reason, limit in seconds.items()
         ]
 
-    def _accelerator_pool(self, pool: Pool, owner: IsolatedTeam | None, *, retiring: bool = False) -> _InstancePool:
+    def _accelerator_pool(self, pool: Pool, owner: TeamInstances | None, *, retiring: bool = False) -> _InstancePool:
         return _InstancePool(
             scope=self._pool_scope(pool.id, owner),
             instances=self._instances(
@@ -216,7 +212,7 @@ class ComputeStack(StageStack):
             retiring=pool.id if retiring else None,
         )
 
-    def _cpu_pool(self, owner: IsolatedTeam | None) -> _InstancePool:
+    def _cpu_pool(self, owner: TeamInstances | None) -> _InstancePool:
         stage = self.stage_row
         return _InstancePool(
             scope=self._pool_scope(f"cpu-{stage.cpu_instance_type.replace('.', '-')}", owner),
@@ -230,7 +226,7 @@ class ComputeStack(StageStack):
             team=owner.team if owner else None,
         )
 
-    def _pool_scope(self, name: str, owner: IsolatedTeam | None) -> Construct:
+    def _pool_scope(self, name: str, owner: TeamInstances | None) -> Construct:
         """Return the construct of a pool's resources, whose name their instances carry: no two may be alike."""
         if owner is None:
             return Construct(self, name)
@@ -242,7 +238,7 @@ class ComputeStack(StageStack):
     def _instances(
         self,
         row: InstanceType,
-        owner: IsolatedTeam | None,
+        owner: TeamInstances | None,
         *,
         machine_image: MachineImage,
         root_volume_gib: int,
@@ -254,13 +250,21 @@ class ComputeStack(StageStack):
             machine_image=machine_image,
             root_volume_gib=root_volume_gib,
             security_group=owner.security_group if owner else self._network.job_security_group,
-            instance_profile=owner.instance_profile if owner else self._profile,
+            instance_profile=owner.instance_profile if owner else self._shared_profile,
             log_group_name=self._logs.log_group_name,
             tags={**self.instance_tags, **({"trainyard:team": owner.team} if owner else {})},
             team=owner.team if owner else None,
             file_system=file_system,
             reservation=reservation,
         )
+
+    @cached_property
+    def _shared_profile(self) -> iam.InstanceProfile:
+        """The profile of instances that teams share; made where some do."""
+        role = InstanceRole(self)
+        if any(self.stage_row.instance_owners):
+            role.speak_for_no_other_team(None)
+        return iam.InstanceProfile(self, "InstanceProfile", role=role)
 
     def _machine_image_of(self, pool: Pool) -> MachineImage:
         row = pool.row

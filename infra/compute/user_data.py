@@ -46,7 +46,7 @@ def user_data(
 ) -> str:
     """Return the user data of instances of a type, on which jobs see `file_system` where one is given.
 
-    `log_group_name`: where the logs of their boot go. `team`: the isolated team whose own they are.
+    `log_group_name`: where the logs of their boot go. `team`: whose own they are; None: teams share them.
     """
     parts = ec2.MultipartUserData()
     # An AMI that the stage builds does it itself, when it boots.

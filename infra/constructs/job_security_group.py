@@ -1,4 +1,4 @@
-"""The security group of instances that run jobs: those of all teams, or of an isolated one."""
+"""The security group of instances that run jobs: those of one team, or of all that share."""
 
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct

@@ -67,7 +67,7 @@ class MemberRole(InlineRole):
         cdk.Tags.of(self).add(key, value)
         self._stage = stack.stage_row.name
         self._team = team.name
-        self._isolated = team.isolated
+        self._shares = team.shares_instances
         self._read_stage()
         self._submit()
         self._submit_nothing_beyond_the_budget()
@@ -97,8 +97,8 @@ class MemberRole(InlineRole):
         queues, definitions, jobs = self._arn("batch", "job-queue"), self._arn("batch", "job-definition"), self._jobs
         share = {"batch:ShareIdentifier": share_identifier(self._team)}
         submit = ["batch:SubmitJob"]
-        # Whoever submits elsewhere shares instances: an isolated team only to its own queues, another never to those.
-        own = {"StringEquals" if self._isolated else "StringEqualsIfExists": {_TEAM: self._team}}
+        # Whoever submits to a queue shares its instances: to the team's own only, or to those that are no team's own.
+        own = {"StringEqualsIfExists" if self._shares else "StringEquals": {_TEAM: self._team}}
         of_stage = {_STAGE: self._stage, **share}
         conditions = {**own, "StringEquals": {**own.get("StringEquals", {}), **of_stage}}
         self.allow("SubmitToQueues", submit, queues, conditions=conditions)

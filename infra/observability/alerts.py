@@ -1,7 +1,6 @@
 """Alerts to people: a topic, its subscribers, and one call for each thing to be told of."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -15,6 +14,7 @@ from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
 from infra.constructs.stage_stack import acknowledge
+from infra.observability.queue_rules import queue_rules
 
 
 class Topic(sns.Topic):
@@ -54,17 +54,11 @@ class Alerts(Construct):
             self.topic.add_subscription(subscriptions.EmailSubscription(address))
 
     def on_event(
-        self, name: str, *, source: str, detail_type: str, detail: Mapping[str, Any], text: str, description: str
-    ) -> events.Rule:
-        """Publish `text` at each such event; in it events.EventField stands for what the event says."""
-        rule = events.Rule(
-            self,
-            name,
-            description=description,
-            event_pattern=events.EventPattern(source=[source], detail_type=[detail_type], detail=dict(detail)),
-        )
-        rule.add_target(targets.SnsTopic(self.topic, message=events.RuleTargetInput.from_text(text)))
-        return rule
+        self, name: str, *, detail_type: str, queues: Sequence[str], text: str, description: str
+    ) -> list[events.Rule]:
+        """Publish `text` at each such event of Batch's; in it events.EventField stands for what the event says."""
+        target = targets.SnsTopic(self.topic, message=events.RuleTargetInput.from_text(text))
+        return queue_rules(self, name, detail_type=detail_type, queues=queues, target=target, description=description)
 
     def alarm(self, name: str, metric: cloudwatch.IMetric, *, at_least: float, text: str) -> cloudwatch.Alarm:
         """Make an alarm that is raised once the metric's one period reaches `at_least`; no value means all is well."""

@@ -15,9 +15,10 @@ from infra.constructs.stage_stack import StageStack
 from infra.observability.alerts import Alerts
 from infra.observability.function import EventFunction
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
+from infra.observability.queue_rules import admit_dead_letters, queue_rules
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.instance_types import InstanceType
-from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue, isolated_queue_name
+from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.contract.stage import parameter_path
 
@@ -30,7 +31,7 @@ class StageQueue:
 
     queue: Queue
     team: str | None
-    """The isolated team whose own it is; None: teams share it."""
+    """Whose own it is; None: teams share it."""
     retiring: str | None
     row: InstanceType
     arn: str
@@ -38,7 +39,7 @@ class StageQueue:
     @property
     def label(self) -> str:
         """Return what the dashboard calls it."""
-        name = isolated_queue_name(self.queue.name, self.team) if self.team else self.queue.name
+        name = team_queue_name(self.queue.name, self.team) if self.team else self.queue.name
         return f"{name} ({self.retiring})" if self.retiring else name
 
 
@@ -63,6 +64,7 @@ class EventFunctions:
         self._alerts = alerts
         self._key = key
         self._dead_letters = dead_letters
+        admit_dead_letters(dead_letters, stage=self._stage.name)
 
     def report(self, namespace: str) -> None:
         """Make the function that says what became of each job, in words and as metrics of `namespace`."""
@@ -73,9 +75,10 @@ class EventFunctions:
             STAGE=self._stage.name,
             TOPIC_ARN=self._alerts.topic.topic_arn,
             METRIC_NAMESPACE=namespace,
-            QUEUE_ARNS=self._queue_arns,
-            QUEUES=_compact([[_name(queue.arn), queue.label, queue.queue.capacity] for queue in self._queues]),
-            ON_DEMAND_QUEUES=self._successor_names,
+            PARAMETER_PATH=parameter_path(self._stage.name),
+            SPOT_QUEUES=json.dumps(
+                sorted({queue.queue.name for queue in self._queues if queue.queue.capacity == "spot"})
+            ),
             ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
             RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
             RECLAIM_REASON=RECLAIM_REASON,
@@ -85,17 +88,9 @@ class EventFunctions:
             NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
         )
         self._read_jobs(function)
+        self._read_queues(function)
         function.may_publish(self._alerts.topic, self._key)
         self._on_state_change("Jobs", function, [queue.arn for queue in self._queues])
-
-    @property
-    def _queue_arns(self) -> str:
-        """Return how the ARNs of all queues begin: all variables of a function have 4,096 characters together."""
-        return self._stack.format_arn(service="batch", resource="job-queue", resource_name="")
-
-    @property
-    def _successor_names(self) -> str:
-        return _compact([[_name(arn) for arn in pair] for pair in self._successors])
 
     def tag_instances(self) -> None:
         """Make the function that tags instances with the team and run that they work for."""
@@ -205,8 +200,7 @@ class EventFunctions:
             "Jobs that Spot takes away too often go on On-Demand",
             RUN_BUCKET=run_bucket,
             RECLAIMS_BEFORE_ON_DEMAND=str(self._stage.reclaims_before_on_demand),
-            QUEUE_ARNS=self._queue_arns,
-            ON_DEMAND_QUEUES=self._successor_names,
+            PARAMETER_PATH=parameter_path(self._stage.name),
             ON_DEMAND_NODES=str(self._stage.max_on_demand_nodes),
             RECLAIM_REASON=RECLAIM_REASON,
             EXITED_REASON=EXITED_REASON,
@@ -216,6 +210,7 @@ class EventFunctions:
             NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
         )
         self._read_jobs(function)
+        self._read_queues(function)
         self._allow_moves(function, runs_arn)
         self._on_state_change("SpotJobs", function, [arn for arn, _ in self._successors])
 
@@ -294,21 +289,24 @@ class EventFunctions:
             "*",
         )
 
+    def _read_queues(self, function: EventFunction) -> None:
+        path = parameter_path(self._stage.name).strip("/")
+        # Asked for all below a path, Systems Manager looks for a permission on the path itself.
+        paths = [
+            self._stack.format_arn(service="ssm", resource="parameter", resource_name=f"{path}/{kind}{below}")
+            for kind in ("queue", "team-queue")
+            for below in ("", "/*")
+        ]
+        function.execution_role.allow("ReadQueues", ["ssm:GetParametersByPath"], *paths)
+        function.execution_role.explain("Queues come and go with teams and pools.", *paths[1::2])
+
     def _on_state_change(self, name: str, function: EventFunction, queues: list[str], **detail: list[str]) -> None:
-        rule = events.Rule(
+        queue_rules(
             self._stack,
             name,
-            event_pattern=events.EventPattern(
-                source=["aws.batch"], detail_type=[_STATE_CHANGE], detail={"jobQueue": queues, **detail}
-            ),
+            detail_type=_STATE_CHANGE,
+            queues=queues,
+            target=targets.LambdaFunction(function),
+            dead_letters=self._dead_letters,
+            detail=detail,
         )
-        rule.add_target(targets.LambdaFunction(function, dead_letter_queue=self._dead_letters))
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _name(arn: str) -> str:
-    """Return the name in a queue's ARN, which only CloudFormation knows."""
-    return cdk.Fn.select(1, cdk.Fn.split("/", arn))

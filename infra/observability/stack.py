@@ -4,7 +4,7 @@ Everything here is called by events, but for a look at instances every five minu
 are read from what the other stacks publish, since those come and go with pools and teams.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -64,7 +64,7 @@ class ObservabilityStack(StageStack):
     def _stage_queues(self, queues: Mapping[str, Queue]) -> list[StageQueue]:
         stage = self.stage_row
         pools = [(stage.pool.row, None), *((pool.row, pool.id) for pool in stage.retiring)]
-        owners = [None, *(team.name for team in stage.isolated_teams)]
+        owners = [team.name if team else None for team in stage.instance_owners]
         return [
             StageQueue(
                 queue=queue,
@@ -121,9 +121,8 @@ class ObservabilityStack(StageStack):
         run = events.EventField.from_path("$.detail.jobName")
         blocked = self._alerts.on_event(
             "QueueBlocked",
-            source="aws.batch",
             detail_type="Batch Job Queue Blocked",
-            detail={"jobQueue": self._queue_arns},
+            queues=[queue.arn for queue in self._queues],
             text=f"A queue of stage {stage.name} is blocked by {run} at its head: "
             f"{events.EventField.from_path('$.detail.statusReason')}. Look: trainyard why {run} --stage {stage.name}",
             description="A job at a queue's head cannot start, and those behind it wait",
@@ -140,13 +139,7 @@ class ObservabilityStack(StageStack):
             ),
             self._alerts.alarm(
                 "BlockedQueue",
-                cloudwatch.Metric(
-                    namespace="AWS/Events",
-                    metric_name="MatchedEvents",
-                    dimensions_map={"RuleName": blocked.rule_name},
-                    statistic="Sum",
-                    period=Duration.hours(1),
-                ),
+                _matched(blocked),
                 at_least=1,
                 text=f"A queue of stage {stage.name} was blocked within an hour; a message of its own says why.",
             ),
@@ -207,9 +200,27 @@ class ObservabilityStack(StageStack):
             deployments=[stack.stack_name for stack in self._others],
         )
 
-    @property
-    def _queue_arns(self) -> list[str]:
-        return [queue.arn for queue in self._queues]
+
+def _matched(rules: Sequence[events.Rule]) -> cloudwatch.IMetric:
+    """Return the number of events that the rules have matched within an hour."""
+    metrics = [
+        cloudwatch.Metric(
+            namespace="AWS/Events",
+            metric_name="MatchedEvents",
+            dimensions_map={"RuleName": rule.rule_name},
+            statistic="Sum",
+            period=Duration.hours(1),
+        )
+        for rule in rules
+    ]
+    if len(metrics) == 1:
+        return metrics[0]
+    return cloudwatch.MathExpression(
+        # A rule that matches nothing has no values.
+        expression="SUM(FILL(METRICS(), 0))",
+        using_metrics={f"rule{number}": metric for number, metric in enumerate(metrics, start=1)},
+        period=Duration.hours(1),
+    )
 
 
 def _has(stage: Stage, queue: Queue) -> bool:

@@ -25,6 +25,7 @@ from jobs.contract.stage import DEFAULT_STAGE
 _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] = (
     (capacity.OFFER, capacity.offers),
     (capacity.QUOTA, capacity.quotas),
+    (capacity.BATCH, capacity.batch_quotas),
     (capacity.RESERVATION, capacity.reservation),
     (network.VPC, network.existing_vpc),
     (prerequisites.BOOTSTRAP, prerequisites.bootstrap),

@@ -8,6 +8,7 @@ from botocore.exceptions import ClientError
 from infra.preflight.account import Account, error_code
 from infra.preflight.finding import Finding, ok, problem, unknown
 from infra.stages import Stage
+from infra.stages.limits import MOST_QUEUES
 from infra.stages.network_plan import ZONES_WHERE_NONE_IS_KNOWN, side_by_side_index, zone_ids
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 
@@ -22,6 +23,7 @@ GONE = {
 
 OFFER = "instance types"
 QUOTA = "vCPU quotas"
+BATCH = "Batch's quotas"
 RESERVATION = "promised capacity"
 
 
@@ -39,6 +41,27 @@ def quotas(account: Account, stage: Stage) -> Iterator[Finding]:
     """Check that each quota of the stage's instance families holds what its limits would use at once."""
     for (code, market), (vcpus, uses) in _needs(stage).items():
         yield _quota(account, code, market, vcpus, " + ".join(uses))
+
+
+def batch_quotas(account: Account, stage: Stage) -> Iterator[Finding]:
+    """Check that the stage's queues and compute environments have room beside those that are there already."""
+    for what in ("job queues", "compute environments"):
+        key = what.title().replace(" ", "")
+        found = account.pages("batch", f"describe_{what.replace(' ', '_')}", key[0].lower() + key[1:])
+        others = sum(item.get("tags", {}).get("trainyard:stage") != stage.name for item in found)
+        text = (
+            f"{stage.queue_count} {what} of the stage and {others} of others; Batch takes {MOST_QUEUES} in a region of "
+            "an account"
+        )
+        if stage.queue_count + others <= MOST_QUEUES:
+            yield ok(BATCH, text)
+        else:
+            yield problem(
+                BATCH,
+                text,
+                "shares_instances=True for some teams in infra/settings.py, or another region or account: this quota "
+                "cannot be raised",
+            )
 
 
 def reservation(account: Account, stage: Stage) -> Iterator[Finding]:
@@ -169,11 +192,12 @@ def _side_by_side(account: Account, stage: Stage, there: list[str], zones: list[
 def _needs(stage: Stage) -> dict[tuple[str, str], tuple[int, list[str]]]:
     """Return, by quota code and market, the vCPUs that the stage may use of it, and what for.
 
-    A retiring pool counts like the one of new jobs: while both stand, each may have as many instances. So do those of
-    each isolated team.
+    A retiring pool counts like the one of new jobs: while both stand, each may have as many instances. So do each
+    team's own, and those that teams share.
     """
     of_type = [(stage.row, ""), *((pool.row, f" of retiring pool {pool.id}") for pool in stage.retiring)]
-    owners = ["", *(f" of team {team.name}" for team in stage.isolated_teams)]
+    one = len(stage.instance_owners) == 1
+    owners = ["" if team is None or one else f" of team {team.name}" for team in stage.instance_owners]
     pools = [(row, whose + owner) for row, whose in of_type for owner in owners]
     on_demand_nodes = stage.max_on_demand_nodes + stage.max_multinode_nodes
     needs: dict[tuple[str, str], tuple[int, list[str]]] = {}

@@ -19,7 +19,7 @@ _REMEDIED_REASONS = {
 def _multinode_queues(stage: StageTemplates) -> Iterator[Resource]:
     """Yield the queues for jobs of several nodes: those whose row says so, and those with a placement group or EFA."""
     for queue in stage.of_type(JOB_QUEUE):
-        # Of a pool that retires, and of an isolated team, the parameter has more parts.
+        # Of a pool that retires, and of a team, the parameter has more parts.
         published = stage.published_names(queue)
         names = [re.sub("^(queue|team-queue/[^/]+)/", "", name).partition("/")[0] for name in published]
         by_row = any(QUEUES[name].several_nodes for name in names if name in QUEUES)

@@ -8,9 +8,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from infra.stages.limits import OUT_OF_LIMITS
+from infra.stages.limits import MOST_QUEUES, OUT_OF_LIMITS
 from infra.stages.loading import load
-from infra.stages.model import Pool, Stage
+from infra.stages.model import Pool, Stage, Team
 from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
 from infra.stages.regions import zone_prefix
 from jobs.contract.display import printable
@@ -157,30 +157,19 @@ def _team_mistakes(stage: Stage) -> Iterator[str]:
         elif other is not None:
             yield f"team '{team.name}': Batch's fair share drops hyphens and cannot tell it from team '{other}'"
         taken[share_identifier(team.name)] = team.name
+        if team.share != Team.share and not team.shares_instances:
+            yield f"team '{team.name}': share: counts among teams that share instances; set shares_instances=True too"
     yield from _too_many_queues(stage)
 
 
-_EVENT_PATTERN_CHARACTERS = 2_048
-"""EventBridge's own limit. The rules that call functions at what happens to jobs name the ARN of each queue."""
-_PATTERN_WITHOUT_QUEUES = 137
-_QUEUE_CHARACTERS = 118
-"""Of the ARN of a queue that teams share, with its quotes: the longest region's, CloudFormation's random end included.
-That of an isolated team has `of` and the team's name besides."""
-
-
 def _too_many_queues(stage: Stage) -> Iterator[str]:
-    of_pool = 1 + bool(stage.max_on_demand_nodes) + bool(stage.max_multinode_nodes)
-    each = 1 + (1 + len(stage.retiring)) * of_pool
-    length = _PATTERN_WITHOUT_QUEUES + each * _QUEUE_CHARACTERS
-    for place, team in enumerate(stage.isolated_teams):
-        length += each * (_QUEUE_CHARACTERS + len(f"of{team.name}"))
-        if length > _EVENT_PATTERN_CHARACTERS:
-            yield (
-                f"team '{team.name}': isolated: with {each} queues for each isolated team, and {each} for all others, "
-                f"there is room for {place} of them: EventBridge's rules name every queue, in "
-                f"{_EVENT_PATTERN_CHARACTERS} characters; give the team a stage of its own"
-            )
-            return
+    owners = len(stage.instance_owners)
+    if stage.queue_count > MOST_QUEUES:
+        yield (
+            f"teams: Batch takes {MOST_QUEUES} queues, and as many compute environments, in a region of an account; "
+            f"these have {owners} x {stage.queue_count // owners}, a set for each team and one for all that share. Set "
+            "shares_instances=True for more of them, or give some a stage elsewhere"
+        )
 
 
 def _accelerator_mistakes(stage: Stage) -> Iterator[str]:

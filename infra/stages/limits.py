@@ -18,6 +18,10 @@ _PRIVATE = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network
 _OF_DOCKER = IPv4Network("172.17.0.0/16")
 """The addresses of the bridge that Docker makes on every instance."""
 
+MOST_QUEUES = 50
+"""Job queues that Batch takes in one region of an account, and compute environments too. Neither quota can be raised
+(Batch's user guide, "AWS Batch service quotas")."""
+
 OUT_OF_LIMITS = "out_of_limits"
 """Type of the errors that these limits raise. All other errors of pydantic's tell of a value of the wrong type."""
 

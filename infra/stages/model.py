@@ -21,7 +21,8 @@ class Team:
     name: limits.TeamName
     """Lower-case letters, digits and hyphens; also the team's prefix in the buckets."""
     share: limits.Share = 1.0
-    """Capacity it gets while others wait too, in relation to theirs: 2.0 gets twice what 1.0 gets."""
+    """Of teams that share instances: capacity it gets while others wait too, in relation to theirs. 2.0 gets twice what
+    1.0 gets."""
     monthly_budget_usd: limits.UsdAMonth | None = None
     """At 80 % alerts are sent; at 100 % its waiting jobs are cancelled and new ones refused until the month is over.
     None: only the stage's budget counts."""
@@ -34,9 +35,12 @@ class Team:
     member_principals: tuple[limits.MemberPrincipal, ...] = ()
     """ARNs of IAM users or roles whose people may assume the team's role for submitting jobs and reading their results.
     None given: no such role is made, and people submit with rights of their own."""
-    isolated: bool = False
-    """True: its jobs run on instances that no other team's ever run on, in a security group and under an instance role
-    of their own. It has queues of its own, each with the stage's limits (`max_nodes` and its kin) once more."""
+    shares_instances: bool = False
+    """True: its jobs run on the same instances as those of the other teams that say so, in one security group and under
+    one instance role, and all of them have the stage's limits (`max_nodes` and its kin) together.
+
+    False: it has queues, instances, a security group and an instance role of its own, and these limits to itself.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,15 +213,16 @@ class Stage:
 
     # How much of it
     max_nodes: limits.NodesAtLeastOne = 2
-    """Accelerator instances on Spot that may run at once; Batch may exceed it by one instance."""
+    """Accelerator instances on Spot that each team may have at once, or all that share together; Batch may exceed it by
+    one instance."""
     max_on_demand_nodes: limits.Nodes = 0
-    """Accelerator instances at the On-Demand price that may run at once: where Spot has none, for jobs that were
-    reclaimed too often, and for specs that ask for them. 0: none."""
+    """The same at the On-Demand price: where Spot has none, for jobs that were reclaimed too often, and for specs that
+    ask for them. 0: none."""
     max_multinode_nodes: limits.Nodes = 0
-    """Accelerator instances, On-Demand and side by side, for jobs of several nodes that start together. 0: no such
-    jobs; those of several nodes on Spot draw on `max_nodes`."""
+    """The same, On-Demand and side by side, for jobs of several nodes that start together. 0: no such jobs; those of
+    several nodes on Spot draw on `max_nodes`."""
     max_cpu_nodes: limits.NodesAtLeastOne = 4
-    """CPU instances that may run at once."""
+    """CPU instances that each team may have at once, or all that share together."""
     capacity_reservation: CapacityReservation | None = None
     """Promised capacity that On-Demand instances run in; where it is used up, jobs wait. None: what EC2 has."""
     reclaims_before_on_demand: limits.Reclaims = 3
@@ -227,7 +232,7 @@ class Stage:
     where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
     overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
     share_decay_hours: limits.ShareDecayHours = 24
-    """For how long what a team has used counts against it while teams compete."""
+    """For how long what a team has used counts against it while teams that share compete."""
 
     # Network
     vpc: ExistingVpc | None = None
@@ -278,9 +283,19 @@ class Stage:
     """True: CloudFormation refuses to delete any of the stage's stacks."""
 
     @property
-    def isolated_teams(self) -> tuple[Team, ...]:
-        """Return the teams that have instances of their own."""
-        return tuple(team for team in self.teams if team.isolated)
+    def instance_owners(self) -> tuple[Team | None, ...]:
+        """Return whose instances the stage has: each team's that has its own, after None, for those that others share.
+
+        What a team has follows from its own row, so that one which comes or goes leaves the others' queues alone.
+        """
+        own = [team for team in self.teams if not team.shares_instances]
+        return (*([None] if len(own) < len(self.teams) else []), *own)
+
+    @property
+    def queue_count(self) -> int:
+        """Return how many job queues the stage has, which is also how many compute environments."""
+        of_pool = 1 + bool(self.max_on_demand_nodes) + bool(self.max_multinode_nodes)
+        return len(self.instance_owners) * (1 + (1 + len(self.retiring)) * of_pool)
 
     @property
     def bootstrap_options(self) -> list[str]:

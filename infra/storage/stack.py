@@ -26,7 +26,7 @@ FSX_DNS_NAME = "fsx/dns-name"
 """Parameter that holds the file server's name; there only while the stage has a file system, as the next one."""
 FSX_MOUNT_NAME = "fsx/mount-name"
 FSX_SECURITY_GROUP = "security-group/fsx"
-"""Parameter that holds the file servers' group, to which isolated teams' instances are added; there as those are."""
+"""Parameter that holds the file servers' group, to which the instances of teams are added."""
 
 _ACCESS_LOG_DAYS = 365
 
@@ -35,7 +35,7 @@ class StorageStack(StageStack):
     """The stack of buckets, which are kept when it is deleted."""
 
     def __init__(self, scope: Construct, *, stage: Stage, network: NetworkStack) -> None:
-        """`network` is where the file system is; without one nothing is taken from it."""
+        """`network` is where the file system is, or would be."""
         super().__init__(scope, "storage", stage=stage, description="data and run buckets")
         self._key = self._own_key() if stage.own_kms_key else None
         if self._key:
@@ -68,12 +68,11 @@ class StorageStack(StageStack):
         )
         self.publish(DATA_BUCKET, self.data_bucket.bucket_name)
         self.publish(RUN_BUCKET, self.run_bucket.bucket_name)
-        # Rules of an isolated team's own group name this one, in a stack that is deployed after this: as long as there
-        # is such a team it stays, also without a file system, since EC2 deletes no group that another's rules name.
-        servers = file_server_group(self, network.vpc) if stage.fsx_gib or stage.isolated_teams else None
-        if servers and stage.isolated_teams:
-            self.publish(FSX_SECURITY_GROUP, servers.security_group_id)
-        if servers and stage.fsx_gib:
+        # It is there without a file system too: rules of teams' own groups name it, in a stack that is deployed after
+        # this one, and EC2 deletes no group that another's rules name.
+        servers = file_server_group(self, network.vpc)
+        self.publish(FSX_SECURITY_GROUP, servers.security_group_id)
+        if stage.fsx_gib:
             file_system = SharedFileSystem(
                 self,
                 "SharedFileSystem",

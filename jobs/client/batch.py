@@ -9,9 +9,10 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import is_throttling, is_transient
@@ -23,6 +24,9 @@ from jobs.contract.retries import DUPLICATE_REASON
 from jobs.contract.run import is_run_id
 from jobs.contract.stage import DeployedStage, parameter_path
 
+if TYPE_CHECKING:
+    from mypy_boto3_batch.client import BatchClient
+
 log = logging.getLogger("trainyard")
 
 SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
@@ -30,6 +34,9 @@ SUBMIT_DELAYS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 _DESCRIBE_LIMIT = 100
 """Jobs in one DescribeJobs call: the service's own limit."""
+
+_LISTINGS = 8
+"""Queues that are listed at once: fewer than the ten connections that a client of boto3 keeps."""
 
 
 def read_stage(aws: Aws, name: str) -> DeployedStage:
@@ -96,7 +103,9 @@ def _jobs_named(aws: Aws, plan: Plan) -> list[str]:
     before = plan.continued.job_ids if plan.continued else ()
     return [
         job["jobId"]
-        for job in sorted(_list(aws, plan.request["jobQueue"], name=plan.run_id), key=lambda job: job["createdAt"])
+        for job in sorted(
+            _list(aws.batch, plan.request["jobQueue"], name=plan.run_id), key=lambda job: job["createdAt"]
+        )
         if not job.get("isTerminated") and job["jobId"] not in before
     ]
 
@@ -136,8 +145,7 @@ def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:
 
 def find_jobs(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
     """Return the jobs that a run has gone through, the newest last: more than one where it was moved or resumed."""
-    ids = [item["jobId"] for queue in stage.queues.values() for item in _list(aws, queue, name=run_id)]
-    return _one_after_another(describe(aws, stage, ids))
+    return _one_after_another(describe(aws, stage, [item["jobId"] for item in _list_all(aws, stage, name=run_id)]))
 
 
 def job_of(aws: Aws, stage: DeployedStage, run_id: str) -> Job:
@@ -158,7 +166,7 @@ def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[Job]:
 
 def list_jobs(aws: Aws, stage: DeployedStage, *, since: datetime, team: str | None = None) -> list[Job]:
     """Return the stage's runs created at or after `since`, the newest first, each as the job that it is now."""
-    found = list(chain.from_iterable(_list(aws, queue, since=since) for queue in stage.queues.values()))
+    found = _list_all(aws, stage, since=since)
     runs: dict[str, list[Job]] = {}
     for job in describe(aws, stage, [item["jobId"] for item in found if is_run_id(item["jobName"])]):
         if job.created_at >= since and team in (None, job.team):
@@ -209,8 +217,16 @@ def terminate_id(aws: Aws, job_id: str, *, reason: str) -> None:
     aws.batch.terminate_job(jobId=job_id, reason=reason)
 
 
+def _list_all(aws: Aws, stage: DeployedStage, **which: Any) -> list[Mapping[str, Any]]:
+    """List what `_list` does in all queues of the stage, of which each team has some."""
+    client = aws.batch  # made before there are threads, which a session of boto3 is not for
+    with ThreadPoolExecutor(_LISTINGS, thread_name_prefix="queue") as pool:
+        found = pool.map(lambda queue: [*_list(client, queue, **which)], stage.queues.values())
+        return list(chain.from_iterable(found))
+
+
 def _list(
-    aws: Aws, queue: str, *, name: str | None = None, since: datetime | None = None
+    client: "BatchClient", queue: str, *, name: str | None = None, since: datetime | None = None
 ) -> Iterator[Mapping[str, Any]]:
     """List summaries of jobs in every state, by name or by time of creation (Batch takes one filter a call)."""
     if name is not None:
@@ -218,7 +234,7 @@ def _list(
     else:
         milliseconds = int((since or datetime.fromtimestamp(0, timezone.utc)).timestamp() * 1000)
         filters = [{"name": "AFTER_CREATED_AT", "values": [str(milliseconds)]}]
-    pages = aws.batch.get_paginator("list_jobs").paginate(jobQueue=queue, filters=filters)  # type: ignore[arg-type]
+    pages = client.get_paginator("list_jobs").paginate(jobQueue=queue, filters=filters)  # type: ignore[arg-type]
     for page in pages:
         yield from page["jobSummaryList"]
 

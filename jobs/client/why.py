@@ -16,6 +16,7 @@ from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code, explain
 from jobs.client.job import Job
 from jobs.contract.instance_types import InstanceType
+from jobs.contract.queues import owner_of_queue
 from jobs.contract.stage import BudgetStop, DeployedStage, deploying, share_identifier
 
 Verdict = Literal["cause", "fine", "unknown"]
@@ -53,6 +54,8 @@ class Facts:
     """Jobs among them that have no instance yet."""
     deploying: str
     """The command that deploys a change of the stage's settings."""
+    is_shared: bool
+    """Whether jobs of several teams are in the queue."""
     teams: Mapping[str, str] = field(default_factory=dict)
     """Teams by their share identifiers."""
     never_joined: Mapping[str, str] = field(default_factory=dict)
@@ -125,6 +128,7 @@ def _facts(aws: Aws, stage: DeployedStage, job: Job) -> Facts:
         nnodes=nnodes,
         waiting_nodes=1 if job.points else job.nodes.get("RUNNABLE", 0) if job.nodes else nnodes,
         deploying=deploying(stage.name, embedded=aws.embedded),
+        is_shared=owner_of_queue(job.queue) is None,
         teams={share_identifier(team): team for team in stage.teams},
         never_joined={name: _reason(value) for name, value in stage.never_joined.items()},
         stop=stage.stage_budget_stop,
@@ -256,10 +260,11 @@ def _place(aws: Aws, facts: Facts) -> Iterator[Finding]:
         yield Finding(verdict="fine", about="place in the queue", text="it is the first that waits")
         return
     first = aws.batch.describe_jobs(jobs=front[:1])["jobs"]
-    share = first[0].get("shareIdentifier", "") if first else ""
+    share = first[0].get("shareIdentifier", "") if first and facts.is_shared else ""
     whose = f", the first of team {facts.teams.get(share, share)}" if share else ""
+    turns = ": teams take turns by what they used lately" if facts.is_shared else ""
     waiting = "jobs wait" if ahead > 1 else "job waits"
-    text = f"{ahead} {waiting} before it{whose}: teams take turns by what they used lately"
+    text = f"{ahead} {waiting} before it{whose}{turns}"
     next_step = f"trainyard why {first[0]['jobName']}" if first else ""
     yield Finding(verdict="cause", about="place in the queue", text=text, next_step=next_step)
 

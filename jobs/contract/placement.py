@@ -19,7 +19,7 @@ class Placement:
     instance_type: InstanceType
     queue: Queue
     queue_name: str
-    """What the stage calls the queue: an isolated team has one of its own."""
+    """What the stage calls the queue: a team has one of its own, unless it shares."""
     queue_reason: str
     accelerator: str
     """hpu, cuda, cpu or auto: what the job's container is told to train on."""
@@ -79,8 +79,7 @@ def _choose_queue(spec: JobSpec, stage: DeployedStage, row: InstanceType) -> tup
         if (queue.accelerated, queue.several_nodes) != (spec.kind.accelerated, several_nodes):
             continue
         if stage.queue_of(spec.team, queue.name) in stage.queues and (several_nodes or queue.capacity == capacity):
-            alone = f"; on instances of team '{spec.team}' alone" if spec.team in stage.isolated_teams else ""
-            return queue, _queue_reason(spec, queue, row) + alone
+            return queue, _queue_reason(spec, queue, row)
     if several_nodes:
         raise UsageError(
             f"resources.nnodes: {asked.nnodes} were asked for, but stage '{stage.name}' has no queue for several nodes",

@@ -89,13 +89,13 @@ def queue_name(name: str) -> str:
     return f"{_BY_ALIAS.get(first, first)}{slash}{pool}"
 
 
-def isolated_queue_name(name: str, team: str) -> str:
-    """Return the name of an isolated team's own queue: `spot` of team `research` is `spot@research`."""
+def team_queue_name(name: str, team: str) -> str:
+    """Return the name of a team's own queue: `spot` of team `research` is `spot@research`."""
     first, slash, pool = name.partition("/")
     return f"{first}@{team}{slash}{pool}"
 
 
-def isolated_team(name: str) -> str | None:
+def owner_of_queue(name: str) -> str | None:
     """Return the team whose own queue is called so; None for one that teams share."""
     return name.partition("/")[0].partition("@")[2] or None
 

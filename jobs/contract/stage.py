@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.queues import isolated_queue_name, isolated_team, queue_name
+from jobs.contract.queues import owner_of_queue, queue_name, team_queue_name
 
 if TYPE_CHECKING:
     from jobs.contract.job_kind import JobKind
@@ -57,8 +57,8 @@ def parameter_path(stage: str) -> str:
 def queue_parameter(queue: str, *, team: str | None = None, retiring: str | None = None) -> str:
     """Return the name of the parameter that holds a queue's ARN.
 
-    `team`: the isolated team whose own it is. `retiring`: id of a pool that the stage used before, whose queue of that
-    name stays beside the current one.
+    `team`: whose own it is; None: teams share it. `retiring`: id of a pool that the stage used before, whose queue of
+    that name stays beside the current one.
     """
     name = f"{queue}/{retiring}" if retiring else queue
     return f"team-queue/{team}/{name}" if team else f"queue/{name}"
@@ -164,7 +164,8 @@ class DeployedStage:
     instance_type: InstanceType
     cpu_instance_type: InstanceType
     queues: Mapping[str, str]
-    """Queue name (`spot`, …; of a retiring pool `spot/<pool id>`, of an isolated team `spot@<team>`) to ARN."""
+    """Queue name (of a team `spot@<team>`, …; of teams that share `spot`; of a retiring pool with `/<pool id>`) to
+    ARN."""
     job_definitions: Mapping[tuple[str, str], str]
     """(team, job kind) to ARN with revision."""
     multinode_job_definitions: Mapping[tuple[str, str], str] = field(default_factory=dict)
@@ -233,10 +234,7 @@ class DeployedStage:
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
             # A stage that was deployed before queues were named by their capacity has them by their aliases.
             queues={queue_name("/".join(rest)): value for rest, value in _below("queue", values)}
-            | {
-                isolated_queue_name("/".join(rest), team): value
-                for (team, *rest), value in _below("team-queue", values)
-            },
+            | {team_queue_name("/".join(rest), team): value for (team, *rest), value in _below("team-queue", values)},
             job_definitions={(team, kind): value for (team, kind), value in _below("job-definition", values)},
             multinode_job_definitions={
                 (team, kind): value for (team, kind), value in _below("job-definition-multinode", values)
@@ -266,16 +264,16 @@ class DeployedStage:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
 
     @property
-    def isolated_teams(self) -> frozenset[str]:
-        """Return the teams that have queues, and so instances, of their own."""
-        return frozenset(team for name in self.queues if (team := isolated_team(name)))
+    def teams_with_queues(self) -> frozenset[str]:
+        """Return the teams that have queues, and so instances, of their own; the others share."""
+        return frozenset(team for name in self.queues if (team := owner_of_queue(name)))
 
     def queue_of(self, team: str, name: str) -> str:
-        """Return what the queue called `name` in `QUEUES` is called for the team's jobs: an isolated team has its own.
+        """Return what the queue called `name` in `QUEUES` is called for the team's jobs: its own, unless it shares.
 
-        It need not be there: an isolated team never falls back to a queue that others share.
+        It need not be there: a team with queues of its own never falls back to one that others share.
         """
-        return isolated_queue_name(name, team) if team in self.isolated_teams else name
+        return team_queue_name(name, team) if team in self.teams_with_queues else name
 
     def budget_stop(self, team: str) -> BudgetStop | None:
         """Return why the team's jobs are refused; None where they are not.

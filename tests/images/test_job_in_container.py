@@ -81,7 +81,7 @@ class Laptop:
     def job(self, run_id: str) -> Mapping[str, Any]:
         batch = self.aws.client("batch")
         found = batch.list_jobs(
-            jobQueue=self.parameter("queue/spot"), filters=[{"name": "JOB_NAME", "values": [run_id]}]
+            jobQueue=self.parameter("team-queue/research/spot"), filters=[{"name": "JOB_NAME", "values": [run_id]}]
         )["jobSummaryList"]
         (detail,) = batch.describe_jobs(jobs=[found[0]["jobId"]])["jobs"]
         assert isinstance(detail, dict)

@@ -18,6 +18,8 @@ from infra.settings import STAGES, TEAMS
 from infra.stages import Stage, Team
 from tests.support.infra.synthesis import ROOT, Templates, new_app, synthesise, templates_of
 
+SHARING = tuple(replace(team, shares_instances=True) for team in TEAMS)
+
 STACKS = ("access", "network", "storage", "image", "machine-image", "compute", "jobs", "observability")
 
 DEVIATIONS = {
@@ -153,7 +155,7 @@ def test_stages_differ_by_their_names_only_where_their_settings_are_equal() -> N
             },
         ),
         (
-            {"teams": (Team(name="research", share=4.0), Team(name="product"))},
+            {"teams": (replace(SHARING[0], share=4.0), SHARING[1])},
             {"compute"},
             {"TeamShares.Properties.FairsharePolicy.ShareDistribution.0.WeightFactor"},
         ),
@@ -169,7 +171,7 @@ def test_stages_differ_by_their_names_only_where_their_settings_are_equal() -> N
 def test_a_setting_changes_what_it_names_and_nothing_else(
     changed: dict[str, Any], stacks: set[str], paths: set[str]
 ) -> None:
-    row = Stage(name="test", teams=TEAMS)
+    row = Stage(name="test", teams=SHARING)
     before = templates_of(row)
     after = templates_of(replace(row, **changed))
     assert {path.split("/")[1] for path in before if before[path] != after[path]} == stacks

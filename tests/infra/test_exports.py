@@ -22,6 +22,9 @@ EXPENSIVE = Team(
     secret_variables=("WANDB_API_KEY",),
     member_principals=("arn:aws:iam::123456789012:role/people",),
 )
+SHARING = tuple(replace(team, shares_instances=True) for team in BASE.teams)
+EVERYWHERE = replace(BASE, fsx_gib=1_200, interface_endpoints=True)
+"""A stage whose instances reach what other stacks make."""
 DL1, P4D = Pool(instance_type="dl1.24xlarge"), Pool(instance_type="p4d.24xlarge")
 
 CHANGES = {
@@ -61,6 +64,8 @@ CHANGES = {
     "team added": (BASE, replace(BASE, teams=(*BASE.teams, replace(EXPENSIVE, name="vision")))),
     "team removed": (replace(BASE, teams=(EXPENSIVE, PRODUCT)), replace(BASE, teams=(PRODUCT,))),
     "team with less": (replace(BASE, teams=(EXPENSIVE,)), replace(BASE, teams=(RESEARCH,))),
+    "teams share": (EVERYWHERE, replace(EVERYWHERE, teams=SHARING)),
+    "teams share no more": (replace(EVERYWHERE, teams=SHARING), EVERYWHERE),
     "limits": (
         replace(BASE, max_on_demand_nodes=2, max_multinode_nodes=2, spot_wait_hours=2),
         replace(BASE, max_nodes=9, max_cpu_nodes=1),

@@ -29,8 +29,10 @@ def test_a_team_is_a_row(base: Templates) -> None:
     # WHEN a team is added to the settings
     after = templates_of(replace(BASE, teams=(*BASE.teams, Team(name="vision"))))
     added, changed, removed = difference(base, after)
-    # THEN it gets its roles, its definitions and their names, and of the others only the list of shares changes
-    assert {name.split("/")[1] for name, _ in added} <= {"jobs", "observability"}
+    # THEN it gets its roles, its definitions, its queues and their names, and of the others only the list of shares
+    # changes
+    assert {name.split("/")[1] for name, _ in added} <= {"compute", "jobs", "observability"}
+    assert Counter(kind for _, kind in added)["AWS::Batch::JobQueue"] == BASE.queue_count / len(BASE.teams)
     assert Counter(kind for name, kind in added if "/jobs/" in f"/{name}")["AWS::Batch::JobDefinition"] == len(CATALOG)
     assert {parameter_path("test") + job_definition_parameter("vision", kind) for kind in CATALOG} <= published(after)
     assert {(name.split("/")[1], kind) for name, kind in changed if kind.startswith("AWS::Batch")} == {
@@ -53,13 +55,16 @@ def test_another_instance_type_is_a_row(base: Templates) -> None:
     before = templates_of(replace(BASE, machine_image=None))
     after = templates_of(row)
     added, _, removed = difference(before, after)
-    # THEN compute environments, launch templates and queues of the new type stand beside the old ones
+    # THEN compute environments, launch templates and queues of the new type stand beside each team's old ones
     new = Counter(kind for name, kind in added if name.startswith("test/compute/"))
-    assert new["AWS::Batch::ComputeEnvironment"] == new["AWS::EC2::LaunchTemplate"] == new["AWS::Batch::JobQueue"] == 1
+    kinds = ("AWS::Batch::ComputeEnvironment", "AWS::EC2::LaunchTemplate", "AWS::Batch::JobQueue")
+    assert [new[kind] for kind in kinds] == [len(BASE.teams)] * 3
     assert [(name, kind) for name, kind in removed if kind.startswith(("AWS::Batch::C", "AWS::Batch::JobQ"))] == []
     instances = instance_types(after)
     assert {"p4d.24xlarge", "dl1.24xlarge"} <= instances
-    assert queue_parameter(SPOT) in {name.removeprefix(parameter_path("test")) for name in published(after)}
+    assert queue_parameter(SPOT, team="research") in {
+        name.removeprefix(parameter_path("test")) for name in published(after)
+    }
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in INSTANCE_TYPES.items() if row.accelerators))
@@ -87,11 +92,13 @@ def test_a_queue_is_a_row(base: Templates, tmp_path: Path) -> None:
     with added_queue(urgent.name, urgent):
         after = synthesise([BASE], tmp_path)
     added, changed, removed = difference(base, after)
-    # THEN the stage has it under its name, on the instances that are there
-    assert parameter_path("test") + queue_parameter("urgent") in published(after)
+    # THEN each team has it under its name, on the instances that are there
+    assert {parameter_path("test") + queue_parameter("urgent", team=team.name) for team in BASE.teams} <= published(
+        after
+    )
     assert Counter(kind for name, kind in added if name.startswith("test/compute/")) == {
-        "AWS::Batch::JobQueue": 1,
-        "AWS::SSM::Parameter": 1,
+        "AWS::Batch::JobQueue": len(BASE.teams),
+        "AWS::SSM::Parameter": len(BASE.teams),
     }
     assert [item for item in changed if item[1].startswith("AWS::Batch")] == []
     assert removed == []

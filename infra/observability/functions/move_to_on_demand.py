@@ -28,6 +28,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.queues import read_queues
 from infra.observability.functions.reclaims import ReclaimRules, is_reclaim
 
 CLAIM_SECONDS = 120
@@ -64,11 +65,11 @@ class Rules(ReclaimRules):
 
     @classmethod
     def from_environment(cls) -> "Rules":
-        arns = os.environ["QUEUE_ARNS"]
+        queues = read_queues(os.environ["PARAMETER_PATH"])
         return cls(
             run_bucket=os.environ["RUN_BUCKET"],
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
-            on_demand_queues={arns + spot: arns + other for spot, other in json.loads(os.environ["ON_DEMAND_QUEUES"])},
+            on_demand_queues={arn: queue.on_demand for arn, queue in queues.items() if queue.on_demand},
             on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
             exited_reason=os.environ["EXITED_REASON"],

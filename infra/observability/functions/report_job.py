@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from infra.observability.functions.queues import Queue, read_queues
 from infra.observability.functions.reclaims import ReclaimRules, containers, is_reclaim
 
 SWEEP_TAG = "trainyard:sweep"
@@ -32,12 +33,12 @@ class Rules(ReclaimRules):
     stage: str
     topic: str
     namespace: str
-    queues: dict[str, dict[str, Any]]
-    """ARN to `name` and `capacity` (`spot`, `on-demand`)."""
-    on_demand_queues: dict[str, str]
-    """Spot queues whose jobs may go on elsewhere."""
+    queues: dict[str, Queue]
+    """By ARN."""
+    spot_queues: tuple[str, ...]
+    """Names of those on Spot."""
     on_demand_nodes: int
-    """On so many instances."""
+    """Instances that an On-Demand queue may have."""
     reclaims_before_on_demand: int
     no_failures: tuple[str, ...]
     """How reasons begin that are no failure: of jobs that go on elsewhere, and of duplicates."""
@@ -45,16 +46,12 @@ class Rules(ReclaimRules):
 
     @classmethod
     def from_environment(cls) -> "Rules":
-        arns = os.environ["QUEUE_ARNS"]
         return cls(
             stage=os.environ["STAGE"],
             topic=os.environ["TOPIC_ARN"],
             namespace=os.environ["METRIC_NAMESPACE"],
-            queues={
-                arns + queue: {"name": name, "capacity": capacity}
-                for queue, name, capacity in json.loads(os.environ["QUEUES"])
-            },
-            on_demand_queues={arns + spot: arns + other for spot, other in json.loads(os.environ["ON_DEMAND_QUEUES"])},
+            queues=read_queues(os.environ["PARAMETER_PATH"]),
+            spot_queues=tuple(json.loads(os.environ["SPOT_QUEUES"])),
             on_demand_nodes=int(os.environ["ON_DEMAND_NODES"]),
             reclaims_before_on_demand=int(os.environ["RECLAIMS_BEFORE_ON_DEMAND"]),
             reclaim_reason=os.environ["RECLAIM_REASON"],
@@ -135,7 +132,7 @@ def with_children(parent: dict[str, Any], children: list[dict[str, Any]], rules:
 
 def _is_reclaim(attempt: dict[str, Any], queue: str, rules: Rules) -> bool:
     """Return whether a finished attempt ended by a reclaim; elsewhere than in a Spot queue none does."""
-    return rules.queues.get(queue, {}).get("capacity") == "spot" and is_reclaim(attempt, rules)
+    return queue in rules.queues and rules.queues[queue].name in rules.spot_queues and is_reclaim(attempt, rules)
 
 
 def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
@@ -147,7 +144,8 @@ def _ended_by_batch(job: dict[str, Any], rules: Rules) -> bool:
 def _is_failure(job: dict[str, Any], reclaims: int, rules: Rules, *, reclaimed: bool) -> bool:
     reason = job.get("statusReason", "")
     fits = _children(job) <= rules.on_demand_nodes and SWEEP_TAG not in job.get("tags", {})
-    may_go_on = job["jobQueue"] in rules.on_demand_queues and fits
+    queue = rules.queues.get(job["jobQueue"])
+    may_go_on = queue is not None and queue.on_demand is not None and fits
     if reason.startswith(rules.no_capacity_reason):
         return not may_go_on
     if reason.startswith("Canceled by JobStateTimeLimit"):  # by the queue, not by its owner
@@ -161,8 +159,8 @@ def _ordinal(number: int) -> str:
     return {1: "first", 2: "second", 3: "third"}.get(number, f"{number}th")
 
 
-def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
-    """Return a line of CloudWatch's embedded metric format, from a queue's jobs that wait or run."""
+def metrics(queue: str, summaries: list[dict[str, Any]], said: Report, namespace: str) -> dict[str, Any]:
+    """Return a line of CloudWatch's embedded metric format, from the jobs of the queue so called that wait or run."""
     values = {
         "QueueDepth": sum(summary["status"] not in ("STARTING", "RUNNING") for summary in summaries),
         "Reclaims": int(said.reclaimed),
@@ -175,7 +173,7 @@ def metrics(queue: dict[str, Any], summaries: list[dict[str, Any]], said: Report
     ]
     return {
         "_aws": {"Timestamp": int(time.time() * 1000), "CloudWatchMetrics": directives},
-        "Queue": queue["name"],
+        "Queue": queue,
         **values,
     }
 
@@ -230,7 +228,7 @@ def handler(event: dict[str, Any], _context: object) -> None:
     rules, reporter = Rules.from_environment(), Reporter()
     detail = event["detail"]
     queue = rules.queues.get(detail["jobQueue"])
-    if queue is None:  # it was deployed after this function was
+    if queue is None:  # it was deleted with what it held
         return
     # What happened is the event's to say: by now the job may be elsewhere. The rest it need not carry.
     happened = {key: detail[key] for key in ("status", "statusReason", "attempts") if key in detail}
@@ -243,4 +241,4 @@ def handler(event: dict[str, Any], _context: object) -> None:
     said = report(job, rules)
     if said.text:
         reporter.publish(rules.topic, said.text)
-    print(json.dumps(metrics(queue, reporter.waiting_and_running(detail["jobQueue"]), said, rules.namespace)))
+    print(json.dumps(metrics(queue.label, reporter.waiting_and_running(detail["jobQueue"]), said, rules.namespace)))

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from infra.stages import Pool
-from tests.support.infra.instances import CPU, GAUDI, capacity, environments, launch_data
-from tests.support.infra.synthesis import Templates, only, resources
+from tests.support.infra.instances import CPU, GAUDI, all_environments, capacity, environments, launch_data
+from tests.support.infra.synthesis import Templates, resources
 
 Synthesised = Callable[..., Templates]
 
@@ -65,7 +65,7 @@ def test_updates_happen_in_place(compute: dict[str, Any]) -> None:
 
 def test_the_launch_template_is_pinned_to_its_newest_version(compute: dict[str, Any]) -> None:
     # Trap: without a version Batch takes $Default, which stays the first one for ever.
-    pinned = [item["ComputeResources"]["LaunchTemplate"] for item in environments(compute).values()]
+    pinned = [item["ComputeResources"]["LaunchTemplate"] for item in all_environments(compute).values()]
     assert {item["LaunchTemplateId"]["Ref"] for item in pinned} == set(resources(compute, "AWS::EC2::LaunchTemplate"))
     for item in pinned:
         assert item["Version"] == {"Fn::GetAtt": [item["LaunchTemplateId"]["Ref"], "LatestVersionNumber"]}
@@ -81,22 +81,24 @@ def test_security_groups_are_named_once(compute: dict[str, Any]) -> None:
 
 
 def test_several_nodes_stand_side_by_side(compute: dict[str, Any]) -> None:
-    (group,) = resources(compute, "AWS::EC2::PlacementGroup")
-    assert only(compute, "AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
+    groups = resources(compute, "AWS::EC2::PlacementGroup")
+    assert [group["Strategy"] for group in groups.values()] == ["cluster", "cluster"]
     placed = {
-        name: item["ComputeResources"]["PlacementGroup"]
-        for name, item in environments(compute).items()
+        name: item["ComputeResources"]["PlacementGroup"]["Ref"]
+        for name, item in all_environments(compute).items()
         if "PlacementGroup" in item["ComputeResources"]
     }
-    assert placed == {f"{GAUDI}-multinode": {"Ref": group}}
+    assert placed.keys() == {f"{GAUDI}-of-{team}-multinode" for team in ("research", "product")}
+    assert sorted(placed.values()) == sorted(groups), "a group of each team's own"
 
 
 def test_instances_are_tagged_and_can_be_told_apart(compute: dict[str, Any]) -> None:
-    for name, environment in environments(compute).items():
+    for name, environment in all_environments(compute).items():
         # Trap: CloudFormation tags the compute environment, and not what Batch starts.
         assert environment["ComputeResources"]["Tags"] == {
             "trainyard:project": "trainyard",
             "trainyard:stage": "prod",
+            "trainyard:team": "research" if "-of-research-" in name else "product",
             "Name": f"trainyard-prod-compute-{name}",
         }
 

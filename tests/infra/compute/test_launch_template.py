@@ -65,6 +65,7 @@ def test_volumes_are_tagged(launch_templates: dict[str, dict[str, Any]]) -> None
         assert {tag["Key"]: tag["Value"] for tag in volume["Tags"]} == {
             "trainyard:project": "trainyard",
             "trainyard:stage": "prod",
+            "trainyard:team": "research",
         }
 
 
@@ -81,7 +82,7 @@ def test_several_nodes_get_an_efa_interface_on_each_network_card(
         (card, 0 if card == 0 else 1) for card in range(cards)
     ]
     assert {item["InterfaceType"] for item in interfaces} == {"efa"}
-    (group,) = {item["Groups"][0]["Fn::ImportValue"] for item in interfaces}
+    (group,) = {item["Groups"][0]["Fn::GetAtt"][0] for item in interfaces}
     assert "JobSecurityGroup" in group
 
 

@@ -31,19 +31,29 @@ def large(templates: Templates) -> dict[str, Any]:
     return templates["prod/compute"]
 
 
-def test_compute_environments_and_queues_keep_their_logical_ids(large: dict[str, Any]) -> None:
+def test_compute_environments_and_queues_keep_their_logical_ids(synthesised: Synthesised) -> None:
     # A new logical id is a new resource: running and waiting jobs are lost with the old one.
+    teams = (Team(name="own"), Team(name="other", shares_instances=True))
+    large = synthesised(teams=teams, region="us-east-1", max_on_demand_nodes=1, max_multinode_nodes=2)["compute"]
     assert set(resources(large, "AWS::Batch::ComputeEnvironment")) == {
         "dl124xlarge1210spot65D0EA09",
         "dl124xlarge1210ondemandCD6451F1",
         "dl124xlarge1210multinode5104F849",
         "cpum6i4xlargespot5B9D59F4",
+        "dl124xlarge1210ofownspot0DFE7B13",
+        "dl124xlarge1210ofownondemandF08675CC",
+        "dl124xlarge1210ofownmultinode176068B7",
+        "cpum6i4xlargeofownspot3FFDB7CF",
     }
     assert set(resources(large, "AWS::Batch::JobQueue")) == {
         "dl124xlarge1210Queuegaudispot9E7A259A",
         "dl124xlarge1210QueuegaudiondemandC6F39D6F",
         "dl124xlarge1210Queuegaudimultinode4FE0EEBD",
         "cpum6i4xlargeQueuecpuspot54722874",
+        "dl124xlarge1210ofownQueuegaudispot6CEC838F",
+        "dl124xlarge1210ofownQueuegaudiondemandE4F21A67",
+        "dl124xlarge1210ofownQueuegaudimultinodeBEAEBF96",
+        "cpum6i4xlargeofownQueuecpuspot83E27BCB",
     }
 
 
@@ -90,7 +100,11 @@ def test_queues_share_fairly_from_the_first_day(large: dict[str, Any]) -> None:
 
 
 def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
-    teams = (Team(name="nlp-core", share=2.0), Team(name="vision"), Team(name="interns", share=0.01))
+    teams = (
+        Team(name="nlp-core", share=2.0, shares_instances=True),
+        Team(name="vision"),
+        Team(name="interns", share=0.01, shares_instances=True),
+    )
     compute = synthesised(teams=teams, share_decay_hours=48)["compute"]
     policy = only(compute, "AWS::Batch::SchedulingPolicy")["FairsharePolicy"]
     assert policy["ShareDistribution"] == [
@@ -177,15 +191,15 @@ def test_a_stage_can_move_to_another_instance_type(synthesised: Synthesised) -> 
 
 
 def test_instances_stand_in_private_subnets_behind_the_job_security_group(templates: Templates) -> None:
-    network = templates["prod/network"]
+    network, compute = templates["prod/network"], templates["prod/compute"]
     private = {name for name in resources(network, "AWS::EC2::Subnet") if "Private" in name}
-    for name, environment in environments(templates["prod/compute"]).items():
+    for name, environment in environments(compute).items():
         subnets = {exported(network, subnet) for subnet in environment["ComputeResources"]["Subnets"]}
         assert subnets <= private
         # Trap: EFA and a placement group do not span zones.
         assert len(subnets) == (1 if name.endswith("multinode") else len(private))
         for group in environment["ComputeResources"].get("SecurityGroupIds", []):
-            assert exported(network, group) in resources(network, "AWS::EC2::SecurityGroup")
+            assert group["Fn::GetAtt"][0] in resources(compute, "AWS::EC2::SecurityGroup")
 
 
 def test_accelerators_start_in_the_zones_that_offer_them(synthesised: Synthesised) -> None:
@@ -228,7 +242,7 @@ def test_logs_of_instances_are_kept_for_their_time_and_nothing_on_them_reads_any
     stage = DeployedStage("dev", {path.split("/")[1]: item for path, item in templates.items() if "dev/" in path})
     arn = stage.arn("compute", name).removesuffix(":*")
     assert stage.published("instance-log-group") == arn.rpartition(":")[2]
-    role = stage.role("compute", "InstanceRole")
+    role = stage.role("compute", "isolatedresearchInstanceRole")
     stream = f"{arn}:log-stream:i-0123456789abcdef0/cloud-init-output"
     for action, allowed in (
         ("logs:CreateLogStream", True),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.settings import STAGES
-from jobs.contract.queues import CPU_SPOT, SPOT
+from jobs.contract.queues import CPU_SPOT, SPOT, team_queue_name
 from jobs.contract.stage import (
     CPU_INSTANCE_TYPE,
     DATA_BUCKET,
@@ -55,14 +55,14 @@ def test_every_parameter_names_something_that_is_there(deployed_aws: Any) -> Non
     assert groups[0]["retentionInDays"] == STAGES["dev"].log_retention_days
     assert values[INSTANCE_TYPE] == STAGES["dev"].instance_type
     assert values[CPU_INSTANCE_TYPE] == STAGES["dev"].cpu_instance_type
-    assert {SPOT, CPU_SPOT} <= stage.queues.keys()
+    assert {team_queue_name(name, "research") for name in (SPOT, CPU_SPOT)} <= stage.queues.keys()
     assert stage.teams == tuple(sorted(team.name for team in STAGES["dev"].teams))
 
 
 def test_queues_lead_to_compute_environments_with_launch_templates(deployed_aws: Any) -> None:
     batch, values = deployed_aws.client("batch"), parameters(deployed_aws)
     for name, instance_type in ((SPOT, values[INSTANCE_TYPE]), (CPU_SPOT, values[CPU_INSTANCE_TYPE])):
-        (queue,) = batch.describe_job_queues(jobQueues=[values[queue_parameter(name)]])["jobQueues"]
+        (queue,) = batch.describe_job_queues(jobQueues=[values[queue_parameter(name, team="research")]])["jobQueues"]
         assert (queue["state"], queue["status"]) == ("ENABLED", "VALID")
         order = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
         environments = batch.describe_compute_environments(computeEnvironments=order)["computeEnvironments"]

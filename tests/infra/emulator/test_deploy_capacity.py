@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from infra.settings import STAGES
 from jobs.contract.plan import plan
-from jobs.contract.queues import QUEUES
+from jobs.contract.queues import QUEUES, team_queue_name
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage, parameter_path
 from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
@@ -47,9 +48,11 @@ def test_every_row_of_the_queues_is_there_and_leads_to_its_capacity(
     prod_aws: EmbeddedAws, stage: DeployedStage
 ) -> None:
     batch = prod_aws.client("batch")
-    assert set(stage.queues) == set(QUEUES)
-    for name, row in QUEUES.items():
-        (queue,) = batch.describe_job_queues(jobQueues=[stage.queue(name)])["jobQueues"]
+    teams = [team.name for team in STAGES["prod"].teams]
+    assert set(stage.queues) == {team_queue_name(name, team) for name in QUEUES for team in teams}
+    for name, team in product(QUEUES, teams):
+        row = QUEUES[name]
+        (queue,) = batch.describe_job_queues(jobQueues=[stage.queue(team_queue_name(name, team))])["jobQueues"]
         assert (queue["state"], queue["status"]) == ("ENABLED", "VALID")
         assert queue["schedulingPolicyArn"]
         order = [
@@ -70,7 +73,7 @@ def test_the_on_demand_queues_share_one_limit(prod_aws: EmbeddedAws, stage: Depl
     batch = prod_aws.client("batch")
     environments = []
     for name in ("spot", "on-demand"):
-        (queue,) = batch.describe_job_queues(jobQueues=[stage.queue(name)])["jobQueues"]
+        (queue,) = batch.describe_job_queues(jobQueues=[stage.queue(team_queue_name(name, "research"))])["jobQueues"]
         environments.append(queue["computeEnvironmentOrder"][-1]["computeEnvironment"])
     assert len(set(environments)) == 1
     (shared,) = batch.describe_compute_environments(computeEnvironments=environments[:1])["computeEnvironments"]

@@ -12,7 +12,7 @@ import pytest
 
 from infra.settings import STAGES
 from jobs.contract.plan import plan
-from jobs.contract.queues import CPU_SPOT, SPOT
+from jobs.contract.queues import CPU_SPOT, SPOT, owner_of_queue
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import (
     queue_parameter,
@@ -24,7 +24,7 @@ from tests.support.emulator.staged_account import KIND, Account, Seen
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
 OTHER_RELEASE = "1.20.0"
 
-TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50, isolated=True)"
+TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50)"
 GROWN = f"max_nodes=3, max_on_demand_nodes=1, monthly_budget_usd=1000, teams=(*STAGES['dev'].teams, {TEAM})"
 NEW_KIND = f"CATALOG['evaluate'] = dataclasses.replace(CATALOG[{KIND!r}], name='evaluate', accelerated=False)"
 UPGRADED = f"{GROWN}, release={OTHER_RELEASE!r}"
@@ -68,14 +68,14 @@ class Step:
 
 @pytest.fixture(scope="module")
 def grown(account: Account, deployed: Seen) -> Step:
-    """More nodes, On-Demand ones too, another, isolated team with a secret and a budget, another job kind: in place.
+    """More nodes, On-Demand ones too, another team with a secret and a budget, another job kind: in place.
 
-    Two jobs hold all nodes, so a third has to wait.
+    Two jobs hold all nodes of their team, so a third has to wait.
     """
     open_gates = [account.gated(f"running {number}", team="research") for number in (1, 2)]
     for number in (1, 2):
         account.reached(f"running {number}", "RUNNING")
-    account.submit("waiting", team="product", command="true")
+    account.submit("waiting", team="research", command="true")
     account.reached("waiting", "RUNNABLE")
 
     code, said = account.deploy(app=account.changed_app(GROWN, before=NEW_KIND))
@@ -150,15 +150,16 @@ def test_all_stages_deploy(account: Account, deployed: Seen) -> None:
 
 def test_a_changed_limit_keeps_queues_and_environments(grown: Step) -> None:
     before, after = grown.before, grown.after
-    assert before.environments.keys() < after.environments.keys()  # and one more, of On-Demand nodes
+    assert before.environments.keys() < after.environments.keys()  # and of On-Demand nodes, and the new team's
     assert before.queues <= after.queues
-    for name in (SPOT, CPU_SPOT):
-        assert after.parameters[queue_parameter(name)] == before.parameters[queue_parameter(name)]
+    teams = [team.name for team in STAGES["dev"].teams]
+    for parameter in (queue_parameter(name, team=team) for name in (SPOT, CPU_SPOT) for team in teams):
+        assert after.parameters[parameter] == before.parameters[parameter]
     grew = {arn for arn, one in before.environments.items() if after.environments[arn]["maxvCpus"] > one["maxvCpus"]}
-    assert len(grew) == 1
+    assert len(grew) == len(teams)
     vcpus = STAGES["dev"].row.vcpus
-    (arn,) = grew
-    assert (before.environments[arn]["maxvCpus"], after.environments[arn]["maxvCpus"]) == (2 * vcpus, 3 * vcpus)
+    for arn in grew:
+        assert (before.environments[arn]["maxvCpus"], after.environments[arn]["maxvCpus"]) == (2 * vcpus, 3 * vcpus)
 
 
 def test_what_ran_ran_on_and_ended_well(account: Account, grown: Step) -> None:
@@ -190,7 +191,7 @@ def test_a_new_team_and_a_new_kind_are_usable_at_once(account: Account, grown: S
 
 
 @pytest.mark.usefixtures("grown")
-def test_an_isolated_team_runs_on_instances_and_in_a_network_of_its_own(account: Account) -> None:
+def test_a_team_runs_on_instances_and_in_a_security_group_of_its_own(account: Account) -> None:
     spec = {
         "name": "probe",
         "job": "finetune-classification",
@@ -204,22 +205,22 @@ def test_an_isolated_team_runs_on_instances_and_in_a_network_of_its_own(account:
     account.aws.client("secretsmanager").put_secret_value(
         SecretId=account.parameters()["huggingface-secret/evaluation"], SecretString="hf_of-the-team"
     )
-    account.jobs["isolated"] = batch.submit_job(**request)["jobId"]
-    assert account.reached("isolated", *ENDED)["status"] == "SUCCEEDED"
-    # Nobody else's jobs are in its queue, whose environments no other queue has.
-    own, shared = (
-        {item["computeEnvironment"] for queue in found["jobQueues"] for item in queue["computeEnvironmentOrder"]}
-        for found in (
-            batch.describe_job_queues(jobQueues=[arn for name, arn in stage.queues.items() if ("@" in name) is mine])
-            for mine in (True, False)
-        )
-    )
-    assert own
-    assert not own & shared
+    account.jobs["of a team"] = batch.submit_job(**request)["jobId"]
+    assert account.reached("of a team", *ENDED)["status"] == "SUCCEEDED"
+    # Nobody else's jobs are in its queues, whose environments no other queue has.
+    environments: dict[str, set[str]] = {}
+    for name, arn in stage.queues.items():
+        [queue] = batch.describe_job_queues(jobQueues=[arn])["jobQueues"]
+        its = {item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]}
+        environments.setdefault(str(owner_of_queue(name)), set()).update(its)
+    assert environments.keys() == {"research", "product", "evaluation"}
+    assert sum(map(len, environments.values())) == len(set().union(*environments.values()))
     seen = account.see().environments
-    groups = {arn: set(seen[arn]["securityGroupIds"]) for arn in own | shared}
-    assert len(set().union(*(groups[arn] for arn in own))) == 1
-    assert not set().union(*(groups[arn] for arn in own)) & set().union(*(groups[arn] for arn in shared))
+    groups = {
+        team: {group for arn in its for group in seen[arn]["securityGroupIds"]} for team, its in environments.items()
+    }
+    assert [len(its) for its in groups.values()] == [1, 1, 1]
+    assert len(set().union(*groups.values())) == 3
 
 
 def test_budgets_come_with_their_settings(grown: Step) -> None:
@@ -240,14 +241,14 @@ def test_another_release_stands_beside_the_old_one(upgraded: Step) -> None:
     pool = STAGES["dev"].pool
     assert before.environments.keys() < after.environments.keys()
     assert before.queues < after.queues
-    old = before.parameters[queue_parameter(SPOT)]
-    assert after.parameters[queue_parameter(SPOT)] not in before.queues
-    assert after.parameters[queue_parameter(SPOT, retiring=pool.id)] == old
-    assert after.parameters[queue_parameter(CPU_SPOT)] == before.parameters[queue_parameter(CPU_SPOT)]
+    spot, cpu_spot = (queue_parameter(name, team="research") for name in (SPOT, CPU_SPOT))
+    assert after.parameters[spot] not in before.queues
+    assert after.parameters[queue_parameter(SPOT, team="research", retiring=pool.id)] == before.parameters[spot]
+    assert after.parameters[cpu_spot] == before.parameters[cpu_spot]
 
 
 def test_the_old_release_goes_and_nothing_else(settled: Step, grown: Step) -> None:
-    old = grown.after.parameters[queue_parameter(SPOT)]
+    old = grown.after.parameters[queue_parameter(SPOT, team="research")]
     assert old not in settled.after.queues
     assert settled.after.queues < settled.before.queues
     assert settled.after.environments.keys() < settled.before.environments.keys()

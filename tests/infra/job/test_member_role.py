@@ -53,14 +53,14 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     buckets = {name: stage.arn("storage", stage.only("storage", "AWS::S3::Bucket", name)) for name in ("Data", "Runs")}
     run = f"{buckets['Runs']}/our-team/a-run"
     group = stage.arn("jobs", stage.only("jobs", "AWS::Logs::LogGroup")).removesuffix(":*")
-    queue = stage.published("queue/spot")
+    queue = stage.published("team-queue/our-team/spot")
     parameters = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/trainyard/test"
     own_job: Context = {"aws:ResourceTag/trainyard:team": "our-team", "aws:ResourceTag/trainyard:stage": "test"}
     needed: dict[str, list[tuple[str, Context]]] = {
         "batch:DescribeComputeEnvironments": [("*", {})],
         "batch:DescribeJobQueues": [("*", {})],
         "batch:DescribeJobs": [("*", {})],
-        "batch:GetJobQueueSnapshot": [(queue, tags_of(templates, "compute", "AWS::Batch::JobQueue"))],
+        "batch:GetJobQueueSnapshot": [(queue, tags_of_queue(templates, "our-team"))],
         "batch:ListJobs": [("*", {})],
         "batch:SubmitJob": list(submission(stage, templates, "our-team")),
         "batch:TerminateJob": [(JOB, own_job)],
@@ -117,9 +117,9 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
     assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
 
 
-def test_people_submit_to_no_queue_of_another_team_and_an_isolated_team_to_its_own_only() -> None:
-    # Whoever got a job into the queue of an isolated team would share its instances, and their keys.
-    teams = tuple(replace(team, isolated=team.name == "theirs") for team in ROW.teams)
+def test_people_submit_to_their_own_queues_only_or_to_those_that_teams_share() -> None:
+    # Whoever got a job into another team's queue would share its instances, and their keys.
+    teams = tuple(replace(team, shares_instances=team.name == "our-team") for team in ROW.teams)
     stage = DeployedStage("test", stacks_of(replace(ROW, teams=teams)))
     ours, theirs = stage.role("jobs", "Membersourteam"), stage.role("jobs", "Memberstheirs")
     shared, own = stage.published("queue/spot"), stage.published("team-queue/theirs/spot")
@@ -323,11 +323,15 @@ def submission(stage: DeployedStage, templates: Templates, team: str) -> Iterato
         "aws:RequestTag/trainyard:team": team,
         "aws:RequestTag/trainyard:stage": "test",
     }
-    queue = {**request, **tags_of(templates, "compute", "AWS::Batch::JobQueue")}
+    queue = {**request, **tags_of_queue(templates, team)}
     definition = tags_of(templates, "jobs", "AWS::Batch::JobDefinition", f"Job{team.replace('-', '')}")
-    yield stage.published("queue/spot"), queue
+    yield stage.published(f"team-queue/{team}/spot"), queue
     yield stage.published(f"job-definition/{team}/finetune-classification"), {**request, **definition}
     yield JOB, request
+
+
+def tags_of_queue(templates: Templates, team: str) -> Context:
+    return tags_of(templates, "compute", "AWS::Batch::JobQueue", f"dl124xlarge1210of{team.replace('-', '')}")
 
 
 def tags_of(templates: Templates, stack: str, resource_type: str, beginning: str = "") -> Context:

@@ -62,7 +62,7 @@ def test_what_the_stacks_publish_is_what_a_submission_reads(templates: Templates
         if path.startswith("dev/")
     }
     stage = DeployedStage.from_parameters("dev", parameters)
-    assert set(stage.queues) == {"spot", "cpu-spot"}
+    assert set(stage.queues) == {"spot@research", "cpu-spot@research", "spot@product", "cpu-spot@product"}
     assert stage.teams == ("product", "research")
     assert stage.instance_type.name == STAGES["dev"].instance_type
 

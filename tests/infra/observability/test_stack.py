@@ -4,28 +4,37 @@ import json
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from infra.observability.functions.queues import queues_of
 from infra.stages import Stage, Team
-from jobs.contract.queues import QUEUES
+from infra.stages.checks import check
+from jobs.contract.queues import QUEUES, team_queue_name
 from tests.support.infra.observed_stage import EVERYTHING, MEMBER, OLD_POOL, Observed, observed
 from tests.support.infra.synthesis import resources
 
 
 def test_jobs_of_every_queue_are_reported_and_those_of_pools_that_retire(everything: Observed) -> None:
     queues = everything.queues()
-    assert len(queues) == 2 * 3 + 1, "three for each of two pools, and one for CPU jobs"
+    assert len(queues) == 2 * (2 * 3 + 1), "of each team, three for each of two pools, and one for CPU jobs"
     for rule in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
-        pattern = everything.rule(rule)["EventPattern"]
-        assert pattern["source"] == ["aws.batch"]
-        assert sorted(pattern["detail"]["jobQueue"]) == sorted(queues.values())
-    environment = everything.environment("report_job")
-    told = json.loads(environment["QUEUES"])
-    assert {environment["QUEUE_ARNS"] + queue: name for queue, name, _ in told} == {
-        arn: f"{name.split('/')[1]} ({OLD_POOL.id})" if name.count("/") == 2 else name.split("/")[1]
-        for name, arn in queues.items()
-    }
-    assert {name: capacity for _, name, capacity in told}.items() >= {
-        name: queue.capacity for name, queue in QUEUES.items()
-    }.items()
+        assert sorted(everything.watched(rule)) == sorted(queues.values())
+    # Functions call them what the dashboard does, which knows them from the settings, and the contract in between.
+    known = queues_of(queues)
+    assert known.keys() == set(queues.values())
+    dashboard = str(everything.all("AWS::CloudWatch::Dashboard"))
+    for name, arn in queues.items():
+        _, team, queue, *pool = name.split("/")
+        assert known[arn].label == f"{team_queue_name(queue, team)}{f' ({pool[0]})' if pool else ''}"
+        assert f'"Reclaims {known[arn].label}"' in dashboard
+        assert known[arn].name == queue
+    told = json.loads(everything.environment("report_job")["SPOT_QUEUES"])
+    assert set(told) == {name for name, row in QUEUES.items() if row.capacity == "spot"}
+    for file in ("report_job", "move_to_on_demand"):
+        path = everything.environment(file)["PARAMETER_PATH"]
+        role = everything.role("observability", f"{file.title().replace('_', '')}Role")
+        for kind in ("queue", "team-queue"):
+            parameter = f"arn:aws:ssm:us-east-1:123456789012:parameter{path}{kind}"
+            assert role.may("ssm:GetParametersByPath", parameter), parameter
+        assert not role.may("ssm:GetParametersByPath", f"arn:aws:ssm:us-east-1:123456789012:parameter{path}secret")
     prices = json.loads(everything.environment("watch_instances")["PRICES"])
     stage = Stage(name="test", teams=())
     row = stage.row
@@ -37,10 +46,11 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
     queues = everything.queues()
     moves = _moves(everything)
     assert moves == {
-        queues["queue/spot"]: queues["queue/on-demand"],
-        queues[f"queue/spot/{OLD_POOL.id}"]: queues[f"queue/on-demand/{OLD_POOL.id}"],
+        queues[f"team-queue/{team}/spot{pool}"]: queues[f"team-queue/{team}/on-demand{pool}"]
+        for team in ("research", "product")
+        for pool in ("", f"/{OLD_POOL.id}")
     }
-    assert sorted(everything.rule("SpotJobs")["EventPattern"]["detail"]["jobQueue"]) == sorted(moves)
+    assert sorted(everything.watched("SpotJobs")) == sorted(moves)
     assert everything.environment("move_to_on_demand")["RECLAIMS_BEFORE_ON_DEMAND"] == "3"
     role = everything.role("observability", "MoveToOnDemandRole")
     for queue in queues.values():
@@ -73,41 +83,23 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         assert (unbounded.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
 
 
-def test_queues_of_an_isolated_team_are_watched_and_its_jobs_move_among_its_own() -> None:
-    teams = (Team(name="h" * 31, isolated=True), Team(name="product"))
+def test_queues_that_teams_share_are_watched_beside_those_of_a_team(everything: Observed) -> None:
+    teams = (Team(name="own"), Team(name="one", shares_instances=True), Team(name="other", shares_instances=True))
     there = observed(**{**EVERYTHING, "teams": teams})
     queues = there.queues()
-    own = {name.removeprefix(f"team-queue/{teams[0].name}/"): arn for name, arn in queues.items() if "team-" in name}
-    assert len(own) == len(queues) / 2 == 7
-    assert (
-        _moves(there).items()
-        >= {
-            own["spot"]: own["on-demand"],
-            own[f"spot/{OLD_POOL.id}"]: own[f"on-demand/{OLD_POOL.id}"],
-            queues["queue/spot"]: queues["queue/on-demand"],
-        }.items()
-    )
-    for rule in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
-        pattern = there.rule(rule)["EventPattern"]
-        assert sorted(pattern["detail"]["jobQueue"]) == sorted(queues.values())
-    labels = [name for _, name, _ in json.loads(there.environment("report_job")["QUEUES"])]
-    assert f"spot@{teams[0].name}" in labels
-    assert f"spot@{teams[0].name} ({OLD_POOL.id})" in labels
-    # It is the longest name that a team can have, and the settings take no more such teams: both limits hold.
-    longest = max(
-        len(json.dumps(rule["EventPattern"]))
-        for rule in there.all("AWS::Events::Rule").values()
-        if rule.get("EventPattern")
-    )
-    assert longest <= 2_048
-    for file in ("report_job", "move_to_on_demand"):
-        assert sum(len(name) + len(value) for name, value in there.environment(file).items()) <= 4_096
+    assert len(queues) == len(everything.queues())
+    assert sorted(there.watched("Jobs")) == sorted(queues.values())
+    assert _moves(there) == {
+        queues[f"{kind}/spot{pool}"]: queues[f"{kind}/on-demand{pool}"]
+        for kind in ("queue", "team-queue/own")
+        for pool in ("", f"/{OLD_POOL.id}")
+    }
 
 
 def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
     handlers = {function["Handler"] for function in plain.all("AWS::Lambda::Function").values()}
     assert handlers == {"report_job.handler", "tag_instances.handler", "watch_instances.handler"}
-    assert json.loads(plain.environment("report_job")["ON_DEMAND_QUEUES"]) == []
+    assert _moves(plain) == {}
     assert not [name for name in plain.all("AWS::Events::Rule") if name.startswith("SpotJobs")]
 
 
@@ -119,6 +111,9 @@ def test_functions_run_the_newest_python_without_the_policy_that_writes_to_every
         assert function["Runtime"] == "python3.14"
         assert function["DeadLetterConfig"] == {"TargetArn": dead_letters}
         assert "LogGroup" in function["LoggingConfig"]
+    for rule in everything.all("AWS::Events::Rule").values():
+        for target in rule["Targets"]:
+            assert ":sns:" in target["Arn"] or target["DeadLetterConfig"] == {"Arn": dead_letters}
     for role in resources(everything.template, "AWS::IAM::Role").values():
         assert "ManagedPolicyArns" not in role
     for group in resources(everything.template, "AWS::Logs::LogGroup").values():
@@ -170,8 +165,13 @@ def test_alarms_act_and_count_what_the_settings_say(everything: Observed) -> Non
     }
     topic = everything.arn("observability", everything.only("observability", "AWS::SNS::Topic", "AlertsTopic"))
     assert all(alarm["AlarmActions"] == [topic] for alarm in alarms.values())
-    by_metric = {alarm["MetricName"]: alarm for alarm in alarms.values()}
+    by_metric = {alarm.get("MetricName", "MatchedEvents"): alarm for alarm in alarms.values()}
     assert set(by_metric) == {"FailedJobs", "MatchedEvents", "ApproximateNumberOfMessagesVisible"}
+    # Of queues that are blocked, the events that all rules match: there are two of them here.
+    counted = [item["MetricStat"] for item in by_metric["MatchedEvents"]["Metrics"] if "MetricStat" in item]
+    rules = [name for name in everything.all("AWS::Events::Rule") if name.startswith("AlertsQueueBlocked")]
+    assert len({str(item["Metric"]["Dimensions"]) for item in counted}) == len(counted) == len(rules) == 2
+    assert {item["Metric"]["MetricName"] for item in counted} == {"MatchedEvents"}
     failed = by_metric["FailedJobs"]
     assert (failed["Threshold"], failed["Period"], failed["Statistic"]) == (5, 3600, "Sum")
     assert failed["Namespace"] == "trainyard/test"
@@ -223,10 +223,17 @@ def test_what_jobs_report_of_their_accelerators_becomes_a_metric_of_the_dashboar
 
 
 def test_many_teams_fit() -> None:
-    # GIVEN thirteen teams with long names, each with a budget and a role for its people
-    names = [f"a-team-with-a-long-name-{number:03}" for number in range(13)]
+    # GIVEN as many queues as Batch takes, of teams with the longest names, each with a budget and a role for its people
+    names = [f"{number:02}-".ljust(31, "t") for number in range(10)]
     teams = tuple(Team(name=name, monthly_budget_usd=100.0, member_principals=(MEMBER,)) for name in names)
-    many = observed(**{**EVERYTHING, "teams": teams})
+    settings = {**EVERYTHING, "teams": teams, "max_multinode_nodes": 0}
+    check(Stage(name="test", **settings))
+    many = observed(**settings)
+    queues = many.queues()
+    assert len(queues) == 50
+    for name in ("Jobs", "RunningJobs", "AlertsQueueBlocked"):
+        assert sorted(many.watched(name)) == sorted(queues.values())
+    assert sorted(many.watched("SpotJobs")) == sorted(_moves(many))
     # THEN what AWS limits stays below it: environments of functions,
     for function in many.all("AWS::Lambda::Function").values():
         assert len(json.dumps(function.get("Environment", {}).get("Variables", {}))) < 4096
@@ -234,16 +241,22 @@ def test_many_teams_fit() -> None:
     for parameter in many.all("AWS::SSM::Parameter").values():
         assert parameter["Type"] == "String"
         assert len(parameter["Value"]) < 4096
-    # statements of a queue's policy, and who may call a function
+    # statements of a queue's policy (one lets in what no function took, from whichever rule), and who may call one
     for policy in many.all("AWS::SQS::QueuePolicy").values():
         assert len(policy["PolicyDocument"]["Statement"]) <= 20
+        assert len(json.dumps(policy["PolicyDocument"], separators=(",", ":"))) <= 8_192
     callers = [p["FunctionName"] for p in many.all("AWS::Lambda::Permission").values()]
     assert max(map(callers.count, callers)) <= 20
     # inline policies of a role, patterns of rules, and resources of a stack
     for policy in many.all("AWS::IAM::Policy").values():
         assert len(json.dumps(policy["PolicyDocument"], separators=(",", ":"))) < 10_240
     for rule in many.all("AWS::Events::Rule").values():
-        assert len(json.dumps(rule.get("EventPattern", ""))) < 2048
+        pattern = rule.get("EventPattern", {})
+        arns = pattern.get("detail", {}).get("jobQueue", [])
+        # In the region with the longest name, with names as long as Batch takes them.
+        longest = "arn:aws-us-gov:batch:ap-southeast-1:123456789012:job-queue/".ljust(59 + 128, "x")
+        longer = sum(len(longest) - len(arn) for arn in arns)
+        assert len(json.dumps(pattern, separators=(",", ":"))) + longer <= 2_048
     assert len(many.template["Resources"]) < 500
     # AND each team's end is heard
     heard = {s["TopicArn"] for s in many.all("AWS::SNS::Subscription").values() if s["Protocol"] == "lambda"}
@@ -270,6 +283,4 @@ def test_nothing_costs_by_the_hour(everything: Observed) -> None:
 
 def _moves(stage: Observed) -> dict[str, str]:
     """Return the ARNs of Spot queues, with those of the queues that their jobs move to."""
-    environment = stage.environment("move_to_on_demand")
-    arns = environment["QUEUE_ARNS"]
-    return {arns + spot: arns + other for spot, other in json.loads(environment["ON_DEMAND_QUEUES"])}
+    return {arn: queue.on_demand for arn, queue in queues_of(stage.queues()).items() if queue.on_demand}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infra.preflight.capacity import GONE, offers, quotas, reservation
+from infra.preflight.capacity import GONE, batch_quotas, offers, quotas, reservation
 from infra.stages import CapacityReservation, ExistingVpc, Pool, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
 from tests.infra.preflight.conftest import Ask, stage_of
@@ -114,12 +114,39 @@ def test_a_retiring_pool_needs_as_much_again_of_its_family(asked: Ask, play: Pla
     assert cpu.verdict == "ok"
 
 
-def test_an_isolated_team_needs_as_much_again(asked: Ask, play: Play) -> None:
+def test_each_team_needs_as_much_and_those_that_share_need_it_once(asked: Ask, play: Play) -> None:
     play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-34B43A08": 64.0}))
-    teams = (Team(name="health", isolated=True), Team(name="product"))
-    spot, cpu = asked(quotas, teams=teams, max_nodes=2, max_cpu_nodes=4)
+    shared = tuple(Team(name=name, shares_instances=True) for name in ("vision", "speech"))
+    spot, cpu = asked(quotas, teams=(Team(name="health"), *shared), max_nodes=2, max_cpu_nodes=4)
     assert spot.text.endswith("384 are needed for 2 x dl1.24xlarge + 2 x dl1.24xlarge of team health")
     assert cpu.text.endswith("128 are needed for 4 x m6i.4xlarge + 4 x m6i.4xlarge of team health")
+    apart = (Team(name="health"), Team(name="product"))
+    spot, _ = asked(quotas, teams=apart, max_nodes=2, max_cpu_nodes=4)
+    assert spot.text.endswith("384 are needed for 2 x dl1.24xlarge of team health + 2 x dl1.24xlarge of team product")
+
+
+def test_queues_have_to_fit_beside_those_of_others(asked: Ask, connected: EmbeddedAws) -> None:
+    teams = tuple(Team(name=f"team{number}") for number in range(12))
+    wanted: dict[str, Any] = {"teams": teams, "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
+    assert [found.verdict for found in asked(batch_quotas, **wanted)] == ["ok", "ok"]
+    batch = connected.client("batch")
+
+    def queue(name: str, **tags: str) -> None:
+        environment = batch.create_compute_environment(computeEnvironmentName=name, type="UNMANAGED", tags=tags)
+        order = [{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}]
+        batch.create_job_queue(jobQueueName=name, priority=1, computeEnvironmentOrder=order, tags=tags)
+
+    # What the stage itself has there already counts once.
+    queue("own", **{"trainyard:stage": "test"})
+    for name in ("one", "two"):
+        queue(name)
+    assert [found.verdict for found in asked(batch_quotas, **wanted)] == ["ok", "ok"]
+    queue("three", **{"trainyard:stage": "other"})
+    queues, environments = asked(batch_quotas, **wanted)
+    assert (queues.verdict, environments.verdict) == ("problem", "problem")
+    assert queues.text == "48 job queues of the stage and 3 of others; Batch takes 50 in a region of an account"
+    assert environments.text.startswith("48 compute environments of the stage and 3 of others")
+    assert queues.next_step.startswith("shares_instances=True for some teams in infra/settings.py, or another region")
 
 
 def test_a_retiring_pool_of_another_family_has_a_quota_of_its_own(asked: Ask, play: Play) -> None:

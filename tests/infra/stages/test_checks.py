@@ -252,7 +252,10 @@ def test_a_value_that_cannot_be_deployed_is_refused(field: str, value: Any, mess
         ((), "teams: at least one is needed"),
         ((Team(name="Research"),), "team 'Research': must be at most 31 lower-case letters, digits and hyphens"),
         ((Team(name="shared"),), "team 'shared': what lies under 'shared/' is for all teams; choose another name"),
-        ((Team(name="a", share=0.001),), "team 'a': share: must be from 0.01 to 1000, not 0.001"),
+        (
+            (Team(name="a", share=0.001, shares_instances=True),),
+            "team 'a': share: must be from 0.01 to 1000, not 0.001",
+        ),
         ((Team(name="a"), Team(name="a")), "team 'a': there are two of that name"),
         ((Team(name="a", monthly_budget_usd=-5),), "team 'a': monthly_budget_usd: must be at least 0.01, not -5"),
         (
@@ -323,7 +326,7 @@ def test_every_mistake_is_told_at_once() -> None:
         {"instance_type": "m6i.4xlarge", "release": "1.23.0"},
         {"image_tag": "1.21.0-2"},
         {"log_retention_days": LOG_RETENTION_DAYS[-1]},
-        {"teams": (Team(name="a", share=0.01), Team(name="b-2", share=1000))},
+        {"teams": tuple(Team(name=f"team{share:.0f}", share=share, shares_instances=True) for share in (0.01, 1000.0))},
     ],
     ids=lambda settings: next(iter(settings)),
 )
@@ -355,21 +358,38 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
 
 
-def test_a_stage_has_room_for_some_isolated_teams() -> None:
-    teams = tuple(Team(name=f"team{number}", isolated=True) for number in range(3))
+def test_a_stage_has_as_many_queues_as_batch_takes() -> None:
     everything: dict[str, Any] = {"region": "us-east-1", "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
-    check(Stage(name="test", teams=teams[:2], **everything))
-    check(Stage(name="test", teams=teams))
+    teams = tuple(Team(name=f"team{number}") for number in range(26))
+    check(Stage(name="test", teams=teams[:12], **everything))
+    check(Stage(name="test", teams=teams[:25]))
     with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=(*teams, *TEAMS), **everything))
+        check(Stage(name="test", teams=teams[:13], **everything))
     assert str(caught.value) == (
-        f"{WHERE}team 'team2': isolated: with 4 queues for each isolated team, and 4 for all others, there is room for "
-        "2 of them: EventBridge's rules name every queue, in 2048 characters; give the team a stage of its own"
+        f"{WHERE}teams: Batch takes 50 queues, and as many compute environments, in a region of an account; these have "
+        "13 x 4, a set for each team and one for all that share. Set shares_instances=True for more of them, or give "
+        "some a stage elsewhere"
     )
-    # A release is upgraded in place even so, with the old pool beside the new one.
-    check(
-        Stage(name="test", teams=teams[:1], **everything, retiring=(Pool(instance_type="dl1.24xlarge", release=OLDER),))
+    with pytest.raises(ConfigurationError, match="these have 26 x 2, a set"):
+        check(Stage(name="test", teams=teams))
+    # A release is upgraded in place only where there is room for the old pool beside the new one.
+    upgraded = {**everything, "retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER),)}
+    check(Stage(name="test", teams=teams[:7], **upgraded))
+    with pytest.raises(ConfigurationError, match="these have 8 x 7, a set"):
+        check(Stage(name="test", teams=teams[:8], **upgraded))
+    # Those that share have one set together.
+    shared = tuple(replace(team, shares_instances=True) for team in teams[6:])
+    check(Stage(name="test", teams=(*teams[:6], *shared), **upgraded))
+
+
+def test_a_share_is_for_teams_that_share() -> None:
+    teams = (Team(name="a", share=2.0), Team(name="b"))
+    with pytest.raises(ConfigurationError) as caught:
+        check(Stage(name="test", teams=teams))
+    assert str(caught.value) == (
+        f"{WHERE}team 'a': share: counts among teams that share instances; set shares_instances=True too"
     )
+    check(Stage(name="test", teams=(replace(teams[0], shares_instances=True), teams[1])))
 
 
 def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:

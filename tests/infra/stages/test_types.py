@@ -70,4 +70,10 @@ def test_wrong_types_are_told_together_and_alone() -> None:
 
 
 def test_a_number_may_be_written_without_its_point() -> None:
-    check(Stage(name="test", teams=(Team(name="a", share=2, monthly_budget_usd=500),), spot_wait_hours=3))
+    check(
+        Stage(
+            name="test",
+            teams=(Team(name="a", share=2, shares_instances=True, monthly_budget_usd=500),),
+            spot_wait_hours=3,
+        )
+    )

@@ -145,7 +145,8 @@ def test_a_notebook_that_waits_is_said_why_and_not_waited_for_on_request(submit:
     finished = connect(second.run_id, "--no-wait")
     assert finished.returncode == 1
     assert (
-        f"{second.run_id} is PENDING in queue spot: it depends on {first.run_id}, which is RUNNING" in finished.stderr
+        f"{second.run_id} is PENDING in queue spot@research: it depends on {first.run_id}, which is RUNNING"
+        in finished.stderr
     )
     assert f"next: trainyard why {second.run_id}" in finished.stderr
 

@@ -122,7 +122,7 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
             if f"attempt {reclaims + 1} of s3" not in "".join(log):
                 continue
             [job] = batch.find_jobs(aws, deployed, run_id)
-            assert job.queue == "spot"
+            assert job.queue == "spot@research"
             reclaim(embedded_aws, job.id)
             reclaims += 1
     assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
@@ -130,9 +130,16 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
 
     spot, on_demand = batch.find_jobs(aws, deployed, run_id)
     # Where an instance is there at once, a fourth attempt has begun on Spot when the job is ended.
-    assert (spot.state, spot.queue, len(spot.attempts)) in [("FAILED", "spot", 3), ("FAILED", "spot", 4)]
+    assert (spot.state, spot.queue, len(spot.attempts)) in [
+        ("FAILED", "spot@research", 3),
+        ("FAILED", "spot@research", 4),
+    ]
     assert spot.reason.startswith("moved to On-Demand after 3 reclaims")
-    assert (on_demand.state, on_demand.queue, on_demand.moved) == ("SUCCEEDED", "on-demand", "after 3 reclaims")
+    assert (on_demand.state, on_demand.queue, on_demand.moved) == (
+        "SUCCEEDED",
+        "on-demand@research",
+        "after 3 reclaims",
+    )
     assert spot.stopped_at is not None
     assert spot.stopped_at <= on_demand.created_at, "two jobs at one run"
 
@@ -155,13 +162,13 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
     assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in shown
     status = trainyard("status", run_id, "--stage", STAGE, environment=environment).stdout
     assert "to On-Demand after 3 reclaims" in status
-    assert "queue on-demand" in status
+    assert "queue on-demand@research" in status
     logs = trainyard("logs", run_id, "--stage", STAGE, environment=environment)
     for number in (1, 2, 3, len(attempts)):
         assert f"attempt {number} of s3://" in logs.stdout
     assert "attempt 1, moved to On-Demand after 3 reclaims" in logs.stderr
     listed = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)
-    assert [job["queue"] for job in listed if job["run_id"] == run_id] == ["on-demand"]
+    assert [job["queue"] for job in listed if job["run_id"] == run_id] == ["on-demand@research"]
 
 
 @pytest.mark.timeout(600)
@@ -202,7 +209,7 @@ def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
     )
     assert resumed.returncode == 0, resumed.stderr
     result = json.loads(resumed.stdout)
-    assert (result["run_id"], result["queue"]) == (run_id, "on-demand")
+    assert (result["run_id"], result["queue"]) == (run_id, "on-demand@research")
     assert result["job"]["resumed"] == spot.id
     first, second = result["receipt"]["attempts"]
     assert [(item["number"], item["job_id"]) for item in (first, second)] == [(1, spot.id), (2, result["job"]["id"])]
@@ -262,7 +269,7 @@ def test_two_nodes_that_start_together_start_again_together_when_the_main_one_is
         assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
 
     [job] = batch.find_jobs(aws, deployed, run_id)
-    assert (job.state, job.queue) == ("SUCCEEDED", "multinode")
+    assert (job.state, job.queue) == ("SUCCEEDED", "multinode@research")
     assert job.attempts[0].reason.startswith("Host EC2")
     assert [(stream.attempt, stream.node) for stream in job.log_streams] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     shown = trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout

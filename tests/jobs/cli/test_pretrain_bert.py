@@ -115,7 +115,7 @@ def test_four_runs_make_a_model_from_text_and_nothing_is_made_twice(
     # THEN each has run in its own queue, after those that it reads from
     assert [job.run_id.rsplit("-", 3)[0] for job in first.jobs] == list(NAMES)
     assert [job.state for job in first.jobs] == ["SUCCEEDED"] * 4
-    assert [job.queue for job in first.jobs] == ["cpu-spot"] * 3 + ["spot"]
+    assert [job.queue for job in first.jobs] == ["cpu-spot@research"] * 3 + ["spot@research"]
     ids = [job.id for job in first.jobs]
     assert [set(job.depends_on) for job in first.jobs] == [set(), {ids[0]}, {ids[0], ids[1]}, {ids[2]}]
     for earlier, later in zip(first.jobs, first.jobs[1:], strict=False):

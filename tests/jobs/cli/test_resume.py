@@ -45,9 +45,9 @@ def stop(aws: Aws, stage: DeployedStage, run_id: str) -> None:
 
 def jobs_of(aws: Aws, stage: DeployedStage, run_id: str) -> list[str]:
     """Every job that Batch knows by that name."""
-    found = aws.batch.list_jobs(jobQueue=stage.queues["spot"], filters=[{"name": "JOB_NAME", "values": [run_id]}])[
-        "jobSummaryList"
-    ]
+    found = aws.batch.list_jobs(
+        jobQueue=stage.queues["spot@research"], filters=[{"name": "JOB_NAME", "values": [run_id]}]
+    )["jobSummaryList"]
     return [job["jobId"] for job in found]
 
 

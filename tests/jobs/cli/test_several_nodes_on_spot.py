@@ -89,7 +89,7 @@ def test_two_nodes_come_one_after_the_other_and_both_again_when_one_is_taken_awa
         # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
         read_until("[node 0] gang: this is node 0 of 2")
         [job] = batch.find_jobs(embedded, stage, run_id)
-        assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot", {"RUNNABLE": 1, "RUNNING": 1})
+        assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
         batch.terminate_id(embedded, other, reason="the test goes on")
         read_until("checkpoint: step ")
         deployed_aws.reclaim(f"{job.id}:1")

@@ -83,7 +83,7 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     assert finished.returncode == 0, finished.stderr
     request: dict[str, Any] = json.loads(finished.stdout)
     assert is_run_id(request["jobName"])
-    assert request["jobQueue"] == stage.queues["spot"]
+    assert request["jobQueue"] == stage.queues["spot@research"]
     assert request["retryStrategy"]["attempts"] == 5
     [container] = request["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert f"--model=s3://{stage.data_bucket}/{MODEL_KEY}" in container["command"]
@@ -93,7 +93,7 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     assert piped.returncode == 0, piped.stderr
     [same] = json.loads(piped.stdout)["ecsPropertiesOverride"]["taskProperties"][0]["containers"]
     assert same["command"] == container["command"]
-    for word in ("spot", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
+    for word in ("spot@research", "dl1.24xlarge", "13.11 USD/h On-Demand", "as of 2022-08-24", "instead of 8"):
         assert word in finished.stderr
 
 
@@ -255,7 +255,7 @@ def test_money_is_not_spent_unasked(
         environment={**clean_environment, **network_environment},
         folder=spec.parent,
     ) as terminal:
-        terminal.wait_until_shown("Submit to queue spot?")
+        terminal.wait_until_shown("Submit to queue spot@research?")
         assert "13.11 USD/h On-Demand, 3.93 USD/h Spot" in terminal.shown
         terminal.type("n\n")
         assert terminal.wait() == 1
@@ -268,7 +268,7 @@ def test_money_is_not_spent_unasked(
             folder=spec.parent,
         ) as terminal:
             if answer == "typed":
-                terminal.wait_until_shown("Submit to queue spot?")
+                terminal.wait_until_shown("Submit to queue spot@research?")
                 terminal.type("y\n")
             assert terminal.wait() == 0
         run_id = next(word for word in reversed(terminal.shown.split()) if is_run_id(word))
@@ -296,7 +296,7 @@ def test_one_job_exists_though_the_service_failed_in_mid_submit(
     finished = trainyard("submit", spec, "--detach", environment=environment_of(faulty.url))
     assert finished.returncode == 0, finished.stderr
     named = embedded.batch.list_jobs(
-        jobQueue=stage.queues["spot"], filters=[{"name": "JOB_NAME", "values": [finished.stdout.strip()]}]
+        jobQueue=stage.queues["spot@research"], filters=[{"name": "JOB_NAME", "values": [finished.stdout.strip()]}]
     )["jobSummaryList"]
     assert len(named) == 1
     [job] = batch.describe(embedded, stage, [named[0]["jobId"]])

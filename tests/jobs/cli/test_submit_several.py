@@ -119,7 +119,7 @@ def test_detached_each_is_printed_and_a_waiting_run_says_for_which(
     stage: DeployedStage,
     deployed_environment: Mapping[str, str],
 ) -> None:
-    queues = embedded.batch.describe_job_queues(jobQueues=[stage.queues["spot"]])["jobQueues"]
+    queues = embedded.batch.describe_job_queues(jobQueues=[stage.queues["spot@research"]])["jobQueues"]
     names = [item["computeEnvironment"] for item in queues[0]["computeEnvironmentOrder"]]
     for name in names:
         embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")

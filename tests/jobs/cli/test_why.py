@@ -12,14 +12,15 @@ from jobs.cli.submit import send
 from jobs.client.batch import describe, terminate
 from jobs.client.job import Job
 from jobs.client.why import Finding, findings, is_waiting
-from jobs.contract.queues import SPOT
-from jobs.contract.stage import DeployedStage
+from jobs.contract.queues import SPOT, team_queue_name
+from jobs.contract.stage import DEFAULT_TEAM, DeployedStage
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
 from tests.support.jobs.submitting import planned_to_run, wait_for
 
 Submit = Callable[..., Job]
+QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
 @pytest.fixture
 def disabled(embedded: Aws, stage: DeployedStage) -> Iterator[None]:
     """A stage whose Spot instances are switched off."""
-    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(SPOT)])["jobQueues"]
+    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
     names = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
     for name in names:
         embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
@@ -70,7 +71,7 @@ def test_a_job_waits_for_room_and_for_those_before_it(embedded: Aws, stage: Depl
     full = "2 of at most 2 instances of dl1.24xlarge are in use (jobs: research 2)"
     assert causes(findings(embedded, stage, third)) == {"room": full}
     found = findings(embedded, stage, fourth)
-    ahead = "1 job waits before it, the first of team research: teams take turns by what they used lately"
+    ahead = "1 job waits before it"
     assert causes(found) == {"room": full, "place in the queue": ahead}
     assert (
         next(item.next_step for item in found if item.about == "place in the queue") == f"trainyard why {third.run_id}"
@@ -178,7 +179,7 @@ def test_why_says_it_in_a_table_and_as_json(
     assert (shown.returncode, shown.stderr.split(" in ")[0]) == (0, f"{job.run_id} is RUNNABLE")
     assert shown.stdout.splitlines()[1].startswith("cause")
     answer = json.loads(trainyard("why", job.run_id, "-o", "json", environment=environment).stdout)
-    assert (answer["run_id"], answer["state"], answer["queue"]) == (job.run_id, "RUNNABLE", SPOT)
+    assert (answer["run_id"], answer["state"], answer["queue"]) == (job.run_id, "RUNNABLE", QUEUE)
     assert answer["findings"][0]["verdict"] == "cause"
 
 

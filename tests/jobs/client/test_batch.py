@@ -174,7 +174,7 @@ def test_a_stage_that_is_not_deployed(embedded: Aws) -> None:
 def test_a_job_is_described_attempt_by_attempt(embedded: Aws, stage: DeployedStage, run_command: RunCommand) -> None:
     run = run_command(["sh", "-c", 'echo "attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))'])
     job = run.ended
-    assert (job.state, job.run_id, job.team, job.queue) == ("FAILED", run.plan.run_id, "research", "spot")
+    assert (job.state, job.run_id, job.team, job.queue) == ("FAILED", run.plan.run_id, "research", "spot@research")
     assert (job.kind, job.max_attempts, job.attempt) == ("finetune-classification", 3, 2)
     # 75 asks to be started again, 74 is the job's own fault.
     assert [attempt.exit_code for attempt in job.attempts] == [75, 74]
@@ -265,7 +265,7 @@ def test_runs_are_listed_newest_first_by_time_and_team(
     first, second = run_command(["true"]), run_command(["true"])
     embedded.batch.submit_job(
         jobName="not-a-run",
-        jobQueue=stage.queues["spot"],
+        jobQueue=stage.queues["spot@research"],
         jobDefinition=first.plan.request["jobDefinition"],
         shareIdentifier="research",
         ecsPropertiesOverride=second.plan.request["ecsPropertiesOverride"],

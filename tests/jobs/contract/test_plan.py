@@ -305,7 +305,7 @@ def test_what_a_plan_waits_for_is_in_its_request() -> None:
     # Only a run on Spot can be moved, and only where there is an On-Demand queue.
     assert [note for note in planned.notes if "moved to On-Demand" in note] == [together.note(LARGE)]
     assert plan(spec(), STAGE, run_id=RUN_ID, awaited=(earlier, together)).notes == ()
-    # An isolated team's may be moved to its own On-Demand queue, not to that of the others.
+    # A team's may be moved to its own On-Demand queue, not to one that others share.
     own = replace(together, queue="spot@research")
     assert own.note(LARGE) is None
     assert own.note(replace(LARGE, queues={**LARGE.queues, "on-demand@research": "arn:own"})) == together.note(LARGE)

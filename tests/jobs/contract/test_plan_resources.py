@@ -38,30 +38,27 @@ def test_several_nodes_that_start_together_need_their_own_queue() -> None:
     assert planned.usd_per_hour == planned.on_demand_usd_per_hour == 2 * 13.10904
 
 
-ISOLATED = replace(
+APART = replace(
     LARGE,
     queues={**LARGE.queues, "spot@research": "arn:queue/own", "cpu-spot@research": "arn:queue/own-cpu"},
 )
 """A stage whose team `research` has instances of its own, on Spot only."""
 
 
-def test_an_isolated_team_runs_in_its_own_queues() -> None:
-    planned = plan(spec(team="research"), ISOLATED, run_id=RUN_ID)
+def test_a_team_runs_in_its_own_queues_where_it_has_some() -> None:
+    planned = plan(spec(team="research"), APART, run_id=RUN_ID)
     assert (planned.queue, planned.request["jobQueue"]) == ("spot@research", "arn:queue/own")
-    assert planned.queue_reason == (
-        "one node of dl1.24xlarge: Spot, started again after a reclaim; on instances of team 'research' alone"
-    )
+    assert planned.queue_reason == "one node of dl1.24xlarge: Spot, started again after a reclaim"
     assert planned.capacity == "spot"
-    others = plan(spec(team="nlp-core"), ISOLATED, run_id=RUN_ID)
+    others = plan(spec(team="nlp-core"), APART, run_id=RUN_ID)
     assert (others.queue, others.request["jobQueue"]) == ("spot", "arn:queue/gaudi")
-    assert "alone" not in others.queue_reason
 
 
 @pytest.mark.parametrize("resources", [{"capacity": "on-demand"}, {"nnodes": 2}], ids=["On-Demand", "nodes"])
-def test_an_isolated_team_never_shares_instances_for_want_of_its_own(resources: dict[str, Any]) -> None:
+def test_a_team_never_shares_instances_for_want_of_its_own(resources: dict[str, Any]) -> None:
     assert plan(spec(resources=resources), LARGE, run_id=RUN_ID)
     with pytest.raises(UsageError, match=r"stage 'dev' has no (On-Demand )?queue for"):
-        plan(spec(resources=resources), ISOLATED, run_id=RUN_ID)
+        plan(spec(resources=resources), APART, run_id=RUN_ID)
 
 
 def test_several_nodes_get_the_command_through_node_overrides() -> None:

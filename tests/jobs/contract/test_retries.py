@@ -73,7 +73,7 @@ def test_a_run_goes_on_only_where_the_stage_would_move_it_and_soon(
     assert not may_go_on(stage, job), "a stage without On-Demand moves nothing"
 
 
-def test_a_run_of_an_isolated_team_goes_on_in_its_own_on_demand_queue(stage: DeployedStage) -> None:
+def test_a_run_goes_on_in_its_own_teams_on_demand_queue(stage: DeployedStage) -> None:
     job = replace(ENDED, reason=SPOT_WAITED_TOO_LONG, stopped_at=None, queue="spot@research")
     for queue, wanted in (("on-demand@research", True), ("on-demand", False), ("on-demand@product", False)):
         assert may_go_on(replace(stage, queues={**stage.queues, queue: "arn:…"}), job) is wanted

@@ -113,16 +113,16 @@ def test_a_queue_is_found_by_the_name_that_it_had_before() -> None:
     assert stage.queue("gaudi-spot") == stage.queue("spot") == "arn:queue/gaudi"
 
 
-def test_an_isolated_team_has_queues_of_its_own() -> None:
+def test_a_team_that_shares_no_instances_has_queues_of_its_own() -> None:
     own = {"team-queue/research/spot": "arn:queue/own", "team-queue/research/spot/old": "arn:queue/own-old"}
     stage = DeployedStage.from_parameters("dev", {**PARAMETERS, **own})
-    assert stage.isolated_teams == {"research"}
+    assert stage.teams_with_queues == {"research"}
     assert stage.queue("spot@research") == "arn:queue/own"
     # Its jobs in the pool that retires are found as well, whatever lists jobs.
     assert stage.queue("spot@research/old") == "arn:queue/own-old"
     assert stage.queue_of("research", "spot") == "spot@research"
     assert stage.queue_of("product", "spot") == "spot"
-    assert DeployedStage.from_parameters("dev", PARAMETERS).isolated_teams == frozenset()
+    assert DeployedStage.from_parameters("dev", PARAMETERS).teams_with_queues == frozenset()
 
 
 def test_an_unknown_team_is_refused() -> None:

@@ -109,9 +109,12 @@ _PLAUSIBLE: dict[str, Sequence[Any]] = {
         (Team(name="a"),),
         *((Team(name=name),) for name in ("shared", "A", "a-b", "-a", "a" * 31, "a" * 32, "a\n", "*", "../a")),
         (Team(name="a-b"), Team(name="ab")),
-        (Team(name="a", isolated=True),),
-        tuple(Team(name=f"{number}" * 31, isolated=True) for number in range(7)),
-        *((Team(name="a", share=share),) for share in (0.01, 1000.0, 1000.1, 0.0, float("nan"), 1e-9)),
+        (Team(name="a"), Team(name="b", shares_instances=True)),
+        *(tuple(Team(name=f"{number:02}".ljust(31, "a")) for number in range(count)) for count in (7, 26)),
+        *(
+            (Team(name="a", share=share, shares_instances=True),)
+            for share in (0.01, 1000.0, 1000.1, 0.0, float("nan"), 1e-9)
+        ),
         *((Team(name="a", monthly_budget_usd=usd),) for usd in (0.001, 1e9, float("inf"), 0.0)),
         *(
             (Team(name="a", member_principals=(arn,)),)

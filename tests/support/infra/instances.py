@@ -15,15 +15,21 @@ GAUDI = "dl1-24xlarge-1-21-0"
 CPU = "cpu-m6i-4xlarge"
 
 
-def environments(compute: Template) -> dict[str, Properties]:
-    """Return compute environments by pool and capacity, as their instances' Name tag says it: `<pool id>-spot`, …"""
+def all_environments(compute: Template) -> dict[str, Properties]:
+    """Return compute environments as their instances' Name tag calls them: `<pool id>-of-research-spot`, …"""
     found = resources(compute, "AWS::Batch::ComputeEnvironment").values()
     return {item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]: item for item in found}
 
 
+def environments(compute: Template) -> dict[str, Properties]:
+    """Return those of team `research` by pool and capacity: `<pool id>-spot`, …"""
+    own = "-of-research-"
+    return {name.replace(own, "-"): item for name, item in all_environments(compute).items() if own in name}
+
+
 def capacity(compute: Template, name: str) -> Properties:
-    """Return the compute resources of one environment."""
-    found: Properties = environments(compute)[name]["ComputeResources"]
+    """Return the compute resources of one environment, by any of these names."""
+    found: Properties = {**environments(compute), **all_environments(compute)}[name]["ComputeResources"]
     return found
 
 
@@ -34,29 +40,31 @@ def launch_data(compute: Template, name: str) -> Properties:
     return found
 
 
-def queues(compute: Template) -> dict[str, Properties]:
-    """Return job queues by the names under which they are published."""
+def queues(compute: Template, team: str | None = "research") -> dict[str, Properties]:
+    """Return the job queues of a team (None: that teams share), by the names under which they are published."""
     by_id = resources(compute, "AWS::Batch::JobQueue")
     found = {}
     for item in resources(compute, "AWS::SSM::Parameter").values():
-        if "/queue/" in item["Name"]:
+        _, kind, name = item["Name"].partition("/team-queue/" if "/team-queue/" in item["Name"] else "/queue/")
+        if kind:
             logical_id, attribute = item["Value"]["Fn::GetAtt"]
             assert attribute == "JobQueueArn"
-            found[item["Name"].split("/queue/")[1]] = by_id.pop(logical_id)
-        if "/team-queue/" in item["Name"]:  # of an isolated team, see compute/test_isolated_team.py
-            by_id.pop(item["Value"]["Fn::GetAtt"][0])
+            owner, name = name.split("/", 1) if kind == "/team-queue/" else (None, name)
+            queue = by_id.pop(logical_id)
+            if owner == team:
+                found[name] = queue
     assert not by_id, f"queues that nobody finds: {list(by_id)}"
     return found
 
 
-def queue_environments(compute: Template, name: str) -> list[str]:
-    """Return the environments that a queue draws on, in Batch's order, by the keys of `environments`."""
+def queue_environments(compute: Template, name: str, team: str | None = "research") -> list[str]:
+    """Return the environments that a team's queue draws on, in Batch's order, by pool and capacity."""
     by_id = {
         logical_id: item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]
         for logical_id, item in resources(compute, "AWS::Batch::ComputeEnvironment").items()
     }
-    order = sorted(queues(compute)[name]["ComputeEnvironmentOrder"], key=lambda item: int(item["Order"]))
-    return [by_id[item["ComputeEnvironment"]["Fn::GetAtt"][0]] for item in order]
+    order = sorted(queues(compute, team)[name]["ComputeEnvironmentOrder"], key=lambda item: int(item["Order"]))
+    return [by_id[item["ComputeEnvironment"]["Fn::GetAtt"][0]].replace("-of-research-", "-") for item in order]
 
 
 def user_data(data: Properties) -> str:

@@ -1,5 +1,6 @@
 """A stage that is looked at through its observability stack, with ARNs worked out."""
 
+import re
 from typing import Any
 
 from infra.stages import Alerts, Pool, Stage, Team
@@ -35,6 +36,14 @@ class Observed(DeployedStage):
     def rule(self, beginning: str) -> dict[str, Any]:
         (found,) = (rule for name, rule in self.all("AWS::Events::Rule").items() if name.startswith(beginning))
         return found
+
+    def watched(self, name: str) -> list[str]:
+        """Return the ARNs of the queues that rules of that name, of which there may be several, get events of."""
+        found = [
+            rule for key, rule in self.all("AWS::Events::Rule").items() if re.match(rf"{name}\d?[0-9A-F]{{8}}$", key)
+        ]
+        assert all(rule["EventPattern"]["source"] == ["aws.batch"] for rule in found)
+        return [queue for rule in found for queue in rule["EventPattern"]["detail"]["jobQueue"]]
 
     def environment(self, file: str) -> dict[str, str]:
         (found,) = (

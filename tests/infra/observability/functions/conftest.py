@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jobs.contract.stage import queue_parameter
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.infra.messages import Inbox
 from tests.support.waiting import wait_until
@@ -18,13 +19,14 @@ STAGE_TAGS = {"trainyard:project": "trainyard", "trainyard:stage": "test"}
 
 @dataclass(frozen=True)
 class World:
-    """Two queues, a bucket, and a job definition in the shape of the stacks'."""
+    """Two queues, published as a team's own, a bucket, and a job definition in the shape of the stacks'."""
 
     aws: EmbeddedAws
     spot: str
     on_demand: str
     bucket: str
     definition: str
+    parameter_path: str
 
     @property
     def batch(self) -> Any:
@@ -166,6 +168,9 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
             computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
             tags=STAGE_TAGS,
         )["jobQueueArn"]
+        embedded_aws.client("ssm").put_parameter(
+            Name=f"/trainyard/{unique}/{queue_parameter(name, team='research')}", Value=queues[name], Type="String"
+        )
     bucket = f"runs-{unique}"
     embedded_aws.client("s3").create_bucket(Bucket=bucket)
     definition = batch.register_job_definition(
@@ -192,7 +197,12 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
         },
     )["jobDefinitionArn"]
     world = World(
-        aws=embedded_aws, spot=queues["spot"], on_demand=queues["on-demand"], bucket=bucket, definition=definition
+        aws=embedded_aws,
+        spot=queues["spot"],
+        on_demand=queues["on-demand"],
+        bucket=bucket,
+        definition=definition,
+        parameter_path=f"/trainyard/{unique}/",
     )
     yield world
     left = [

@@ -38,12 +38,10 @@ OWN_FAULT = {"statusReason": EXITED_REASON, "taskProperties": [{"containers": [{
 @pytest.fixture
 def rules(world: World, monkeypatch: pytest.MonkeyPatch) -> Rules:
     """The rules as the stack hands them over; two reclaims are one too many."""
-    arns = world.spot.rpartition("/")[0] + "/"
     for name, value in {
         "RUN_BUCKET": world.bucket,
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
-        "QUEUE_ARNS": arns,
-        "ON_DEMAND_QUEUES": json.dumps([[arn.removeprefix(arns) for arn in (world.spot, world.on_demand)]]),
+        "PARAMETER_PATH": world.parameter_path,
         "ON_DEMAND_NODES": "4",
         "RECLAIM_REASON": RECLAIM_REASON,
         "EXITED_REASON": EXITED_REASON,

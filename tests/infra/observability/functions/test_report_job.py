@@ -19,15 +19,12 @@ RECLAIMED = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
 @pytest.fixture
 def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
-    arns = world.spot.rpartition("/")[0] + "/"
-    spot, on_demand = (arn.removeprefix(arns) for arn in (world.spot, world.on_demand))
     for name, value in {
         "STAGE": "test",
         "TOPIC_ARN": inbox.topic,
         "METRIC_NAMESPACE": "trainyard/test",
-        "QUEUE_ARNS": arns,
-        "QUEUES": json.dumps([[spot, "spot", "spot"], [on_demand, "on-demand", "on-demand"]]),
-        "ON_DEMAND_QUEUES": json.dumps([[spot, on_demand]]),
+        "PARAMETER_PATH": world.parameter_path,
+        "SPOT_QUEUES": json.dumps(["cpu-spot", "spot"]),
         "ON_DEMAND_NODES": "4",
         "RECLAIMS_BEFORE_ON_DEMAND": "2",
         "RECLAIM_REASON": RECLAIM_REASON,
@@ -114,7 +111,7 @@ def test_the_numbers_are_those_of_the_queue_at_that_moment(
     world.reached(blocked, "PENDING")
     handler(world.event(running[0]), None)
     line = numbers()
-    assert (line["Queue"], line["QueueDepth"]) == ("spot", 1)
+    assert (line["Queue"], line["QueueDepth"]) == ("spot@research", 1)
     by_dimensions = {
         tuple(map(tuple, directive["Dimensions"])): [metric["Name"] for metric in directive["Metrics"]]
         for directive in line["_aws"]["CloudWatchMetrics"]

@@ -1,4 +1,4 @@
-"""An isolated team's instances: no other team's jobs come to them, no other's instances reach them."""
+"""A team's own instances: no other team's jobs come to them, no other's instances reach them."""
 
 import json
 from dataclasses import replace
@@ -9,8 +9,16 @@ import pytest
 from infra.stages import Stage, Team
 from jobs.contract.queues import QUEUES
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage
-from tests.support.infra.instances import CPU, GAUDI, boot_parts, capacity, environments, launch_data, queues
-from tests.support.infra.instances import queue_environments as environments_of
+from tests.support.infra.instances import (
+    CPU,
+    GAUDI,
+    all_environments,
+    boot_parts,
+    capacity,
+    launch_data,
+    queue_environments,
+    queues,
+)
 from tests.support.infra.synthesis import Templates, resources, stacks_of
 
 LIMITS: dict[str, Any] = {
@@ -22,8 +30,9 @@ LIMITS: dict[str, Any] = {
     "fsx_gib": 1_200,
     "interface_endpoints": True,
 }
-SHARED = Stage(**LIMITS, teams=(Team(name="health"), Team(name="product")))
-ISOLATED = Stage(**LIMITS, teams=(Team(name="health", isolated=True), Team(name="product")))
+SHARED = Stage(**LIMITS, teams=tuple(Team(name=name, shares_instances=True) for name in ("health", "product")))
+BESIDE = Stage(**LIMITS, teams=(Team(name="health"), Team(name="product", shares_instances=True)))
+APART = Stage(**LIMITS, teams=(Team(name="health"), Team(name="product")))
 OWN = f"{GAUDI}-of-health"
 AGENT = "ecs:Poll"
 MEMBER = f"arn:aws:ecs:{REGION}:{ACCOUNT}:container-instance/AWSBatch-x/0f0f"
@@ -35,8 +44,46 @@ def before() -> Templates:
 
 
 @pytest.fixture(scope="module")
+def apart() -> Templates:
+    return stacks_of(APART)
+
+
+@pytest.fixture(scope="module")
 def after() -> Templates:
-    return stacks_of(ISOLATED)
+    return stacks_of(BESIDE)
+
+
+def test_by_default_each_team_has_queues_and_instances_to_itself(apart: Templates) -> None:
+    compute = apart["compute"]
+    assert queues(compute, None) == {}, "none is there for several teams"
+    of_teams = {
+        team: {item for name in queues(compute, team) for item in queue_environments(compute, name, team)}
+        for team in ("health", "product")
+    }
+    assert queues(compute, "health").keys() == queues(compute, "product").keys() == QUEUES.keys()
+    assert of_teams["health"] | of_teams["product"] == all_environments(compute).keys()
+    assert not of_teams["health"] & of_teams["product"]
+    # A security group and a role each, and no third one for all.
+    assert len(resources(compute, "AWS::EC2::SecurityGroup")) == 2
+    roles = [name for name in resources(compute, "AWS::IAM::Role") if "InstanceRole" in name]
+    assert sorted(name.removeprefix("isolated").partition("Instance")[0] for name in roles) == ["health", "product"]
+    groups = {
+        name: {str(group) for group in _groups_of_environment(compute, name)} for name in all_environments(compute)
+    }
+    for name, its in groups.items():
+        assert len(its) == 1, name
+    assert len(set().union(*groups.values())) == 2
+    assert APART.queue_count == len(resources(compute, "AWS::Batch::JobQueue")) == len(all_environments(compute)) == 8
+
+
+def test_a_team_that_comes_leaves_what_the_first_one_has_as_it_was(apart: Templates) -> None:
+    # GIVEN a stage with one team, whose jobs wait and run
+    alone = stacks_of(Stage(**LIMITS, teams=APART.teams[:1]))["compute"]["Resources"]
+    # WHEN another one comes
+    both = apart["compute"]["Resources"]
+    # THEN nothing but the list of shares changes of what was there
+    changed = [name for name, item in alone.items() if both[name].get("Properties") != item.get("Properties")]
+    assert [alone[name]["Type"] for name in changed] == ["AWS::Batch::SchedulingPolicy"]
 
 
 def test_nothing_of_the_others_changes_but_what_their_instances_may_do(before: Templates, after: Templates) -> None:
@@ -45,7 +92,7 @@ def test_nothing_of_the_others_changes_but_what_their_instances_may_do(before: T
     properties = {name: new[name].get("Properties") for name in old}
     assert properties == {name: item.get("Properties") for name, item in old.items()}
     added = {name for name in new.keys() - old.keys() if "health" not in name}
-    # The one thing besides: instances that teams share are denied to speak as one of the isolated team's.
+    # The one thing besides: instances that teams share are denied to speak as one of that team's.
     assert {new[name]["Type"] for name in added} == {"AWS::IAM::Policy"}
     assert before["network"] == after["network"]
     assert before["jobs"]["Resources"].keys() == after["jobs"]["Resources"].keys()
@@ -53,18 +100,18 @@ def test_nothing_of_the_others_changes_but_what_their_instances_may_do(before: T
 
 def test_it_has_every_queue_of_the_stage_to_itself_on_instances_of_its_own(after: Templates) -> None:
     compute = after["compute"]
-    own = {name.removeprefix("health/"): name for name in _team_queues(compute)}
-    assert own.keys() == QUEUES.keys()
-    assert set(queues(compute)) == QUEUES.keys(), "the others have theirs as before"
-    assert _environments_of(compute, "health/spot") == [f"{OWN}-spot", f"{OWN}-on-demand"]
-    assert _environments_of(compute, "health/on-demand") == [f"{OWN}-on-demand"]
-    assert _environments_of(compute, "health/multinode") == [f"{OWN}-multinode"]
-    assert _environments_of(compute, "health/cpu-spot") == [f"{CPU}-of-health-spot"]
-    assert environments_of(compute, "spot") == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
+    assert queues(compute, "health").keys() == QUEUES.keys()
+    assert queues(compute, None).keys() == QUEUES.keys(), "the others have theirs as before"
+    assert queue_environments(compute, "spot", "health") == [f"{OWN}-spot", f"{OWN}-on-demand"]
+    assert queue_environments(compute, "on-demand", "health") == [f"{OWN}-on-demand"]
+    assert queue_environments(compute, "multinode", "health") == [f"{OWN}-multinode"]
+    assert queue_environments(compute, "cpu-spot", "health") == [f"{CPU}-of-health-spot"]
+    assert queue_environments(compute, "spot", None) == [f"{GAUDI}-spot", f"{GAUDI}-on-demand"]
     # Each with the stage's limit once more, and launch templates that no other environment uses.
     assert capacity(compute, f"{OWN}-spot")["MaxvCpus"] == capacity(compute, f"{GAUDI}-spot")["MaxvCpus"] == 3 * 96
     templates = [
-        item["ComputeResources"]["LaunchTemplate"]["LaunchTemplateId"]["Ref"] for item in environments(compute).values()
+        item["ComputeResources"]["LaunchTemplate"]["LaunchTemplateId"]["Ref"]
+        for item in all_environments(compute).values()
     ]
     assert len(set(templates)) == len(templates) == 8
 
@@ -74,11 +121,8 @@ def test_its_security_group_admits_its_own_members_and_nobody_else(after: Templa
     ((group, properties),) = resources(compute, "AWS::EC2::SecurityGroup").items()
     own = {"Fn::GetAtt": [group, "GroupId"]}
     assert "SecurityGroupIngress" not in properties
-    for name, item in environments(compute).items():
-        interfaces = launch_data(compute, name).get("NetworkInterfaces", [])
-        groups = item["ComputeResources"].get("SecurityGroupIds", []) + [
-            group for card in interfaces for group in card["Groups"]
-        ]
+    for name in all_environments(compute):
+        groups = _groups_of_environment(compute, name)
         assert groups
         assert all((group == own) is ("-of-health" in name) for group in groups), name
     let_in = [
@@ -102,8 +146,8 @@ def test_its_security_group_admits_its_own_members_and_nobody_else(after: Templa
     assert _value(network, "/trainyard/test/security-group/endpoints") in _groups_of(network, "AWS::EC2::VPCEndpoint")
 
 
-def test_the_group_of_file_servers_outlives_them_while_rules_of_an_isolated_team_name_it(after: Templates) -> None:
-    without = stacks_of(replace(ISOLATED, fsx_gib=0))
+def test_the_group_of_file_servers_outlives_them_as_rules_of_teams_may_name_it(after: Templates) -> None:
+    without = stacks_of(replace(BESIDE, fsx_gib=0))
     name = "/trainyard/test/security-group/fsx"
     # The storage stack is deployed first: EC2 would refuse to delete a group that rules of the compute stack name.
     group = _value(after["storage"], name)["Fn::GetAtt"][0]
@@ -112,16 +156,14 @@ def test_the_group_of_file_servers_outlives_them_while_rules_of_an_isolated_team
     for direction in ("Ingress", "Egress"):
         assert resources(without["storage"], f"AWS::EC2::SecurityGroup{direction}") == {}
     assert name not in json.dumps(without["compute"])
-    # Once it is named nowhere, and no team is isolated, it goes.
-    assert resources(stacks_of(replace(SHARED, fsx_gib=0))["storage"], "AWS::EC2::SecurityGroup") == {}
 
 
 def test_what_its_instances_are_called_and_tagged_names_the_team_from_the_start(after: Templates) -> None:
     compute = after["compute"]
-    names = [item["ComputeResources"]["Tags"]["Name"] for item in environments(compute).values()]
+    names = [item["ComputeResources"]["Tags"]["Name"] for item in all_environments(compute).values()]
     # Trap: watch_instances tells environments apart by their instances' names.
     assert len(set(names)) == len(names)
-    for name, item in environments(compute).items():
+    for name, item in all_environments(compute).items():
         team = "health" if "-of-health" in name else None
         assert item["ComputeResources"]["Tags"].get("trainyard:team") == team
         assert item["Tags"].get("trainyard:team") == team
@@ -130,9 +172,7 @@ def test_what_its_instances_are_called_and_tagged_names_the_team_from_the_start(
         assert (tag in scripts.splitlines()) is (team is not None)
 
 
-def test_keys_of_an_instance_are_no_use_against_instances_of_an_isolated_team(
-    before: Templates, after: Templates
-) -> None:
+def test_keys_of_an_instance_are_no_use_against_another_teams_instances(before: Templates, after: Templates) -> None:
     stage = DeployedStage("test", after)
     shared, own = stage.role("compute", "InstanceRole"), stage.role("compute", "isolatedhealthInstanceRole")
     of_team = {"aws:ResourceTag/trainyard:team": "health"}
@@ -148,27 +188,15 @@ def test_keys_of_an_instance_are_no_use_against_instances_of_an_isolated_team(
     # Without such a team there is nothing to deny.
     assert DeployedStage("test", before).role("compute", "InstanceRole").decide_in(AGENT, MEMBER, of_team) == "allowed"
     profiles = resources(after["compute"], "AWS::IAM::InstanceProfile")
-    for name, item in environments(after["compute"]).items():
+    for name, item in all_environments(after["compute"]).items():
         profile = profiles[item["ComputeResources"]["InstanceRole"]["Fn::GetAtt"][0]]
         assert profile["Roles"] == [{"Ref": (own if "-of-health" in name else shared).logical_id}]
 
 
-def _team_queues(compute: dict[str, Any]) -> dict[str, str]:
-    """Return the logical ids of queues by the names under which isolated teams find them."""
-    return {
-        item["Name"].split("/team-queue/")[1]: item["Value"]["Fn::GetAtt"][0]
-        for item in resources(compute, "AWS::SSM::Parameter").values()
-        if "/team-queue/" in item["Name"]
-    }
-
-
-def _environments_of(compute: dict[str, Any], name: str) -> list[str]:
-    by_id = {
-        logical_id: item["ComputeResources"]["Tags"]["Name"].split("-compute-")[1]
-        for logical_id, item in resources(compute, "AWS::Batch::ComputeEnvironment").items()
-    }
-    queue = resources(compute, "AWS::Batch::JobQueue")[_team_queues(compute)[name]]
-    return [by_id[item["ComputeEnvironment"]["Fn::GetAtt"][0]] for item in queue["ComputeEnvironmentOrder"]]
+def _groups_of_environment(compute: dict[str, Any], name: str) -> list[Any]:
+    interfaces = launch_data(compute, name).get("NetworkInterfaces", [])
+    given = all_environments(compute)[name]["ComputeResources"].get("SecurityGroupIds", [])
+    return [*given, *(group for card in interfaces for group in card["Groups"])]
 
 
 def _parameter(template: dict[str, Any], name: str) -> str:

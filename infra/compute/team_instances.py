@@ -1,4 +1,4 @@
-"""What instances of an isolated team have to themselves: a security group, a role, and the team's tag."""
+"""What instances of one team have to themselves: a security group, a role, and the team's tag."""
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
@@ -10,7 +10,7 @@ from infra.constructs.job_security_group import job_security_group
 from infra.constructs.lustre_rules import BOTH_WAYS, lustre_rules
 
 
-class IsolatedTeam(Construct):
+class TeamInstances(Construct):
     """A group whose members reach each other and no other team's instances, and a role for no other instances.
 
     In the stack of the compute environments that use them, with which they come and go.
@@ -29,6 +29,7 @@ class IsolatedTeam(Construct):
 
         `file_server_group_id`: that of FSx's file servers; None: the stage has none.
         """
+        # The name of old: another logical id would be another group, while instances are in this one.
         super().__init__(scope, f"isolated-{team}")
         self.team = team
         of = f"jobs of team {team}"
