@@ -96,10 +96,9 @@ def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
         *STEPS,
     )
     run = new_run()
-    return {
-        "first attempt": attempted(run, flags, FORKED, ranks=1, attempt=1),
-        "resumed": attempted(run, flags, FORKED, ranks=1, attempt=2),
-    }
+    found = {"first attempt": attempted(run, flags, FORKED, ranks=1, attempt=1)}
+    show(found)
+    return {**found, "resumed": attempted(run, flags, FORKED, ranks=1, attempt=2)}
 
 
 def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:
@@ -110,8 +109,10 @@ def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int)
     if attempt > 1:
         launched.kill()
         run.wait_until_gone()
-    elif launched.kill(signal.SIGTERM) != INTERRUPTED_EXIT_CODE:
-        sys.exit(launched.output)
+    else:
+        launched.process.send_signal(signal.SIGTERM)
+        if launched.process.wait() != INTERRUPTED_EXIT_CODE:
+            sys.exit(launched.output)
     named = re.findall(r"([a-z][a-z ]*) ([\d.]+) \(([\d.]+)\)", line.rpartition(": ")[2])
     parts = {name: (float(seconds), float(of_rank)) for name, seconds, of_rank in named}
     return {**parts, TOTAL: (sum(seconds for seconds, _ in parts.values()), cpu)}
