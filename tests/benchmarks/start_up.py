@@ -4,7 +4,7 @@ python -m tests.benchmarks.start_up                      a small BERT: one rank 
 python -m tests.benchmarks.start_up --rounds 5           more of each
 python -m tests.benchmarks.start_up --examples 1000000   BERT-base, random weights, on that many made-up texts
 
-A fine-tuning is interrupted after its first steps, and goes on in a second attempt, which is measured. The parts are
+A fine-tuning is killed after its first checkpoint, and goes on in a second attempt, which is measured. The parts are
 those of the line `start-up:` in its log (jobs/train/start_up.py). CPU is that of the launcher and its ranks, without
 the S3, which is a process of this machine too: where others work on it, only the CPU seconds say much.
 
@@ -22,7 +22,6 @@ import csv
 import itertools
 import os
 import re
-import signal
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.recipes import Flags, finetuning
@@ -42,9 +40,9 @@ from tests.support.train.s3_server import put
 FORKED = "import sys; from jobs.train import launch; sys.exit(launch.main())"
 FRESH = f"from jobs.train.kinds import finetune_classification; del finetune_classification.preload; {FORKED}"
 TOTAL = "in all"
-STEPS = ("--epochs=1000", "--checkpoint-every-steps=100000", "--log-every-steps=3")
+STEPS = ("--epochs=1000", "--log-every-steps=3")
 HELD_OUT = 10_000
-PATIENCE_SECONDS = 900.0
+PATIENCE_SECONDS = 1800.0
 
 Parts = dict[str, tuple[float, float]]
 """Seconds of each part, and CPU seconds of the rank; in all, of the launcher and all ranks."""
@@ -102,17 +100,19 @@ def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
 
 
 def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:
-    """Ends an attempt after its first steps, the first one with a save. Returns what its parts took."""
-    launched = run.start(*flags, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu")
+    """Ends an attempt after its first steps, the first one once it has saved. Returns what its parts took."""
+    every = f"--checkpoint-every-steps={2 if attempt == 1 else 100_000}"
+    launched = run.start(
+        *flags, every, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu"
+    )
     line = launched.wait_for_line("start-up:", PATIENCE_SECONDS)
     cpu = cpu_seconds(launched.process.pid)
-    if attempt > 1:
-        launched.kill()
-        run.wait_until_gone()
-    else:
-        launched.process.send_signal(signal.SIGTERM)
-        if launched.process.wait() != INTERRUPTED_EXIT_CODE:
-            sys.exit(launched.output)
+    if attempt == 1:
+        launched.wait_for_line("checkpoint: step", PATIENCE_SECONDS)
+    launched.kill()
+    run.wait_until_gone()
+    if attempt > 1 and "start: resumed" not in launched.output:
+        sys.exit(launched.output)
     named = re.findall(r"([a-z][a-z ]*) ([\d.]+) \(([\d.]+)\)", line.rpartition(": ")[2])
     parts = {name: (float(seconds), float(of_rank)) for name, seconds, of_rank in named}
     return {**parts, TOTAL: (sum(seconds for seconds, _ in parts.values()), cpu)}
