@@ -1,6 +1,6 @@
 """What the start of an attempt takes, part by part, from its launcher's start to the end of the first step.
 
-    start-up: 12.9 s to the end of step 61 (CPU of this rank in brackets): launcher and imports 2.8 (0.1), examples …
+    start-up: … s to the end of step N (CPU of this rank in brackets): launcher and imports … (…), tokenizer … (…), …
 
 A part that takes longer than its CPU waits: for the network, a disk, a card, or for a processor that others use.
 """

@@ -95,9 +95,11 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             len(eval_data),
             inputs.fingerprint,
         )
+    rank.start_up.done("data")
     # Now, not above: it loads the Trainer, which takes seconds that the data need first.
     from jobs.train.trainer.training import Task, train
 
+    rank.start_up.done("imports")
     train(
         rank,
         # A checkpoint is resumed with the same arguments only, and so with the same data only.

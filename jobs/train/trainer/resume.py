@@ -58,10 +58,12 @@ def fetch_ahead(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Ahead:
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
 
     def work() -> int | None:
-        # What rank 0 meets counts for all; another node may see a newer checkpoint, and fetches that of rank 0 then.
-        with contextlib.nullcontext() if rank.is_first else contextlib.suppress(TrainyardError):
+        try:
             return store.select(arguments.decisive(), rank.world_size, allow_changes=rank.allows_changes)
-        return None
+        except TrainyardError:
+            if rank.is_first:
+                raise
+            return None  # what rank 0 meets counts for all
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     ahead = pool.submit(work)
