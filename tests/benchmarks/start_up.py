@@ -75,10 +75,7 @@ def small(new_run: NewRun, folder: Path, rounds: int) -> dict[str, Parts]:
             again = attempted(run, flags, program, ranks=ranks, attempt=2)
             found.setdefault(f"{ranks} {side}", []).append(again)
     return {
-        side: {
-            part: tuple(map(statistics.median, zip(*(row[part] for row in rows), strict=True)))  # type: ignore[misc]
-            for part in rows[0]
-        }
+        side: {part: tuple(map(statistics.median, zip(*(row[part] for row in rows), strict=True))) for part in rows[0]}
         for side, rows in found.items()
     }
 

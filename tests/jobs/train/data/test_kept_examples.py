@@ -16,6 +16,7 @@ from jobs.contract.run import EXAMPLES_TAG
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import kept_examples
 from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
+from jobs.train.data.labelled_buckets import in_batches
 from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_tokens import Prepared
 from jobs.train.kinds import finetune_classification
@@ -45,9 +46,16 @@ class Team:
     def rank(self, node: int = 0, nnodes: int = 1) -> Rank:
         scratch = self.folder / uuid.uuid4().hex
         scratch.mkdir()
-        place = {"rank": node, "local_rank": 0, "world_size": nnodes, "local_world_size": 1, "node": node}
-        run = S3Location("runs", f"{self.name}/{uuid.uuid4().hex}/")
-        return Rank(**place, nnodes=nnodes, run=run, scratch=scratch)
+        return Rank(
+            rank=node,
+            local_rank=0,
+            world_size=nnodes,
+            local_world_size=1,
+            node=node,
+            nnodes=nnodes,
+            run=S3Location("runs", f"{self.name}/{uuid.uuid4().hex}/"),
+            scratch=scratch,
+        )
 
     def kept(self, rank: Rank, **others: Any) -> KeptExamples:
         return KeptExamples(self.s3, rank, self.arguments(**others), self.model)
@@ -89,15 +97,15 @@ def test_what_is_fetched_trains_as_what_is_made_to_the_bit(team: Team) -> None:
     assert [*made.evaluation_texts()] == [*fetched.evaluation_texts()]
     for part in ("train", "evaluation"):
         one, other = getattr(made, part), getattr(fetched, part)
-        places = finetune_classification.in_batches(one.buckets, 16, np.random.default_rng(3))
-        again = finetune_classification.in_batches(other.buckets, 16, np.random.default_rng(3))
+        places = in_batches(one.buckets, 16, np.random.default_rng(3))
+        again = in_batches(other.buckets, 16, np.random.default_rng(3))
         assert places.tolist() == again.tolist()
         for start in range(0, len(places), 16):
             _assert_same(one.__getitems__(places[start : start + 16]), other.__getitems__(again[start : start + 16]))
     packed, repacked = PackedExamples(made.train, 8), PackedExamples(fetched.train, 8)
     order = packed.order(16, np.random.default_rng(3))
     assert order.tolist() == repacked.order(16, np.random.default_rng(3)).tolist()
-    _assert_same(packed.__getitems__(order[:8]), repacked.__getitems__(order[:8]))
+    _assert_same(packed.__getitems__(order[:8].tolist()), repacked.__getitems__(order[:8].tolist()))
 
 
 def test_they_expire_as_checkpoints_do_and_belong_to_no_run(team: Team) -> None:
