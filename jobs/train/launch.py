@@ -29,6 +29,7 @@ This module tells one attempt in the order in which it happens. It is also the e
       models/                data             models of our own
       data/                                   what jobs read and make: tables, corpora, tokens
       rank.py                                 a rank: its peers, its run, how it ends
+      start_up.py                             what the start of an attempt takes, by its parts
       health_rank.py                          a card's part in the check of its node's health
       gaudi_config.py        data             how optimum-habana uses an HPU, as a file of one's own
       libfabric.py                            what cards of several nodes talk over, and whether it is there

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from jobs.contract.launcher_options import RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
 from jobs.contract.mistakes import in_words
 from jobs.train.channel import Heartbeat, HeartbeatFile
+from jobs.train.start_up import StartUp
 from jobs.train.store import connect_store
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ class Rank:
     """True where a checkpoint that was made with other arguments may be resumed."""
     attempt: int | None = None
     """The number of the attempt in its run; None where it has no record, or on other nodes than the main one."""
+    start_up: StartUp = field(default_factory=StartUp, compare=False, repr=False)
+    """What its start takes."""
 
     def instance(self, accelerator: str) -> InstanceType | None:
         """Return the row of the instance that this rank is on; None: on none, or it trains on another accelerator."""
@@ -214,6 +217,7 @@ def run(main: Callable[[Rank, ArgumentsT], None], arguments: type[ArgumentsT]) -
     try:
         rank = Rank.from_environment()
         give_first_heartbeat(rank)
+        rank.start_up.done("launcher and imports")
         main(rank, parsed)
     except ResumeLaterError as interruption:
         code = INTERRUPTED_EXIT_CODE

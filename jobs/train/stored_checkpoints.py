@@ -163,11 +163,16 @@ def fetch(s3: "S3Client", remote: S3Location, local: Path) -> Manifest:
         if present[name] != file.bytes:
             raise IncompleteError(f"{name} has {present[name]} bytes instead of {file.bytes}")
     shutil.rmtree(local, ignore_errors=True)
+
+    def intact(name: str) -> bool:
+        object_store.download_below(s3, remote, name, local)
+        return sha256(local / name) == manifest.files[name].sha256
+
     try:
-        object_store.download_all(s3, remote, manifest.files, local)
+        found = dict(zip(manifest.files, object_store.in_threads(intact, manifest.files), strict=True))
     except NotFoundError as error:  # deleted since it was listed; what is denied is another error, and ends the job
         raise IncompleteError(str(error.args[0])) from None
-    damaged = [name for name, file in manifest.files.items() if sha256(local / name) != file.sha256]
+    damaged = [name for name, is_intact in found.items() if not is_intact]
     if damaged:
         shutil.rmtree(local)
         raise IncompleteError(f"the checksum of {damaged[0]} does not match")

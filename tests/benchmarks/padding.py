@@ -95,9 +95,9 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def prepared(buckets: int) -> Prepared:
-        chosen = widths_of(buckets, TUTORIAL_WIDTH)
-        options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": TUTORIAL_WIDTH, "widths": chosen}
-        return prepare(["0", "1"], parts, folder=folder / str(buckets), **options)
+        options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": TUTORIAL_WIDTH}
+        tokenized = prepare(["0", "1"], parts, folder=folder / str(buckets), **options)
+        return tokenized.bucketed(widths_of(buckets, TUTORIAL_WIDTH))
 
     buckets, one_width = prepared(4), prepared(1)
     widths, padding = buckets.train.shapes(BATCH)

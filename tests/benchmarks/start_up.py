@@ -1,89 +1,166 @@
-"""What it costs to start an attempt again, by its parts: CPU of all its processes, and time to the first resumed steps.
+"""What it costs to start an attempt again, by its parts, up to the end of the first resumed step.
 
-python -m tests.benchmarks.start_up              one rank and two, three rounds of both sides
-python -m tests.benchmarks.start_up --rounds 5   more
+python -m tests.benchmarks.start_up                      a small BERT: one rank and two, forked and fresh
+python -m tests.benchmarks.start_up --rounds 5           more of each
+python -m tests.benchmarks.start_up --examples 1000000   BERT-base, random weights, on that many made-up texts
 
-A BERT of two layers that is fine-tuned on 188 sentences is interrupted after its first steps, goes on in a second
-attempt and is interrupted again after that one's first steps: the second one is measured. Two sides take turns:
+A fine-tuning is killed after its first checkpoint, and goes on in a second attempt, which is measured. The parts are
+those of the line `start-up:` in its log (jobs/train/start_up.py). CPU is that of the launcher and its ranks, without
+the S3, which is a process of this machine too: where others work on it, only the CPU seconds say much.
+
+The small one is a BERT of two layers on 188 sentences; two sides take turns, and each figure is the median:
 
     fresh     each rank is a process of its own, which imports PyTorch and transformers for itself
     forked    the ranks are forked from one that has imported them (jobs/train/launcher/fork_server.py)
 
-The parts end with lines of the log:
-
-    launcher      Python, the arguments' checks and PyTorch, up to `accelerator:`
-    data          all that is imported for the Trainer; model and data fetched and tokenized; up to the last `data:`
-    checkpoint    the newest one found and fetched, up to `start:`
-    first steps   model, optimizer and process group made, the checkpoint loaded, three steps
-
-The median of the rounds is printed. Where the machine does other work, only the CPU seconds say much.
+Of BERT-base there is one rank, which takes all cores. The first attempt is shown too. The total of the last column is
+what `goodput --restart-seconds` takes.
 """
 
 import argparse
+import csv
 import itertools
-import resource
-import signal
+import os
+import re
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+import numpy as np
+import psutil
+
 from tests.support.benchmarks.launched import launcher
-from tests.support.train.launching import Run
+from tests.support.train.launching import NewRun, Run
 from tests.support.train.recipes import Flags, finetuning
 from tests.support.train.reviews import save_tiny_bert
+from tests.support.train.s3_server import put
 
 FORKED = "import sys; from jobs.train import launch; sys.exit(launch.main())"
 FRESH = f"from jobs.train.kinds import finetune_classification; del finetune_classification.preload; {FORKED}"
-PARTS = {"launcher": "accelerator:", "data": "data: sequences", "checkpoint": "start:", "first steps": " samples/s"}
-"""What the line contains with which a part ends."""
+TOTAL = "in all"
+STEPS = ("--epochs=1000", "--log-every-steps=3")
+HELD_OUT = 10_000
+PATIENCE_SECONDS = 1800.0
+
+Parts = dict[str, tuple[float, float]]
+"""Seconds of each part, and CPU seconds of the rank; in all, of the launcher and all ranks."""
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start_up", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as made, launcher(Path(made)) as new_run:
-        folder = Path(made)
-        flags = (
-            *finetuning(new_run().s3, save_tiny_bert(folder / "model"), folder),
-            *("--epochs=1000", "--checkpoint-every-steps=100000", "--log-every-steps=3"),
-        )
-        titles = [f"{part} s" for part in PARTS]
-        print(f"{'':<16}{'CPU s':>12}{''.join(f'{title:>16}' for title in titles)}{'in all s':>12}")
-        for ranks in (1, 2):
-            found: dict[str, list[list[float]]] = {"fresh": [], "forked": []}
-            for _ in range(rounds):
-                for side, program in (("fresh", FRESH), ("forked", FORKED)):
-                    run = new_run()
-                    attempted(run, flags, program, ranks=ranks, attempt=1)
-                    found[side].append(attempted(run, flags, program, ranks=ranks, attempt=2))
-            for side, rows in found.items():
-                cpu, *parts = (statistics.median(column) for column in zip(*rows, strict=True))
-                shown = "".join(f"{seconds:16.1f}" for seconds in parts)
-                print(f"{f'{ranks} rank(s) {side}':<16}{cpu:12.2f}{shown}{sum(parts):12.1f}", flush=True)
-    return 0
+    parser.add_argument("--examples", type=int, help="fine-tune BERT-base on so many instead")
+    options = parser.parse_args()
+    cores = str(os.cpu_count())
+    with tempfile.TemporaryDirectory() as made:
+        if options.examples:
+            os.environ["OMP_NUM_THREADS"] = cores
+        with launcher(Path(made)) as new_run:
+            show(
+                base(new_run, Path(made), options.examples)
+                if options.examples
+                else small(new_run, Path(made), options.rounds)
+            )
 
 
-def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> list[float]:
-    """Interrupts an attempt after its first steps. Returns its CPU seconds, and the seconds of each part."""
-    cpu, times = _cpu_seconds(), [time.monotonic()]
-    launched = run.start(*flags, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu")
-    for line in PARTS.values():
-        launched.wait_for_line(line)
-        times.append(time.monotonic())
-    if launched.kill(signal.SIGTERM) != INTERRUPTED_EXIT_CODE:
+def small(new_run: NewRun, folder: Path, rounds: int) -> dict[str, Parts]:
+    flags = (*finetuning(new_run().s3, save_tiny_bert(folder / "model"), folder), *STEPS)
+    found: dict[str, list[Parts]] = {}
+    for ranks, _ in itertools.product((1, 2), range(rounds)):
+        for side, program in (("fresh", FRESH), ("forked", FORKED)):
+            run = new_run()
+            attempted(run, flags, program, ranks=ranks, attempt=1)
+            again = attempted(run, flags, program, ranks=ranks, attempt=2)
+            found.setdefault(f"{ranks} {side}", []).append(again)
+    return {
+        side: {part: tuple(map(statistics.median, zip(*(row[part] for row in rows), strict=True))) for part in rows[0]}
+        for side, rows in found.items()
+    }
+
+
+def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
+    s3 = new_run().s3
+    words = save_base_bert(folder / "base")
+    flags = (
+        f"--model={put(s3, folder / 'base', 'models/base')}",
+        f"--train-data={put(s3, write_texts(folder / 'train.csv', words, examples, seed=1), 'made-up/train.csv')}",
+        f"--eval-data={put(s3, write_texts(folder / 'eval.csv', words, HELD_OUT, seed=2), 'made-up/eval.csv')}",
+        "--global-batch-size=16",
+        *STEPS,
+    )
+    run = new_run()
+    found = {"first attempt": attempted(run, flags, FORKED, ranks=1, attempt=1)}
+    show(found)
+    return {**found, "resumed": attempted(run, flags, FORKED, ranks=1, attempt=2)}
+
+
+def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:
+    """Ends an attempt after its first steps, the first one once it has saved. Returns what its parts took."""
+    every = f"--checkpoint-every-steps={2 if attempt == 1 else 100_000}"
+    launched = run.start(
+        *flags, every, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu"
+    )
+    line = launched.wait_for_line("start-up:", PATIENCE_SECONDS)
+    cpu = cpu_seconds(launched.process.pid)
+    if attempt == 1:
+        launched.wait_for_line("checkpoint: step", PATIENCE_SECONDS)
+    launched.kill()
+    run.wait_until_gone()
+    if attempt > 1 and "start: resumed" not in launched.output:
         sys.exit(launched.output)
-    return [_cpu_seconds() - cpu, *(after - before for before, after in itertools.pairwise(times))]
+    named = re.findall(r"([a-z][a-z ]*) ([\d.]+) \(([\d.]+)\)", line.rpartition(": ")[2])
+    parts = {name: (float(seconds), float(of_rank)) for name, seconds, of_rank in named}
+    return {**parts, TOTAL: (sum(seconds for seconds, _ in parts.values()), cpu)}
 
 
-def _cpu_seconds() -> float:
-    """CPU seconds of all processes that this one has waited for; the S3 is one that still runs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def cpu_seconds(pid: int) -> float:
+    """What a process and all that it has started took until now, those that have ended included."""
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return float(sum(sum(process.cpu_times()[:4]) for process in family))
+
+
+def show(found: dict[str, Parts]) -> None:
+    parts = dict.fromkeys(part for side in found.values() for part in side if part != TOTAL)
+    print(f"{'seconds':<22}" + "".join(f"{side:>16}{'CPU':>8}" for side in found))
+    for part in (*parts, TOTAL):
+        figures = (side.get(part, (0.0, 0.0)) for side in found.values())
+        print(f"{part:<22}" + "".join(f"{seconds:16.1f}{cpu:8.1f}" for seconds, cpu in figures), flush=True)
+
+
+def save_base_bert(folder: Path) -> Sequence[str]:
+    """A BERT of the usual size, with random weights and a vocabulary of made-up words, which are returned."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    syllables = [one + vowel for one in "bdfghklmnprstvz" for vowel in "aeiou"]
+    chance = np.random.default_rng(0)
+    words = sorted({"".join(chance.choice(syllables, 2 + number % 3)) for number in range(40_000)})
+    letters = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{one}" for one in "abcdefghijklmnopqrstuvwxyz")]
+    pieces = [f"##{one}" for one in syllables]
+    config = BertConfig()
+    known = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *pieces, *words][: config.vocab_size]
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(known))
+    BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(folder)
+    return words
+
+
+def write_texts(path: Path, words: Sequence[str], count: int, *, seed: int) -> Path:
+    """Texts of 5 to 40 words, some of which are much more frequent than others, of two classes."""
+    chance = np.random.default_rng(seed)
+    lengths = chance.integers(5, 41, count)
+    ends = np.cumsum(lengths)
+    of_all = np.asarray(words, dtype=object)[(len(words) * chance.random(int(ends[-1])) ** 3).astype(np.int64)].tolist()
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for number, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+            rows.writerow([" ".join(of_all[end - length : end]), ("bad", "good")[number % 2]])
+    return path
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,7 +16,7 @@ from jobs.contract.locations import S3, TEXT, S3Location, hub_parts, table_suffi
 from jobs.contract.table_rows import At, Broken, decoded, not_utf8, unit
 from jobs.kinds.prepare_corpus import COLUMNS_NEXT
 from jobs.train.data import artifacts
-from jobs.train.data.sources import hub_errors, is_on_hub, open_stream
+from jobs.train.data.sources import data_set_commit, is_on_hub, open_stream
 from jobs.train.data.tables import TableReader
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Input:
         name, options = hub_parts(self.location)
         if Path(name).is_dir():  # which `datasets` prefers to the hub's of that name
             return {**options, "files": artifacts.identity_of(name, s3=self.s3)}
-        return {**options, "data_set": name, "commit": _commit(self.location, name, options.get("revision"))}
+        return {**options, "data_set": name, "commit": data_set_commit(self.location)}
 
     def size(self) -> int | None:
         """Return how far `At.offset` counts to its end; None where nobody knows."""
@@ -176,11 +176,3 @@ def _as_text(value: Any, column: str, place: str) -> str | Broken:
     except UnicodeEncodeError as error:
         return Broken(f"{place}: no UTF-8 (half of a surrogate pair, or a broken byte, at position {error.start + 1})")
     return value
-
-
-def _commit(location: str, name: str, revision: str | None) -> str:
-    """Return the commit of a data set on the hub: what it holds today may be something else tomorrow."""
-    from huggingface_hub import HfApi
-
-    with hub_errors(location, "gated data set"):
-        return str(HfApi().dataset_info(name, revision=revision).sha)

@@ -6,7 +6,7 @@ What does not fill a step of its bucket moves up to the next wider one. Of the w
 examples that occur a second time in that epoch: fewer than one global batch. All others occur once an epoch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,18 +81,20 @@ def choose_widths(
     max_length: int,
     row: InstanceType | None,
     ranks: int,
-    parameters: int,
+    parameters: Callable[[], int],
 ) -> Widths:
     """Return the widths that sequences are padded to: `asked` of them, or as many as cost the least time on the cards.
 
     `row`: the instance type of these `ranks`; None where it is not known, and then the number is the usual one.
+    `parameters` counts those of the model, and is asked only where they matter.
     """
     lengths = np.concatenate([one.lengths for one in passes])
     if asked != AUTO or row is None or not row.compile_seconds[0] or row.training_teraflops is None:
         number = USUAL if asked == AUTO else asked
         return Widths(widths=[min(width, max_length) for width in bucket_widths(lengths, at_most=number)])
+    of_model = parameters()
     costs = [
-        cost(passes, number, max_length=max_length, row=row, ranks=ranks, parameters=parameters)
+        cost(passes, number, max_length=max_length, row=row, ranks=ranks, parameters=of_model)
         for number in range(1, MOST + 1)
     ]
     best = min(costs, key=lambda one: one.seconds)

@@ -1,7 +1,9 @@
 """Token ids of labelled text in batches of few shapes, prepared by one rank of each node.
 
-The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. A batch is padded when
-it is read, to the width of its bucket (jobs/train/data/labelled_buckets.py).
+The ids lie in .npy files that every rank maps into memory, so that eight ranks hold them once. What is in the files
+follows from texts and tokenizer alone, so that they are kept for later attempts (jobs/train/data/kept_examples.py). The
+widths of buckets follow from the recipe too, and are chosen anew each time; a batch is padded to one when it is read
+(jobs/train/data/labelled_buckets.py).
 """
 
 import json
@@ -36,8 +38,8 @@ class Prepared(BaseModel):
     class_names: list[str]
     train_examples: int
     eval_examples: int
-    widths: list[int]
-    """Tokens that sequences are padded to, ascending."""
+    widths: list[int] = []
+    """Tokens that sequences are padded to, ascending; none before they are chosen."""
     why_widths: str | None = None
     """Why there are so many of them; None where their number was given, or each more costs nothing."""
     longest: int
@@ -56,6 +58,16 @@ class Prepared(BaseModel):
     def evaluation(self) -> "TokenizedExamples":
         return TokenizedExamples(self, "eval")
 
+    def bucketed(self, widths: "Callable[[dict[str, NDArray[np.int64]]], Widths]") -> "Prepared":
+        """Return these examples with the widths that `widths` chooses for all batches.
+
+        It is given the lengths of each part, after they were cut.
+        """
+        parts = ("train", "eval") if self.train_examples else ("eval",)
+        chosen = widths({part: _lengths(self.folder, part) for part in parts})
+        summary = self.summary.model_copy(update={"length_buckets": len(chosen.widths)})
+        return self.model_copy(update={"widths": chosen.widths, "why_widths": chosen.reason, "summary": summary})
+
     def evaluation_texts(self) -> Iterator[dict[str, str]]:
         """Yield `text`, and `pair` where there is one, of each held-out example in their order."""
         with (self.folder / _EVALUATION_TEXTS).open(encoding="utf-8") as lines:
@@ -69,12 +81,8 @@ def prepare(
     tokenizer: Any,
     max_length: int,
     folder: Path,
-    widths: Callable[["dict[str, NDArray[np.int64]]"], Widths],
 ) -> Prepared:
-    """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files below `folder`.
-
-    `widths` chooses those that serve all batches from the lengths of each part, after they are cut at `max_length`.
-    """
+    """Tokenize the examples of both parts (`train`, `eval`), or of `eval` alone, into .npy files below `folder`."""
     if tokenizer.pad_token_id is None:
         raise UsageError("the model's tokenizer has no padding token", next_step="add one and save the tokenizer again")
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,25 +93,32 @@ def prepare(
         columns, lengths[part] = _encode(examples, tokenizer, max_length)
         uncut[part] = _uncut_lengths(examples, tokenizer, lengths[part], max_length)
         for column, flat in columns.items():
-            np.save(folder / f"{part}.{column}.npy", flat)
-        np.save(folder / f"{part}.lengths.npy", lengths[part])
-        np.save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
+            _save(folder / f"{part}.{column}.npy", flat)
+        _save(folder / f"{part}.lengths.npy", lengths[part])
+        _save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
     _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    chosen = widths(lengths)
     return Prepared(
         folder=folder,
         class_names=names,
         train_examples=len(parts.get("train", ())),
         eval_examples=len(parts["eval"]),
-        widths=chosen.widths,
-        why_widths=chosen.reason,
         longest=int(max(lengths.max() for lengths in uncut.values())),
         summary=_summary(names, parts, uncut, max_length),
         padding_token=tokenizer.pad_token_id,
         padding_type=tokenizer.pad_token_type_id,
         padded_on=tokenizer.padding_side,
     )
+
+
+def _save(path: Path, values: "NDArray[np.integer[Any]]") -> None:
+    """Write numbers in as few bytes as the largest needs: of BERT's vocabulary an id takes two."""
+    np.save(path, values.astype(np.min_scalar_type(values.max())))
+
+
+def _lengths(folder: Path, part: str) -> "NDArray[np.int64]":
+    lengths: NDArray[np.int64] = np.load(folder / f"{part}.lengths.npy").astype(np.int64)
+    return lengths
 
 
 def _write_texts(examples: Examples, path: Path) -> None:
@@ -190,8 +205,8 @@ class TokenizedExamples:
             for column in ("input_ids", "token_type_ids")
             if (path := prepared.folder / f"{part}.{column}.npy").exists()
         }
-        self.labels = np.load(prepared.folder / f"{part}.labels.npy")
-        self.lengths = np.load(prepared.folder / f"{part}.lengths.npy")
+        self.labels = np.load(prepared.folder / f"{part}.labels.npy").astype(np.int64)
+        self.lengths = _lengths(prepared.folder, part)
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def __len__(self) -> int:
@@ -208,7 +223,7 @@ class TokenizedExamples:
         """The value of each column where there is no token."""
         return {"input_ids": self._prepared.padding_token, "token_type_ids": self._prepared.padding_type}
 
-    def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.int32]"]:
+    def tokens(self, rows: "NDArray[np.int64]") -> dict[str, "NDArray[np.integer[Any]]"]:
         """Each column's values of these examples, one after the other."""
         spans = [
             slice(start, start + length) for start, length in zip(self._starts[rows], self.lengths[rows], strict=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
-from jobs.contract.locations import HUB, S3, S3Location, refuse_unresolved
+from jobs.contract.locations import HUB, S3, S3Location, hub_parts, refuse_unresolved
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -80,6 +80,18 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
             f"{location}: the Hugging Face Hub could not be reached: {error}",
             next_step="see that the job's network reaches it, or put a copy on S3 and name that",
         ) from error
+
+
+def data_set_commit(location: str) -> str:
+    """Return the commit of a data set on the hub: what it holds today may be something else tomorrow.
+
+    Raises NotFoundError where there is none, TrainyardError where the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    name, options = hub_parts(location)
+    with hub_errors(location, "gated data set"):
+        return str(HfApi().dataset_info(name, revision=options.get("revision")).sha)
 
 
 def hub_answer(error: "HfHubHTTPError") -> str:

@@ -129,15 +129,16 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
             {"eval": examples},
             tokenizer=tokenizer,
             max_length=arguments.max_length,
-            widths=lambda lengths: choose_widths(
+            folder=rank.scratch / "examples",
+        ).bucketed(
+            lambda lengths: choose_widths(
                 [Pass(lengths=lengths["eval"], batch=arguments.batch_size, operations=FORWARD)],
                 asked=arguments.length_buckets,
                 max_length=arguments.max_length,
                 row=rank.instance(of_rank(os.environ).name),
                 ranks=rank.world_size,
-                parameters=pretrained.parameters(folder),
-            ),
-            folder=rank.scratch / "examples",
+                parameters=lambda: pretrained.parameters(folder),
+            )
         )
         if rank.is_first:
             artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)

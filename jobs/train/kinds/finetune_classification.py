@@ -25,6 +25,7 @@ from jobs.contract.run import DATA
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import CPU, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
+from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
 from jobs.train.data.labelled_buckets import (
     AUTO,
     FORWARD,
@@ -39,6 +40,7 @@ from jobs.train.data.predictions import classification_metrics, write_prediction
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 from jobs.train.stored_checkpoints import check_newest
+from jobs.train.trainer.resume import fetch_ahead
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -71,24 +73,32 @@ def finetune(
     """Train, evaluate, and leave model, metrics and checkpoints under the run. `observers` are those of a `Task`."""
     _stay_offline(arguments)
     s3 = object_store.connect() if rank.is_first_on_node else None
+    ahead = fetch_ahead(rank, s3, arguments) if s3 is not None else None
     model_folder, prepared = _prepare(rank, arguments, s3)
     train_data, order = _training_data(rank, arguments, prepared)
     evaluation = _Evaluation(prepared, arguments)
+    rank.start_up.done("order")
     # Now, not above: it loads the Trainer, which takes seconds that the data need first.
     from jobs.train.trainer.training import Task, train
+
+    rank.start_up.done("imports")
+
+    def model(checkpoint: Path | None) -> Any:
+        folder = checkpoint or Path(rank.once_per_node("weights", lambda: str(_fetched(rank, arguments, s3))))
+        return _model(
+            folder,
+            arguments.model,
+            prepared.class_names,
+            max_length=arguments.max_length,
+            packing=arguments.packing,
+            **of_rank(os.environ).model_arguments(),
+        )
 
     train(
         rank,
         arguments,
         Task(
-            model=lambda: _model(
-                model_folder,
-                arguments.model,
-                prepared.class_names,
-                max_length=arguments.max_length,
-                packing=arguments.packing,
-                **of_rank(os.environ).model_arguments(),
-            ),
+            model=model,
             start="the pretrained weights",
             train_data=train_data,
             order=order,
@@ -102,6 +112,7 @@ def finetune(
         ),
         s3=s3,
         accelerator=of_rank(os.environ),
+        ahead=ahead,
     )
 
 
@@ -114,13 +125,13 @@ def _stay_offline(arguments: FinetuneClassification) -> None:
 
 
 def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None") -> tuple[Path, Prepared]:
-    """Return model and examples as local files. One rank of a node fetches and tokenizes, the others load torch."""
+    """Return the model's tokenizer and the examples as local files.
 
-    def model() -> str:
-        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
-        folder = pretrained.model_folder(
-            arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length
-        )
+    One rank of a node fetches or makes them, the others load torch. The weights follow, where no checkpoint has them.
+    """
+
+    def tokenizer() -> str:
+        folder = _fetched(rank, arguments, s3, weights=False)
         if arguments.packing:
             from jobs.train.models import packed_classifiers
 
@@ -128,36 +139,55 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
         return str(folder)
 
     def data() -> dict[str, Any]:
-        assert s3 is not None  # noqa: S101
-        bad = labelled_text.bad_rows(arguments)
-        names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, bad=bad)
-        parts = {"train": train, "eval": held_out}
-        prepared = prepare(
-            names,
-            parts,
-            tokenizer=_tokenizer(model_folder, arguments.model),
-            max_length=arguments.max_length,
-            widths=lambda lengths: choose_widths(
+        assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
+        kept = KeptExamples(s3, rank, arguments, folder)
+        tokenized = fetched_or_made(rank, kept, lambda: _tokenized(rank, arguments, folder, s3))
+        rank.start_up.done("examples")
+        prepared = tokenized.bucketed(
+            lambda lengths: choose_widths(
                 _passes(arguments, lengths),
                 asked=_length_buckets(rank, arguments, s3),
                 max_length=arguments.max_length,
                 row=rank.instance(of_rank(os.environ).name),
                 ranks=rank.world_size,
-                parameters=pretrained.parameters(model_folder),
-            ),
-            folder=rank.scratch / "examples",
+                parameters=lambda: pretrained.parameters(_fetched(rank, arguments, s3)),
+            )
         )
-        prepared.summary.length_buckets = len(prepared.widths)
-        prepared.summary.bad_rows = dict(bad.counts)
-        prepared.summary.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
         if rank.is_first:
             _record(rank, arguments, prepared.summary, s3)
+        rank.start_up.done("widths")
         return prepared.model_dump(mode="json")
 
     if not rank.is_first_on_node:
         of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
-    model_folder = Path(rank.once_per_node("model", model))
-    return model_folder, Prepared.model_validate(rank.once_per_node("data", data))
+    folder = Path(rank.once_per_node("tokenizer", tokenizer))
+    rank.start_up.done("tokenizer")
+    return folder, Prepared.model_validate(rank.once_per_node("data", data))
+
+
+def _fetched(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None", *, weights: bool = True) -> Path:
+    assert s3 is not None  # noqa: S101 - it is there on the first rank of a node
+    return pretrained.model_folder(
+        arguments.model, s3=lambda: s3, scratch=rank.scratch, max_length=arguments.max_length, weights=weights
+    )
+
+
+def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: "S3Client") -> Prepared:
+    """Read the tables, and tokenize them with the tokenizer in `folder`."""
+    bad = labelled_text.bad_rows(arguments)
+    names, train, held_out = labelled_text.load(arguments, s3=lambda: s3, bad=bad)
+    rank.start_up.done("table")
+    prepared = prepare(
+        names,
+        {"train": train, "eval": held_out},
+        tokenizer=_tokenizer(folder, arguments.model),
+        max_length=arguments.max_length,
+        folder=rank.scratch / "examples",
+    )
+    prepared.summary.bad_rows = dict(bad.counts)
+    prepared.summary.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
+    rank.start_up.done("tokens")
+    return prepared
 
 
 def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int | Literal["auto"]:

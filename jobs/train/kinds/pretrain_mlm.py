@@ -95,15 +95,17 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             len(eval_data),
             inputs.fingerprint,
         )
+    rank.start_up.done("data")
     # Now, not above: it loads the Trainer, which takes seconds that the data need first.
     from jobs.train.trainer.training import Task, train
 
+    rank.start_up.done("imports")
     train(
         rank,
         # A checkpoint is resumed with the same arguments only, and so with the same data only.
         arguments.model_copy(update={"data_fingerprint": inputs.fingerprint}),
         Task(
-            model=lambda: bert(arguments, inputs, accelerator),
+            model=lambda _: bert(arguments, inputs, accelerator),
             start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
             train_data=train_data,
             eval_data=eval_data,

@@ -10,6 +10,7 @@ from jobs.train.launcher.instance import address_towards
 from jobs.train.launcher.recipe_cache import recipe_variable
 from jobs.train.launcher.request import Launch, Node
 from jobs.train.rank import ALLOW_CHANGES_VARIABLE, INSTANCE_TYPE_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
+from jobs.train.start_up import LAUNCHED_AT_VARIABLE
 from jobs.train.store import loopback_sockets, sockets_of_interface
 
 _NCCL_DUMP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1000"}
@@ -37,12 +38,15 @@ def import_environment(launch: Launch) -> dict[str, str]:
 
 def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) -> dict[str, str]:
     """Return all variables that the launcher sets for its ranks, beside those that torchrun sets."""
+    import psutil
+
     return {
         **import_environment(launch),
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         INSTANCE_TYPE_VARIABLE: launch.instance.name,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        LAUNCHED_AT_VARIABLE: str(psutil.Process().create_time()),
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),
         **(loopback_sockets() if launch.node.nnodes == 1 else _sockets_towards(launch.node)),
         **accelerator.environment,

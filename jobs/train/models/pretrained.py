@@ -22,29 +22,41 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-def model_folder(location: str, *, s3: Callable[[], "S3Client"], scratch: Path, max_length: int | None = None) -> Path:
+def model_folder(
+    location: str,
+    *,
+    s3: Callable[[], "S3Client"],
+    scratch: Path,
+    max_length: int | None = None,
+    weights: bool = True,
+) -> Path:
     """Return a local folder with the model at `location`, downloaded where it is not local.
 
+    `weights`: False downloads configuration and tokenizer alone, for a training whose checkpoint has the weights.
     Raises NotFoundError where nothing is there, UsageError where it is no model, or none that takes `max_length`
     tokens: all that jobs.contract.model_files finds.
     """
     if is_on_hub(location):
-        folder = _model_from_hub(location)
+        folder, names = _model_from_hub(location, weights=weights)
     elif location.startswith(S3):
         names = names_below(location, s3())
         _check_model(names, location)
         folder = scratch / "model"
-        object_store.download_all(s3(), S3Location.parse(location), model_files.model_files(names), folder)
+        object_store.download_all(s3(), S3Location.parse(location), _wanted(names, weights=weights), folder)
     else:
         refuse_unresolved(location)
         folder = Path(location)
         if not folder.is_dir():
             raise NotFoundError(f"model folder {location} does not exist", next_step="check the path")
-    names = [path.name for path in folder.iterdir()]
+        names = [path.name for path in folder.iterdir()]
     _check_model(names, location)
     contents = {name: (folder / name).read_bytes() for name in model_files.READ_BEFORE if name in names}
     raise_all([*model_files.faults(location, names, contents, max_length=max_length, is_known=_is_known)])
     return folder
+
+
+def _wanted(names: Collection[str], *, weights: bool) -> list[str]:
+    return [name for name in model_files.model_files(names) if weights or name.endswith(model_files.MODEL_TEXT)]
 
 
 def positions(model: "Module") -> int | None:
@@ -86,7 +98,8 @@ def explained_loading(location: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _model_from_hub(location: str) -> Path:
+def _model_from_hub(location: str, *, weights: bool) -> tuple[Path, list[str]]:
+    """Return the folder with the files that were wanted, and the names of all that there are."""
     from huggingface_hub import HfApi, snapshot_download
 
     name, options = hub_parts(location)
@@ -94,7 +107,8 @@ def _model_from_hub(location: str) -> Path:
     with hub_errors(location, "private or gated model"):
         names = [item.rfilename for item in HfApi().model_info(name, revision=revision).siblings or ()]
         _check_model(names, location)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=model_files.model_files(names)))
+        wanted = _wanted(names, weights=weights)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted)), names
 
 
 def _check_model(names: Collection[str], location: str) -> None:

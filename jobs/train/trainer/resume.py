@@ -1,6 +1,7 @@
 """Go on from the newest complete checkpoint of a run, as if the run had not been interrupted.
 
-`newest_complete` finds, downloads and verifies it. The rest restores what a Trainer by itself does not: the losses
+`newest_complete` finds, downloads and verifies it; `fetch_ahead` begins with that while a rank has other things to do.
+The rest restores what a Trainer by itself does not: the losses
 between two log lines, the settings of this attempt, and the state of ranks of which there is another number now.
 """
 
@@ -9,6 +10,7 @@ import json
 import logging
 import statistics
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.contract.arguments import changed, changes_text
-from jobs.contract.errors import UsageError
+from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.recipe import Recipe
 from jobs.contract.run import CHECKPOINTS, MANIFEST
 from jobs.contract.words import counted
 from jobs.train.rank import NodeFailedError
@@ -46,19 +49,51 @@ class Resume:
     """Arguments that are no longer those of the checkpoint: its value, and the one of this attempt."""
 
 
-def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume | None:
+Ahead = Future[int | None]
+"""The step of the checkpoint that a thread of this node's first rank fetches; None where it finds none."""
+
+
+def fetch_ahead(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Ahead:
+    """Begin to fetch the newest checkpoint, on the first rank of a node, for `newest_complete`."""
+    store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
+
+    def work() -> int | None:
+        try:
+            return store.select(arguments.decisive(), rank.world_size, allow_changes=rank.allows_changes)
+        except TrainyardError:
+            if rank.is_first:
+                raise
+            return None  # what rank 0 meets counts for all
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+    ahead = pool.submit(work)
+    pool.shutdown(wait=False)
+    return ahead
+
+
+def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive, *, ahead: Ahead | None = None) -> Resume | None:
     """Return the newest checkpoint that is complete and intact, on every node; None where there is none.
 
-    All ranks call it. Raises UsageError where it was made with other arguments, and those were not asked for, or by
-    another number of ranks, and they hold a part of the optimizer each.
+    All ranks call it; `ahead` is what a node's first rank began before. Raises UsageError where it was made with other
+    arguments, and those were not asked for, or by another number of ranks, and they hold a part of the optimizer each.
     """
     store = _Store(s3, rank.run / CHECKPOINTS, rank.scratch / "resume")
     own = arguments.decisive()
-    step = rank.once("resume/step", lambda: store.select(own, rank.world_size, allow_changes=rank.allows_changes))
+
+    def select() -> int | None:
+        if ahead is not None:
+            return ahead.result()
+        return store.select(own, rank.world_size, allow_changes=rank.allows_changes)
+
+    step = rank.once("resume/step", select)
     if step is None:
         return None
-    # Rank 0 has the files from the selection.
-    rank.once_per_node("resume/files", lambda: rank.is_first or store.fetch_again(step))
+
+    def fetch_files() -> bool:
+        has_them = rank.is_first or (ahead is not None and ahead.result() == step)
+        return has_them or store.fetch_again(step)
+
+    rank.once_per_node("resume/files", fetch_files)
     manifest = Manifest.model_validate_json((store.local(step) / MANIFEST).read_bytes())
     changes = changed(manifest.arguments, own)
     if changes and rank.is_first:
@@ -78,6 +113,15 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Resume
         world_size=manifest.world_size,
         changed=changes,
     )
+
+
+def checkpoint_of_recipe(rank: "Rank", s3: "S3Client", recipe: Recipe, ahead: Ahead | None) -> Resume | None:
+    """Return what `newest_complete` does, ready for this number of ranks."""
+    found = newest_complete(rank, s3, recipe, ahead=ahead)
+    if found is not None:
+        folder, (per_rank, _) = found.folder, recipe.batch_of_rank(rank.world_size)
+        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
+    return found
 
 
 class _Store:

@@ -40,8 +40,9 @@ from jobs.train.trainer.evaluation import Evaluations, stretches
 from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics, StopOnNan
-from jobs.train.trainer.resume import LossSinceLog, Resume, newest_complete, seed_of_rank, with_batch_of_rank
+from jobs.train.trainer.resume import Ahead, LossSinceLog, Resume, checkpoint_of_recipe, seed_of_rank
 from jobs.train.trainer.shutdown import Shutdown
+from jobs.train.trainer.start_up import SaidStartUp
 from jobs.train.trainer.trackers import Trackers
 from jobs.train.trainer.trainer import Options, trainer_class
 
@@ -55,8 +56,9 @@ log = logging.getLogger("trainyard")
 class Task:
     """A training as an entrypoint describes it: which model learns what from which data."""
 
-    model: Callable[[], Any]
-    """Makes the model, once the seed is set. Called on every rank."""
+    model: Callable[[Path | None], Any]
+    """Makes the model, once the seed is set. Called on every rank, with the checkpoint that the attempt goes on from:
+    the Trainer loads the weights that are there, whatever the model has."""
     start: str
     """Says what that model starts from, for the log: `the pretrained weights`, …"""
     train_data: Any
@@ -81,21 +83,31 @@ class Task:
     """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
 
-def train(rank: Rank, recipe: Recipe, task: Task, *, s3: "S3Client | None", accelerator: Accelerator) -> None:
+def train(
+    rank: Rank,
+    recipe: Recipe,
+    task: Task,
+    *,
+    s3: "S3Client | None",
+    accelerator: Accelerator,
+    ahead: Ahead | None = None,
+) -> None:
     """Run one attempt, from the newest checkpoint to the final metrics. All ranks call it.
 
-    `s3` is needed on the first rank of each node. Raises ResumeLaterError where the attempt was asked to stop: it has
-    saved, and a next one goes on.
+    `s3` is needed on the first rank of each node, and `ahead` is what it began to fetch before. Raises ResumeLaterError
+    where the attempt was asked to stop: it has saved, and a next one goes on.
     """
     transformers.logging.set_verbosity_error()  # a warning tells that a head is new, the point of a fine-tuning
     heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu")
     _check_size(task, recipe)
-    resume = _resume(rank, recipe, s3)
+    resume = checkpoint_of_recipe(rank, s3 or object_store.connect(), recipe, ahead)
     attempt = _Attempt(
         rank=rank, recipe=recipe, task=task, s3=s3, accelerator=accelerator, heartbeats=heartbeats, resume=resume
     )
     attempt.say_start()
+    rank.start_up.done("checkpoint")
     trainer = attempt.build()
+    rank.start_up.done("model")
     if accelerator.name == "hpu":
         bind_to_cores(rank.local_rank, rank.local_world_size)
     trainer.train(resume_from_checkpoint=str(resume.folder) if resume else None)
@@ -110,16 +122,6 @@ def _check_size(task: Task, recipe: Recipe) -> None:
             f"{recipe.global_batch_size}",
             next_step="set global_batch_size lower, or give more examples",
         )
-
-
-def _resume(rank: Rank, recipe: Recipe, s3: "S3Client | None") -> Resume | None:
-    """Return the checkpoint to go on from, ready for this number of ranks; None where the run begins."""
-    per_rank, _ = recipe.batch_of_rank(rank.world_size)
-    resume = newest_complete(rank, s3 or object_store.connect(), recipe)
-    if resume:
-        folder = resume.folder
-        rank.once_per_node("resume/batch", lambda: with_batch_of_rank(folder, per_rank))
-    return resume
 
 
 @dataclass(kw_only=True)
@@ -224,7 +226,7 @@ class _Attempt:
         return trainer
 
     def _model(self) -> Any:
-        model = self.task.model()
+        model = self.task.model(self.resume.folder if self.resume else None)
         # DeepSpeed would move it later, when there is an optimizer of its weights, and would tie nothing again.
         # GaudiTrainer does so (`_move_model_to_device`), but leaves the move to DeepSpeed.
         if "deepspeed" in self.task.settings:
@@ -253,7 +255,7 @@ class _Attempt:
     def _callbacks(self) -> list[Any]:
         """Return what accompanies the training; they need its Trainer no earlier than that calls them."""
         recipe = self.recipe
-        further: list[Any] = [self.trackers, *([StopOnNan()] if recipe.stop_on_nan else [])]
+        further: list[Any] = [self.trackers, SaidStartUp(self.rank), *([StopOnNan()] if recipe.stop_on_nan else [])]
         if recipe.evaluate_every_steps:
             batch = recipe.global_batch_size
             epoch = self.task.ordered_epoch or -(-len(self.task.train_data) // batch) * batch

@@ -83,7 +83,7 @@ class Attempts:
             }
         )
         task = Task(
-            model=tiny,
+            model=lambda _: tiny(),
             start="nothing",
             train_data=Examples(),
             order=lambda chance: chance.permutation(12) % 10,

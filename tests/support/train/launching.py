@@ -63,14 +63,14 @@ class Launched:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for_line(self, part: str) -> str:
+    def wait_for_line(self, part: str, patience_seconds: float = PATIENCE_SECONDS) -> str:
         """The first line that contains `part`, as soon as it is printed."""
 
         def found() -> str | None:
             return next((line for line in self.lines if part in line), None)
 
         with self._more:
-            self._more.wait_for(lambda: found() is not None or self._ended, PATIENCE_SECONDS)
+            self._more.wait_for(lambda: found() is not None or self._ended, patience_seconds)
             line = found()
         assert line is not None, f"no line with {part!r} in:\n{self.output}"
         return line

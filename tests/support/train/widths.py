@@ -11,6 +11,6 @@ def widths_of(number: int, max_length: int) -> Callable[[Mapping[str, Any]], Wid
 
     def chosen(lengths: Mapping[str, Any]) -> Widths:
         passes = [Pass(lengths=part, batch=1, operations=FORWARD) for part in lengths.values()]
-        return choose_widths(passes, asked=number, max_length=max_length, row=None, ranks=1, parameters=0)
+        return choose_widths(passes, asked=number, max_length=max_length, row=None, ranks=1, parameters=lambda: 0)
 
     return chosen

@@ -62,7 +62,7 @@ def mrpc(batch: int, epochs: float = 3.0) -> list[Pass]:
 
 
 def chosen(passes: list[Pass], *, ranks: int, **further: Any) -> tuple[list[int], str | None]:
-    asked = {"asked": AUTO, "max_length": 128, "row": DL1, "parameters": BERT_LARGE, **further}
+    asked = {"asked": AUTO, "max_length": 128, "row": DL1, "parameters": lambda: BERT_LARGE, **further}
     found = choose_widths(passes, ranks=ranks, **asked)
     return found.widths, found.reason
 

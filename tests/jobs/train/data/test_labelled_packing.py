@@ -183,7 +183,7 @@ def _prepared(tokenizer: Any, folder: Path) -> Prepared:
         labels=[row["label"] for row in rows[188:]],
     )
     parts = {"train": pairs, "eval": pairs}
-    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=30, widths=widths_of(4, 30), folder=folder)
+    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=30, folder=folder).bucketed(widths_of(4, 30))
 
 
 def _save_random(kind: str, folder: Path) -> Path:

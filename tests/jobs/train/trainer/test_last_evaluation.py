@@ -72,7 +72,7 @@ def test_a_run_whose_last_evaluation_fails_has_its_model_and_can_be_ended(
         begun.scratch.mkdir(parents=True)
         recipe = FinetuneClassification(model="m", train_data="t.jsonl", global_batch_size=4, **arguments)
         task = Task(
-            model=tiny,
+            model=lambda _: tiny(),
             start="nothing",
             train_data=Examples(),
             eval_data=Examples(),
