@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.launched import differences, finished, launcher
@@ -77,20 +78,21 @@ def main() -> int:
 
 def _started(run: Run, flags: tuple[str, ...], device: str, *, attempt: int) -> list[Launched]:
     """Launchers of both nodes, with the variables of a multi-node job of AWS Batch."""
-    variables = {
+    variables: dict[str, Any] = {
         "AWS_BATCH_JOB_NUM_NODES": "2",
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
         "TRAINYARD_ACCELERATOR": device,
     }
+    main_address: dict[str, Any] = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1"}
     return [
         run.start(
             *flags,
             attempt=attempt,
-            **variables,
             AWS_BATCH_JOB_ID=f"8d2f#{index}",
             AWS_BATCH_JOB_NODE_INDEX=str(index),
             NCCL_HOSTID=f"node-{index}",
-            **({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1"} if index else {}),
+            **variables,
+            **(main_address if index else {}),
         )
         for index in range(2)
     ]
