@@ -148,9 +148,16 @@ class Run:
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
         within: Sequence[str] = (),
+        imports: Sequence[str] | None = None,
+        fresh: bool = False,
         **env: str,
     ) -> Launched:
-        """`within`: a command that becomes the one which is appended to it, somewhere else."""
+        """Start an attempt.
+
+        `within`: a command that becomes the one which is appended to it, somewhere else. `imports`: modules that a
+        script's ranks find imported (warm_launcher.py), where these are not what is tested. `fresh`: the launcher is a
+        new process in any case, since its start is measured.
+        """
         command = [
             *within,
             *(str(self.python), *program),
@@ -166,8 +173,8 @@ class Run:
             **env,
         }
         process: subprocess.Popen[str] | WarmLauncher
-        if warm_launcher.can_fork(command, environment):
-            process = warm_launcher.start(command, environment)
+        if not fresh and warm_launcher.can_fork(command, environment, imports):
+            process = warm_launcher.start(command, environment, imports)
         else:
             process = subprocess.Popen(
                 command,

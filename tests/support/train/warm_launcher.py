@@ -3,15 +3,17 @@
 The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
 Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
 each. Whatever a launch brings along that is read during an import makes it a fresh process instead, and so do other
-programs, packages and interpreters; jobs of the embedded AWS are always fresh.
+packages and interpreters; jobs of the embedded AWS are always fresh.
 
-    python -m tests.support.train.warm_launcher SOCKET_FD
+Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
+imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
+
+    python -m tests.support.train.warm_launcher SOCKET_FD [MODULE …]
 """
 
 import atexit
 import ctypes
 import functools
-import gc
 import importlib
 import json
 import os
@@ -22,19 +24,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
 from jobs.train.accelerator import CPU
-from jobs.train.launcher.fork_server import name_process, run_module
+from jobs.train.imports import imports_that_stay
+from jobs.train.kinds import script
+from jobs.train.launcher.fork_server import name_process, run_module, run_to_its_end
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
-_IMPORTED = (
-    _LAUNCHER,
-    "torch.distributed.launcher.api",
+_IMPORTED = (_LAUNCHER, "torch.distributed.launcher.api")
+_IMPORTED_BY_RANKS = (
     "jobs.train.trainer.training",
     "jobs.train.models.masked_bert",
     "transformers.models.bert.modeling_bert",
@@ -42,6 +46,9 @@ _IMPORTED = (
 )
 _READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
+_SEARCH_PATH = "PYTHONPATH"
+_OF_A_SCRIPT = ("--requirements=",)
+"""Beginnings of flags of a script that its ranks can have as fresh processes only: packages on their search path."""
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 """What a container of the tests has of this machine's environment (launching.py)."""
 _IMPORT_ENVIRONMENT = {
@@ -102,21 +109,35 @@ class WarmLauncher:
         return self.returncode
 
 
-def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a launch needs nothing but what the warm process has."""
+def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None) -> bool:
+    """Return whether a launch needs nothing but what a warm process has.
+
+    That is one of `python -m jobs.train.launch …`, and of `python -c` with a program that sets something of it first.
+    `imports`: the modules that ranks of a script find imported; None: they are fresh.
+    """
     imported_with = _environment()
-    return list(command[:3]) == [sys.executable, "-m", _LAUNCHER] and all(
-        value == imported_with.get(name) for name, value in environment.items() if name.startswith(_READ_DURING_IMPORTS)
+    if imports is not None and _SEARCH_PATH in environment:
+        imported_with[_SEARCH_PATH] = environment[_SEARCH_PATH]
+    is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "launch.main(" in command[2])
+    return (
+        is_launcher
+        and command[0] == sys.executable
+        and not (imports is not None and any(word.startswith(_OF_A_SCRIPT) for word in command))
+        and all(
+            value == imported_with.get(name)
+            for name, value in environment.items()
+            if name.startswith(_READ_DURING_IMPORTS)
+        )
     )
 
 
-def start(command: Sequence[str], environment: Mapping[str, str]) -> WarmLauncher:
-    """Start `python -m jobs.train.launch …` with just this environment."""
-    requests = _server()
+def start(command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None) -> WarmLauncher:
+    """Start what `can_fork` allows, with just this environment."""
+    requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports]))
     read, write = os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        request = json.dumps([list(command[3:]), dict(environment)]).encode()
+        request = json.dumps([list(command[1:]), dict(environment)]).encode()
         socket.send_fds(requests, [request], [write, there.fileno()])
         os.close(write)
         pid = json.loads(here.recv(64))
@@ -128,14 +149,19 @@ def _environment() -> dict[str, str]:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(search_path: str = "", *imports: str) -> socket.socket:
+    """Start the process for ranks of ours; where modules are named, the one for a script's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for place in (here, there):
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
     process = subprocess.Popen(
         # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
-        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), " " * 4096],
-        env={**_environment(), _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES},
+        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), *imports, " " * 4096],
+        env={
+            **_environment(),
+            **({_SEARCH_PATH: search_path} if search_path else {}),
+            _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES,
+        },
         cwd=_REPOSITORY,
         pass_fds=(there.fileno(),),
     )
@@ -149,13 +175,15 @@ def _server() -> socket.socket:
     return here
 
 
-def _serve(requests: socket.socket) -> NoReturn:
+def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
     """Import what launches need, then fork one for each request, until nobody can ask any more."""
-    CPU.trainer_class()  # first: it keeps out what a rank would not load either
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    with imports_that_stay():
+        if not imports:
+            CPU.trainer_class()  # first: it keeps out what a rank would not load either
+        for name in (*_IMPORTED, *(imports or _IMPORTED_BY_RANKS)):
+            importlib.import_module(name)
+    if imports:
+        script.preload = lambda _: None  # type: ignore[attr-defined]  # which has the launcher fork its ranks
     assert threading.active_count() == 1  # a fork takes no other thread along
     woken, wake = os.pipe()
     for descriptor in (woken, wake):
@@ -183,8 +211,8 @@ def _serve(requests: socket.socket) -> NoReturn:
                         other.close()
                     for descriptor in (woken, wake):
                         os.close(descriptor)
-                    argv, environment = json.loads(request)
-                    _launch(argv, environment, output)
+                    command, environment = json.loads(request)
+                    _launch(command, environment, output)
                 finally:
                     os._exit(1)
             os.close(output)
@@ -192,8 +220,8 @@ def _serve(requests: socket.socket) -> NoReturn:
             running[pid] = place
 
 
-def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
-    """Be what `python -m jobs.train.launch` is, in a process of its own."""
+def _launch(command: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
+    """Be what Python is with these arguments, in a process of its own."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -204,8 +232,12 @@ def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) ->
     os.environ.update(environment)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
     _show_environment(environment)
-    name_process(" ".join(["python", "-m", _LAUNCHER, *argv]))
-    run_module(_LAUNCHER, argv)
+    name_process(" ".join(["python", *command]))
+    option, program, *argv = command
+    if option == "-m":
+        run_module(program, argv)
+    sys.argv = [option, *argv]
+    run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:
@@ -218,4 +250,4 @@ def _show_environment(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])
