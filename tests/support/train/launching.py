@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -148,6 +148,7 @@ class Run:
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
         within: Sequence[str] = (),
+        stdin: IO[str] | None = None,
         imports: Sequence[str] | None = None,
         fresh: bool = False,
         **env: str,
@@ -174,11 +175,12 @@ class Run:
         }
         process: subprocess.Popen[str] | WarmLauncher
         if not fresh and warm_launcher.can_fork(command, environment, imports):
-            process = warm_launcher.start(command, environment, imports)
+            process = warm_launcher.start(command, environment, imports, stdin)
         else:
             process = subprocess.Popen(
                 command,
                 env=environment,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

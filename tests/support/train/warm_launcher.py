@@ -131,14 +131,17 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
     )
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None) -> WarmLauncher:
+def start(
+    command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None, stdin: IO[str] | None
+) -> WarmLauncher:
     """Start what `can_fork` allows, with just this environment."""
     requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports]))
     read, write = os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         request = json.dumps([list(command[1:]), dict(environment)]).encode()
-        socket.send_fds(requests, [request], [write, there.fileno()])
+        inherited = [] if stdin is None else [stdin.fileno()]
+        socket.send_fds(requests, [request], [write, there.fileno(), *inherited])
         os.close(write)
         pid = json.loads(here.recv(64))
     return WarmLauncher(pid, os.fdopen(read, encoding="utf-8"), here)
@@ -200,10 +203,11 @@ def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
                 with running.pop(ended[0]) as place:
                     place.send(json.dumps(os.waitstatus_to_exitcode(ended[1])).encode())
         if requests.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
+            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
             if not request:
                 os._exit(0)
-            output, place = descriptors[0], socket.socket(fileno=descriptors[1])
+            output, place_number, *stdin = descriptors
+            place = socket.socket(fileno=place_number)
             pid = os.fork()
             if pid == 0:
                 try:
@@ -212,21 +216,22 @@ def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
                     for descriptor in (woken, wake):
                         os.close(descriptor)
                     command, environment = json.loads(request)
-                    _launch(command, environment, output)
+                    _launch(command, environment, output, *stdin)
                 finally:
                     os._exit(1)
-            os.close(output)
+            for descriptor in (output, *stdin):
+                os.close(descriptor)
             place.send(json.dumps(pid).encode())
             running[pid] = place
 
 
-def _launch(command: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
+def _launch(command: Sequence[str], environment: Mapping[str, str], output: int, stdin: int = 0) -> NoReturn:
     """Be what Python is with these arguments, in a process of its own."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (1, 2):
-        os.dup2(output, number)
+    for given, number in ((output, 1), (output, 2), (stdin, 0)):
+        os.dup2(given, number)
     os.close(output)
     os.environ.clear()
     os.environ.update(environment)
