@@ -48,7 +48,8 @@ def main(nproc: int, module: str, argv: Sequence[str]) -> int:
                 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # TextIO does not declare it
             run_module(module, argv)
         ranks.append(rank)
-    return int(any([os.waitpid(rank, 0)[1] for rank in ranks]))
+    ends = [os.waitpid(rank, 0)[1] for rank in ranks]
+    return int(any(ends))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
 Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
 each. Whatever a launch brings along that is read during an import makes it a fresh process instead, and so do other
-packages and interpreters; jobs of the embedded AWS are always fresh.
+packages and interpreters. Jobs of the embedded AWS are forked in the same way (warm_jobs.py), with their containers.
 
 Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
 imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
@@ -28,8 +28,9 @@ import types
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
+from infra.emulator.containers import container_init
 from jobs.train.accelerator import CPU
 from jobs.train.imports import imports_that_stay
 from jobs.train.kinds import script
@@ -71,7 +72,7 @@ _ENVIRONMENT_START = 47
 class WarmLauncher:
     """A launcher that runs, with what the tests use of a `Popen`."""
 
-    def __init__(self, pid: int, stdout: IO[str], ended: socket.socket) -> None:
+    def __init__(self, pid: int, stdout: IO[str] | None, ended: socket.socket) -> None:
         self.pid = pid
         self.stdout = stdout
         self.returncode: int | None = None
@@ -135,11 +136,11 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None, stdin: IO[str] | None
 ) -> WarmLauncher:
     """Start what `can_fork` allows, with just this environment."""
-    requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports]))
+    requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports])).requests
     read, write = os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        request = json.dumps([list(command[1:]), dict(environment)]).encode()
+        request = json.dumps([list(command[1:]), dict(environment), None]).encode()
         inherited = [] if stdin is None else [stdin.fileno()]
         socket.send_fds(requests, [request], [write, there.fileno(), *inherited])
         os.close(write)
@@ -147,12 +148,36 @@ def start(
     return WarmLauncher(pid, os.fdopen(read, encoding="utf-8"), here)
 
 
+def start_container(
+    command: Sequence[str], environment: Mapping[str, str], folder: str, *, output: int, stdin: int, status_fd: int
+) -> WarmLauncher:
+    """Start the first process of a container whose command `can_fork` allows, with these open files."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        request = json.dumps([list(command[1:]), dict(environment), folder]).encode()
+        socket.send_fds(_server().requests, [request], [output, there.fileno(), stdin, status_fd])
+        pid = json.loads(here.recv(64))
+    return WarmLauncher(pid, None, here)
+
+
 def _environment() -> dict[str, str]:
     return {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_IMPORT_ENVIRONMENT}
 
 
+class _Server(NamedTuple):
+    """A warm process: where it takes requests."""
+
+    requests: socket.socket
+    pid: int
+
+
+def pid_for_jobs() -> int:
+    """Return the process id of what `start_container` forks."""
+    return _server().pid
+
+
 @functools.cache
-def _server(search_path: str = "", *imports: str) -> socket.socket:
+def _server(search_path: str = "", *imports: str) -> _Server:
     """Start the process for ranks of ours; where modules are named, the one for a script's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for place in (here, there):
@@ -175,7 +200,7 @@ def _server(search_path: str = "", *imports: str) -> socket.socket:
         process.wait()
 
     atexit.register(end)
-    return here
+    return _Server(here, process.pid)
 
 
 def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
@@ -203,10 +228,10 @@ def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
                 with running.pop(ended[0]) as place:
                     place.send(json.dumps(os.waitstatus_to_exitcode(ended[1])).encode())
         if requests.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
+            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
             if not request:
                 os._exit(0)
-            output, place_number, *stdin = descriptors
+            output, place_number, *more = descriptors
             place = socket.socket(fileno=place_number)
             pid = os.fork()
             if pid == 0:
@@ -215,34 +240,59 @@ def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
                         other.close()
                     for descriptor in (woken, wake):
                         os.close(descriptor)
-                    command, environment = json.loads(request)
-                    _launch(command, environment, output, *stdin)
+                    command, environment, folder = json.loads(request)
+                    _take_over(environment, output, *more[:1])
+                    if folder is None:
+                        _run(command)
+                    else:
+                        _run_in_container(command, folder, status_fd=more[1])
                 finally:
                     os._exit(1)
-            for descriptor in (output, *stdin):
+            for descriptor in (output, *more):
                 os.close(descriptor)
             place.send(json.dumps(pid).encode())
             running[pid] = place
 
 
-def _launch(command: Sequence[str], environment: Mapping[str, str], output: int, stdin: int = 0) -> NoReturn:
-    """Be what Python is with these arguments, in a process of its own."""
+def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> None:
+    """Give this process what a fresh one would have been started with."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for given, number in ((output, 1), (output, 2), (stdin, 0)):
         os.dup2(given, number)
-    os.close(output)
+    for descriptor in {output, stdin} - {0}:
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
     _show_environment(environment)
+
+
+def _run(command: Sequence[str]) -> NoReturn:
+    """Be what Python is with these arguments."""
     name_process(" ".join(["python", *command]))
     option, program, *argv = command
     if option == "-m":
         run_module(program, argv)
     sys.argv = [option, *argv]
     run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
+
+
+def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> NoReturn:
+    """Be the first process of a container whose command is Python with these arguments."""
+
+    def execute(_: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
+        container_init.leave_init(libc)
+        os.closerange(3, 256)  # an exec would; with `error_fd` the init process learns that it is done
+        sys.path[0] = folder
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # TextIO does not declare it
+        _run(command)
+
+    os.setsid()
+    os.chdir(folder)
+    name_process(f"python {container_init.__file__} {' '.join(command)}")
+    os._exit(container_init.main([str(status_fd), folder, "python", *command], execute))
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:
