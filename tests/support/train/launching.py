@@ -31,6 +31,17 @@ PATIENCE_SECONDS = 120
 
 _SCAN_EVERY_SECONDS = 0.5
 
+_WITHOUT_FORKS = """
+import sys
+from jobs.train import launch
+from jobs.train.kinds.fabric_check import entrypoint
+del entrypoint.preload
+sys.exit(launch.main())
+"""
+
+FRESH_RANKS = ("-c", _WITHOUT_FORKS)
+"""A launcher of a fabric-check whose ranks are not forked: Python runs a test's `sitecustomize` first in each."""
+
 MEASURED = (
     "time",
     "samples_per_second",
