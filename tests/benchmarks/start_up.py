@@ -27,8 +27,8 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from tests.support.benchmarks.launched import launcher
@@ -71,8 +71,8 @@ def main() -> int:
 def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> list[float]:
     """Interrupts an attempt after its first steps. Returns its CPU seconds, and the seconds of each part."""
     cpu, times = _cpu_seconds(), [time.monotonic()]
-    own: dict[str, Any] = {"program": ("-c", program), "fresh": True}
-    launched = run.start(*flags, nproc=ranks, attempt=attempt, **own, TRAINYARD_ACCELERATOR="cpu")
+    fresh = replace(run, is_fresh=True)
+    launched = fresh.start(*flags, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu")
     for line in PARTS.values():
         launched.wait_for_line(line)
         times.append(time.monotonic())

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,6 +131,14 @@ class Launched:
             time.sleep(_SCAN_EVERY_SECONDS)
 
 
+@contextlib.contextmanager
+def _readable(text: str) -> Iterator[IO[str]]:
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(text)
+        file.seek(0)
+        yield file
+
+
 def _rank(process: psutil.Process) -> int | None:
     """Its number; None: it is no rank. One that was forked has the launcher's environment, and a name of its own."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -149,6 +158,8 @@ class Run:
     scratch: Path
     python: Path
     """The interpreter of its image, so to speak: which packages a job finds."""
+    is_fresh: bool = False
+    """True: each launcher is a new process, since its start is measured."""
 
     def start(
         self,
@@ -159,16 +170,15 @@ class Run:
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
         within: Sequence[str] = (),
-        stdin: IO[str] | None = None,
+        answers: str = "",
         imports: Sequence[str] | None = None,
-        fresh: bool = False,
         **env: str,
     ) -> Launched:
         """Start an attempt.
 
-        `within`: a command that becomes the one which is appended to it, somewhere else. `imports`: modules that a
-        script's ranks find imported (warm_launcher.py), where these are not what is tested. `fresh`: the launcher is a
-        new process in any case, since its start is measured.
+        `within`: a command that becomes the one which is appended to it, somewhere else. `answers`: what is found on
+        standard input, if anything. `imports`: modules that a script's ranks find imported (warm_launcher.py), where
+        these are not what is tested.
         """
         command = [
             *within,
@@ -185,18 +195,19 @@ class Run:
             **env,
         }
         process: subprocess.Popen[str] | WarmLauncher
-        if not fresh and warm_launcher.can_fork(command, environment, imports):
-            process = warm_launcher.start(command, environment, imports, stdin)
-        else:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=Path(__file__).parents[3],
-            )
+        with _readable(answers) if answers else contextlib.nullcontext() as stdin:
+            if not self.is_fresh and warm_launcher.can_fork(command, environment, imports):
+                process = warm_launcher.start(command, environment, imports, stdin)
+            else:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    cwd=Path(__file__).parents[3],
+                )
         several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
         starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
         return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)

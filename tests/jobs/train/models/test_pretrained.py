@@ -311,9 +311,7 @@ def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
         "evaluate": (f"--data={table}", "--predict-only=true", "--max-length=16"),
         "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
     }
-    (tmp_path / "yes").write_text("y\n" * 1000)
-    with (tmp_path / "yes").open() as says_yes:
-        launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, stdin=says_yes)
+    launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, answers="y\n" * 1000)
     assert re.match(f"error: {model}:? {re.escape(message)}", launched.lines[-1]), launched.output
     assert "Traceback" not in launched.output
     assert not (tmp_path / "was-run").exists()
