@@ -119,7 +119,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
     imported_with = _environment()
     if imports is not None and _SEARCH_PATH in environment:
         imported_with[_SEARCH_PATH] = environment[_SEARCH_PATH]
-    is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "launch.main(" in command[2])
+    is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "jobs.train" in command[2])
     return (
         is_launcher
         and command[0] == sys.executable
@@ -284,6 +284,9 @@ def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> No
 
     def execute(_: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
         container_init.leave_init(libc)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # as Python has it once it has started
         os.closerange(3, 256)  # an exec would; with `error_fd` the init process learns that it is done
         sys.path[0] = folder
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # TextIO does not declare it
