@@ -122,6 +122,7 @@ def run_embedded_aws(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--exit-with-pid", str(os.getpid()), *arguments],
+            cwd=Path(__file__).parents[2],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={

@@ -5,7 +5,7 @@
 A job that trains on a CPU would import PyTorch and transformers anew: four seconds of CPU, some seventy times in all
 tests. What is forked is the first process of its container, so that the tree of processes, what Batch sends them and
 what it sees of their end are the same. All other commands are started as they always are, and so are the jobs of a
-server that the product starts (`trainyard demo`, the acceptance run).
+server that the product starts itself (`trainyard demo`).
 """
 
 import os

@@ -231,11 +231,11 @@ def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
     run: Run, s3: "S3Client", tmp_path: Path
 ) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": GETS_IT_LATE}), "train.py")
-    run.attempt(*flags, kind="script")
+    run.attempt(*flags, **WARM)
     model = run.read("output/model/model.safetensors")
 
     # WHEN an attempt comes after the last step, which is in the middle of an epoch
-    again = run.attempt(*flags, kind="script", attempt=2, expect=1)
+    again = run.attempt(*flags, attempt=2, expect=1, **WARM)
 
     assert again.lines[-1] == (
         "error: all 10 steps are done, and this Trainer would do one more, for it got "
