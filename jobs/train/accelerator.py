@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE
 from jobs.contract.recipe import HpuTrainer
+from jobs.train.imports import imports_that_stay
 
 if TYPE_CHECKING:
     import torch
@@ -171,14 +172,15 @@ class Accelerator:
 
     def trainer_class(self) -> type[Any]:
         """Return the class of the Trainer: GaudiTrainer or that of transformers. Loading either takes seconds."""
-        _without_datasets()
-        if self.has_gaudi_trainer:
-            from optimum.habana import GaudiTrainer
+        with imports_that_stay():
+            _without_datasets()
+            if self.has_gaudi_trainer:
+                from optimum.habana import GaudiTrainer
 
-            return cast("type[Any]", GaudiTrainer)
-        from transformers import Trainer
+                return cast("type[Any]", GaudiTrainer)
+            from transformers import Trainer
 
-        return cast("type[Any]", Trainer)
+            return cast("type[Any]", Trainer)
 
     def training_arguments_class(self) -> type[Any]:
         """Return the class of the arguments that a Trainer of `trainer_class` takes."""

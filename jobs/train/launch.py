@@ -38,6 +38,7 @@ This module tells one attempt in the order in which it happens. It is also the e
       channel.py                              files by which the launcher of a node and its ranks talk
       store.py                                the key-value store of launchers and ranks, and who can reach it
       accelerator.py, batch_job.py            the accelerator; the Batch job
+      imports.py                              imports that take seconds
       environment.py                          the image that the code runs in, and its packages
       hub.py                 data             the push to the Hugging Face Hub
 

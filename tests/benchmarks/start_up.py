@@ -26,6 +26,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
 def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:
     """Ends an attempt after its first steps, the first one once it has saved. Returns what its parts took."""
     every = f"--checkpoint-every-steps={2 if attempt == 1 else 100_000}"
-    launched = run.start(
+    launched = replace(run, is_fresh=True).start(
         *flags, every, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu"
     )
     line = launched.wait_for_line("start-up:", PATIENCE_SECONDS)

@@ -118,10 +118,11 @@ def run_embedded_aws(
     `environment`: its settings. They stay out of this process, where they would be those of later servers too.
     """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
-    command = [sys.executable, "-m", "infra.emulator", "serve", "--state-file", str(state_file)]
+    command = [sys.executable, "-m", "tests.support.train.warm_jobs", "serve", "--state-file", str(state_file)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, "--exit-with-pid", str(os.getpid()), *arguments],
+            cwd=Path(__file__).parents[2],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={

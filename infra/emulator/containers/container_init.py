@@ -15,14 +15,17 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command; its exit code, 128 and the signal's number where a signal ended it."""
+def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], None] | None = None) -> int:
+    """Run the command; its exit code, 128 and the signal's number where a signal ended it.
+
+    `execute` becomes the command in the child; None: by an exec.
+    """
     status_fd, working_directory, command = int(arguments[0]), arguments[1], arguments[2:]
     os.set_inheritable(status_fd, False)
     wake_read, wake_write = os.pipe()
@@ -37,7 +40,7 @@ def main(arguments: list[str]) -> int:
     error_read, error_write = os.pipe()
     child = os.fork()
     if child == 0:
-        _execute(command, error_write, libc)
+        (execute or _execute)(command, error_write, libc)
     os.close(error_write)
     with os.fdopen(error_read) as errors:
         failure = errors.read()  # ends, empty, when the command takes over
@@ -55,20 +58,25 @@ def main(arguments: list[str]) -> int:
 def _execute(command: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
     """Become the command, in the child."""
     try:
-        os.setsid()
-        # Should this process's parent be killed, at least the command goes with it.
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        signal.set_wakeup_fd(-1)
-        # What Python ignores would stay ignored in the command.
-        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        devnull = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(devnull, 0)
+        leave_init(libc)
         os.execvp(command[0], command)  # noqa: S606 - the job definition names it, no shell is meant
     except OSError as error:
         os.write(error_fd, str(error.errno).encode())
     finally:
         os._exit(127)
+
+
+def leave_init(libc: ctypes.CDLL) -> None:
+    """Take away from this child what it has of the init process, but for files that an exec closes."""
+    os.setsid()
+    # Should this process's parent be killed, at least the command goes with it.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.set_wakeup_fd(-1)
+    # What Python ignores would stay ignored in the command.
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
 
 
 def _supervise(child: int, wake_fd: int) -> int:

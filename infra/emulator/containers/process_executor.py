@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -106,17 +106,7 @@ class ProcessExecutor:
         status_read, status_write = os.pipe()
         try:
             with _starting:
-                process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_INIT), str(status_write), str(directory), *run.command],
-                    cwd=directory,
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(status_write,),
-                    start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
-                    bufsize=0,
-                )
+                process = self._started([str(status_write), str(directory), *run.command], environment)
                 _init_pids.add(process.pid)
         except (OSError, ValueError) as error:  # out of processes, an argument list too long, a NUL in an argument
             os.close(status_read)
@@ -127,6 +117,21 @@ class ProcessExecutor:
         handle = ProcessHandle(process, status_read, directory, run)
         handle.await_start()
         return handle
+
+    def _started(self, arguments: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start a container's first process, with container_init.py's arguments."""
+        status_fd, directory, *_ = arguments
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_INIT), *arguments],
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(int(status_fd),),
+            start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
+            bufsize=0,
+        )
 
 
 def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:

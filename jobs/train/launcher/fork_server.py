@@ -11,9 +11,9 @@ bridge opens the driver while it is imported, which no two processes may share; 
 a script of one's own imports what it likes.
 """
 
+import atexit
 import contextlib
 import ctypes
-import gc
 import importlib
 import io
 import json
@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jobs.train import accelerator as accelerators
+from jobs.train.imports import imports_that_stay
 from jobs.train.launcher import shutdown
 from jobs.train.launcher.rank_environment import import_environment
 from jobs.train.launcher.request import Launch
@@ -74,7 +75,8 @@ def _started(launch: Launch) -> "ForkServer | None":
         # The launcher needs PyTorch too: what is imported before the fork is imported once for all.
         if not accelerators.is_cpu(launch.accelerator_asked):
             return None
-        import torch.distributed.launcher.api  # noqa: F401
+        with imports_that_stay():
+            import torch.distributed.launcher.api  # noqa: F401
     if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1) != 0:
         return None
     here, there = Pipe()
@@ -232,10 +234,8 @@ def _serve(requests: Connection, launch: Launch, launcher: int) -> NoReturn:
     except EOFError:
         os._exit(0)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
-    with contextlib.suppress(Exception):  # a rank meets the same, where there is a log for it
+    with imports_that_stay(), contextlib.suppress(Exception):  # a rank meets the same, where there is a log for it
         importlib.import_module(launch.kind.entrypoint).preload(launch.arguments)
-    gc.collect()
-    gc.freeze()  # a collection in a rank leaves these pages shared
     while True:
         try:
             request = _Request(**json.loads(requests.recv_bytes()))
@@ -297,19 +297,29 @@ def run_module(module: str, argv: Sequence[str]) -> NoReturn:
     """Run a module as `python -m` does, and end as Python does after it."""
     sys.modules.pop(module, None)  # the launcher's copy; runpy warns of it
     sys.argv = [module, *argv]
-    code = 0
+    run_to_its_end(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+def run_to_its_end(program: Callable[[], object]) -> NoReturn:
+    """Run a program in this process, and end as Python does after it."""
+    code, interrupted = 0, False
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        program()
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupted = True
     except BaseException:  # noqa: BLE001 - Python prints whatever a program raises
         traceback.print_exc()
         code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - it waits for threads, as Python's own end does
+    atexit._run_exitfuncs()  # noqa: SLF001
+    sys.stdout.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 

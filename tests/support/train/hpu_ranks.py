@@ -1,4 +1,4 @@
-"""Ranks of an HPU branch on a CPU, under torchrun: the launcher would look for the HPUs themselves."""
+"""Ranks of an HPU branch on a CPU, without the launcher, which would look for the HPUs themselves."""
 
 import os
 import subprocess
@@ -44,9 +44,9 @@ def train(
         "TOKENIZERS_PARALLELISM": "false",
         **variables,
     }
-    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "--module")
     where = folder if command[0] == "script" else REPOSITORY
-    ended = run_python(python, environment, *torchrun, module, *command, folder=where)
+    start = ("-m", "tests.support.train.forked_ranks", str(nproc))
+    ended = run_python(python, environment, *start, module, *command, folder=where)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 

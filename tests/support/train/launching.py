@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -30,6 +31,17 @@ PATIENCE_SECONDS = 120
 """For anything that is waited for; a healthy run takes a tenth."""
 
 _SCAN_EVERY_SECONDS = 0.5
+
+_WITHOUT_FORKS = """
+import sys
+from jobs.train import launch
+from jobs.train.kinds.fabric_check import entrypoint
+del entrypoint.preload
+sys.exit(launch.main())
+"""
+
+FRESH_RANKS = ("-c", _WITHOUT_FORKS)
+"""A launcher of a fabric-check whose ranks are not forked: Python runs a test's `sitecustomize` first in each."""
 
 MEASURED = (
     "time",
@@ -119,6 +131,14 @@ class Launched:
             time.sleep(_SCAN_EVERY_SECONDS)
 
 
+@contextlib.contextmanager
+def _readable(text: str) -> Iterator[IO[str]]:
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(text)
+        file.seek(0)
+        yield file
+
+
 def _rank(process: psutil.Process) -> int | None:
     """Its number; None: it is no rank. One that was forked has the launcher's environment, and a name of its own."""
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -138,6 +158,8 @@ class Run:
     scratch: Path
     python: Path
     """The interpreter of its image, so to speak: which packages a job finds."""
+    is_fresh: bool = False
+    """True: each launcher is a new process, since its start is measured."""
 
     def start(
         self,
@@ -148,9 +170,16 @@ class Run:
         program: Sequence[str] = ("-m", "jobs.train.launch"),
         options: Sequence[str] = (),
         within: Sequence[str] = (),
+        answers: str = "",
+        imports: Sequence[str] | None = None,
         **env: str,
     ) -> Launched:
-        """`within`: a command that becomes the one which is appended to it, somewhere else."""
+        """Start an attempt.
+
+        `within`: a command that becomes the one which is appended to it, somewhere else. `answers`: what is found on
+        standard input, if anything. `imports`: modules that a script's ranks find imported (warm_launcher.py), where
+        these are not what is tested.
+        """
         command = [
             *within,
             *(str(self.python), *program),
@@ -166,17 +195,19 @@ class Run:
             **env,
         }
         process: subprocess.Popen[str] | WarmLauncher
-        if warm_launcher.can_fork(command, environment):
-            process = warm_launcher.start(command, environment)
-        else:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=Path(__file__).parents[3],
-            )
+        with _readable(answers) if answers else contextlib.nullcontext() as stdin:
+            if not self.is_fresh and warm_launcher.can_fork(command, environment, imports):
+                process = warm_launcher.start(command, environment, imports, stdin)
+            else:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    cwd=Path(__file__).parents[3],
+                )
         several = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_ARRAY_INDEX"} & env.keys()
         starts_ranks_itself = "--processes=1" in flags  # a script's own torchrun listens where it likes
         return Launched(process, keeps_to_itself=not several and not starts_ranks_itself)

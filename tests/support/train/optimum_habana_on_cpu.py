@@ -1,6 +1,6 @@
 r"""The HPU branch on a CPU, with the real classes of optimum-habana: test_optimum_habana_contract.py runs this file.
 
-    python -m torch.distributed.run --nproc-per-node=2 --module \
+    python -m tests.support.train.forked_ranks 2 \
         tests.support.train.optimum_habana_on_cpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.support.train.optimum_habana_on_cpu describe
 
@@ -225,6 +225,11 @@ def run_script(command: list[str]) -> None:
     sys.argv = command
     sys.path[0] = str(Path(command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")
+
+
+def preload() -> None:
+    """Import what all ranks need."""
+    stand_in_for_habana()
 
 
 if __name__ == "__main__":

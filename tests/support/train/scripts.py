@@ -4,7 +4,7 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.client.code import pack_folder, write_archive
 from jobs.kinds.script import Script
@@ -18,6 +18,23 @@ REPOSITORY = Path(__file__).parents[3]
 
 PACKAGES = {"PYTHONPATH": str(Path(sys.prefix) / "scripts")}
 """What lets a process find the packages of requirements-scripts.txt."""
+
+_LIBRARY = ("trainyard.run", "trainyard.transformers_callback")
+
+WARM: dict[str, Any] = {
+    "kind": "script",
+    "imports": ("torch.distributed", "transformers.trainer", "transformers.models.bert.modeling_bert", *_LIBRARY),
+}
+"""For a run of a script that imports these, where how it comes to them is not what is tested."""
+
+WARM_WITH_PACKAGES: dict[str, Any] = {
+    "kind": "script",
+    "imports": (
+        *("datasets", "lightning.pytorch.callbacks", "peft", "sentence_transformers", "trl.scripts.utils"),
+        *("transformers.trainer", "transformers.models.llama.modeling_llama", "trl.trainer.sft_trainer", *_LIBRARY),
+    ),
+}
+"""As `WARM`, for scripts that find the packages of requirements-scripts.txt."""
 
 
 def write_files(folder: Path, files: dict[str, str]) -> Path:

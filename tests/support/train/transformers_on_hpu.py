@@ -1,6 +1,6 @@
 r"""The HPU branch without optimum-habana, with transformers' real classes: test_plain_hpu_contract.py runs this file.
 
-    python -m torch.distributed.run --nproc-per-node=2 --module \
+    python -m tests.support.train.forked_ranks 2 \
         tests.support.train.transformers_on_hpu finetune-classification --model=… --train-data=… --eval-data=…
     python -m tests.support.train.transformers_on_hpu describe
 

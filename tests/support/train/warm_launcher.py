@@ -3,15 +3,17 @@
 The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
 Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
 each. Whatever a launch brings along that is read during an import makes it a fresh process instead, and so do other
-programs, packages and interpreters; jobs of the embedded AWS are always fresh.
+packages and interpreters. Jobs of the embedded AWS are forked in the same way (warm_jobs.py), with their containers.
 
-    python -m tests.support.train.warm_launcher SOCKET_FD
+Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
+imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
+
+    python -m tests.support.train.warm_launcher SOCKET_FD [MODULE …]
 """
 
 import atexit
 import ctypes
 import functools
-import gc
 import importlib
 import json
 import os
@@ -22,19 +24,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
+from infra.emulator.containers import container_init
 from jobs.train.accelerator import CPU
-from jobs.train.launcher.fork_server import name_process, run_module
+from jobs.train.imports import imports_that_stay
+from jobs.train.kinds import script
+from jobs.train.launcher.fork_server import name_process, run_module, run_to_its_end
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
-_IMPORTED = (
-    _LAUNCHER,
-    "torch.distributed.launcher.api",
+_IMPORTED = (_LAUNCHER, "torch.distributed.launcher.api")
+_IMPORTED_BY_RANKS = (
     "jobs.train.trainer.training",
     "jobs.train.models.masked_bert",
     "transformers.models.bert.modeling_bert",
@@ -42,6 +47,9 @@ _IMPORTED = (
 )
 _READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
+_SEARCH_PATH = "PYTHONPATH"
+_OF_A_SCRIPT = ("--requirements=",)
+"""Beginnings of flags of a script that its ranks can have as fresh processes only: packages on their search path."""
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 """What a container of the tests has of this machine's environment (launching.py)."""
 _IMPORT_ENVIRONMENT = {
@@ -64,7 +72,7 @@ _ENVIRONMENT_START = 47
 class WarmLauncher:
     """A launcher that runs, with what the tests use of a `Popen`."""
 
-    def __init__(self, pid: int, stdout: IO[str], ended: socket.socket) -> None:
+    def __init__(self, pid: int, stdout: IO[str] | None, ended: socket.socket) -> None:
         self.pid = pid
         self.stdout = stdout
         self.returncode: int | None = None
@@ -102,40 +110,86 @@ class WarmLauncher:
         return self.returncode
 
 
-def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether a launch needs nothing but what the warm process has."""
+def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None) -> bool:
+    """Return whether a launch needs nothing but what a warm process has.
+
+    That is one of `python -m jobs.train.launch …`, and of `python -c` with a program that sets something of it first.
+    `imports`: the modules that ranks of a script find imported; None: they are fresh.
+    """
     imported_with = _environment()
-    return list(command[:3]) == [sys.executable, "-m", _LAUNCHER] and all(
-        value == imported_with.get(name) for name, value in environment.items() if name.startswith(_READ_DURING_IMPORTS)
+    if imports is not None and _SEARCH_PATH in environment:
+        imported_with[_SEARCH_PATH] = environment[_SEARCH_PATH]
+    is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "jobs.train" in command[2])
+    return (
+        is_launcher
+        and command[0] == sys.executable
+        and not (imports is not None and any(word.startswith(_OF_A_SCRIPT) for word in command))
+        and all(
+            value == imported_with.get(name)
+            for name, value in environment.items()
+            if name.startswith(_READ_DURING_IMPORTS)
+        )
     )
 
 
-def start(command: Sequence[str], environment: Mapping[str, str]) -> WarmLauncher:
-    """Start `python -m jobs.train.launch …` with just this environment."""
-    requests = _server()
+def start(
+    command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None, stdin: IO[str] | None
+) -> WarmLauncher:
+    """Start what `can_fork` allows, with just this environment."""
+    requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports])).requests
     read, write = os.pipe()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
-        request = json.dumps([list(command[3:]), dict(environment)]).encode()
-        socket.send_fds(requests, [request], [write, there.fileno()])
+        request = json.dumps([list(command[1:]), dict(environment), None]).encode()
+        inherited = [] if stdin is None else [stdin.fileno()]
+        socket.send_fds(requests, [request], [write, there.fileno(), *inherited])
         os.close(write)
         pid = json.loads(here.recv(64))
     return WarmLauncher(pid, os.fdopen(read, encoding="utf-8"), here)
+
+
+def start_container(
+    command: Sequence[str], environment: Mapping[str, str], folder: str, *, output: int, stdin: int, status_fd: int
+) -> WarmLauncher:
+    """Start the first process of a container whose command `can_fork` allows, with these open files."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with there:
+        request = json.dumps([list(command[1:]), dict(environment), folder]).encode()
+        socket.send_fds(_server().requests, [request], [output, there.fileno(), stdin, status_fd])
+        pid = json.loads(here.recv(64))
+    return WarmLauncher(pid, None, here)
 
 
 def _environment() -> dict[str, str]:
     return {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_IMPORT_ENVIRONMENT}
 
 
+class _Server(NamedTuple):
+    """A warm process: where it takes requests."""
+
+    requests: socket.socket
+    pid: int
+
+
+def pid_for_jobs() -> int:
+    """Return the process id of what `start_container` forks."""
+    return _server().pid
+
+
 @functools.cache
-def _server() -> socket.socket:
+def _server(search_path: str = "", *imports: str) -> _Server:
+    """Start the process for ranks of ours; where modules are named, the one for a script's."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for place in (here, there):
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
     process = subprocess.Popen(
         # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
-        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), " " * 4096],
-        env={**_environment(), _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES},
+        [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), *imports, " " * 4096],
+        env={
+            **_environment(),
+            **({_SEARCH_PATH: search_path} if search_path else {}),
+            _ENVIRONMENT_ROOM: "x" * _ROOM_BYTES,
+        },
         cwd=_REPOSITORY,
         pass_fds=(there.fileno(),),
     )
@@ -146,16 +200,18 @@ def _server() -> socket.socket:
         process.wait()
 
     atexit.register(end)
-    return here
+    return _Server(here, process.pid)
 
 
-def _serve(requests: socket.socket) -> NoReturn:
+def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
     """Import what launches need, then fork one for each request, until nobody can ask any more."""
-    CPU.trainer_class()  # first: it keeps out what a rank would not load either
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    with imports_that_stay():
+        if not imports:
+            CPU.trainer_class()  # first: it keeps out what a rank would not load either
+        for name in (*_IMPORTED, *(imports or _IMPORTED_BY_RANKS)):
+            importlib.import_module(name)
+    if imports:
+        script.preload = lambda _: None  # type: ignore[attr-defined]  # which has the launcher fork its ranks
     assert threading.active_count() == 1  # a fork takes no other thread along
     woken, wake = os.pipe()
     for descriptor in (woken, wake):
@@ -172,10 +228,11 @@ def _serve(requests: socket.socket) -> NoReturn:
                 with running.pop(ended[0]) as place:
                     place.send(json.dumps(os.waitstatus_to_exitcode(ended[1])).encode())
         if requests.fileno() in ready:
-            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
+            request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
             if not request:
                 os._exit(0)
-            output, place = descriptors[0], socket.socket(fileno=descriptors[1])
+            output, place_number, *more = descriptors
+            place = socket.socket(fileno=place_number)
             pid = os.fork()
             if pid == 0:
                 try:
@@ -183,29 +240,62 @@ def _serve(requests: socket.socket) -> NoReturn:
                         other.close()
                     for descriptor in (woken, wake):
                         os.close(descriptor)
-                    argv, environment = json.loads(request)
-                    _launch(argv, environment, output)
+                    command, environment, folder = json.loads(request)
+                    _take_over(environment, output, *more[:1])
+                    if folder is None:
+                        _run(command)
+                    else:
+                        _run_in_container(command, folder, status_fd=more[1])
                 finally:
                     os._exit(1)
-            os.close(output)
+            for descriptor in (output, *more):
+                os.close(descriptor)
             place.send(json.dumps(pid).encode())
             running[pid] = place
 
 
-def _launch(argv: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
-    """Be what `python -m jobs.train.launch` is, in a process of its own."""
+def _take_over(environment: Mapping[str, str], output: int, stdin: int = 0) -> None:
+    """Give this process what a fresh one would have been started with."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
+    for given, number in ((output, 1), (output, 2), (stdin, 0)):
+        os.dup2(given, number)
+    for descriptor in {output, stdin} - {0}:
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # read from TMPDIR when it is asked for next
     _show_environment(environment)
-    name_process(" ".join(["python", "-m", _LAUNCHER, *argv]))
-    run_module(_LAUNCHER, argv)
+
+
+def _run(command: Sequence[str]) -> NoReturn:
+    """Be what Python is with these arguments."""
+    name_process(" ".join(["python", *command]))
+    option, program, *argv = command
+    if option == "-m":
+        run_module(program, argv)
+    sys.argv = [option, *argv]
+    run_to_its_end(functools.partial(exec, program, vars(types.ModuleType("__main__"))))
+
+
+def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> NoReturn:
+    """Be the first process of a container whose command is Python with these arguments."""
+
+    def execute(_: list[str], error_fd: int, libc: ctypes.CDLL) -> None:
+        container_init.leave_init(libc)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)  # as Python has it once it has started
+        os.closerange(3, 256)  # an exec would; with `error_fd` the init process learns that it is done
+        sys.path[0] = folder
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # TextIO does not declare it
+        _run(command)
+
+    os.setsid()
+    os.chdir(folder)
+    name_process(f"python {container_init.__file__} {' '.join(command)}")
+    os._exit(container_init.main([str(status_fd), folder, "python", *command], execute))
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:
@@ -218,4 +308,4 @@ def _show_environment(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])

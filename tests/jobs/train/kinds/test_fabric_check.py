@@ -18,7 +18,7 @@ from jobs.train.kinds.fabric_check import entrypoint, probe
 from jobs.train.kinds.fabric_check.report import FabricReport, Link, Measurement, below_minimum, laggards
 from jobs.train.kinds.fabric_check.topology import rounds
 from jobs.train.rank import Rank
-from tests.support.train.launching import Run
+from tests.support.train.launching import FRESH_RANKS, Run
 from tests.support.train.listeners import open_to_the_network
 
 QUICK = ("--smallest-message-bytes=64", "--largest-message-bytes=65536", "--growth=1024")
@@ -126,7 +126,12 @@ def test_a_rank_whose_part_gets_lost_is_named_and_fails_the_job_and_a_slow_one_i
     flags = ("--smallest-message-bytes=64", "--largest-message-bytes=1048576", "--growth=100000")
 
     launched = run.attempt(
-        *(*flags, "--seconds-per-measurement=0.01"), kind="fabric-check", nproc=3, expect=1, PYTHONPATH=str(tmp_path)
+        *(*flags, "--seconds-per-measurement=0.01"),
+        kind="fabric-check",
+        nproc=3,
+        expect=1,
+        program=FRESH_RANKS,
+        PYTHONPATH=str(tmp_path),
     )
 
     lost = "rank 1's part is missing (43691 of 43691 values); seen by ranks 0, 1, 2"
@@ -167,7 +172,8 @@ def test_a_rank_that_never_starts_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         'import os, time\nif os.environ.get("RANK") == "1":\n    time.sleep(60)\n'
     )
-    launched = run.start(*QUICK, "--peer-timeout-seconds=2", kind="fabric-check", nproc=2, PYTHONPATH=str(tmp_path))
+    quick = (*QUICK, "--peer-timeout-seconds=2")
+    launched = run.start(*quick, kind="fabric-check", nproc=2, program=FRESH_RANKS, PYTHONPATH=str(tmp_path))
     assert launched.wait() == 1
     assert launched.lines[-1].startswith("error: the start: rank 1 (node 0, never seen) did not arrive within 2 s.")
 

@@ -22,7 +22,7 @@ from jobs.train.launcher.outcome import End, with_full_disk
 from jobs.train.launcher.rank_environment import rank_environment
 from jobs.train.launcher.rank_lines import RankLines
 from jobs.train.launcher.request import Launch, Node, parse
-from tests.support.train.launching import Run
+from tests.support.train.launching import FRESH_RANKS, Run
 
 
 class FullDisk(io.StringIO):
@@ -115,7 +115,7 @@ if os.environ.get("RANK"):
 
 def test_a_rank_that_aborts_since_its_peers_are_gone_is_started_again(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WATCHDOG)
-    launched = run.attempt(kind="fabric-check", expect=75, PYTHONPATH=str(tmp_path))
+    launched = run.attempt(kind="fabric-check", expect=75, program=FRESH_RANKS, PYTHONPATH=str(tmp_path))
     assert re.match(
         r"interrupted: rank 0 of node 0 lost its peers: .*remote process exited or there was a network error.*"
         r"; if it is started again, it begins anew: it has saved no checkpoint\n",

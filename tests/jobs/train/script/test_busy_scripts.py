@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.train.launching import NewRun
-from tests.support.train.scripts import script_flags, write_files
+from tests.support.train.scripts import WARM, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -69,9 +69,9 @@ def test_who_says_how_long_it_is_busy_has_not_hung(new_run: NewRun, s3: "S3Clien
     started = {
         command: new_run().start(
             *script_flags(s3, code, command, **silence.get(command, {})),
-            kind="script",
             program=("-c", HURRIED_LAUNCHER),
             options=[f"--hang-timeout-seconds={LIMIT_SECONDS}"],
+            **WARM,
         )
         for command in ("nothing.py", "loop.py says so", "loop.py", "trainer.py")
     }

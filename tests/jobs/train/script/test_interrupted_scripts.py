@@ -12,7 +12,7 @@ import pytest
 from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
 from tests.support.train.metadata_service import MetadataService
-from tests.support.train.scripts import script_flags, write_files
+from tests.support.train.scripts import WARM, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -102,11 +102,11 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
 ) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": TRAINER}), "train.py")
     whole = new_run()
-    uninterrupted = whole.attempt(*flags, nproc=2, kind="script")
+    uninterrupted = whole.attempt(*flags, nproc=2, **WARM)
     run = new_run()
 
     # WHEN SIGTERM comes
-    first = run.start(*flags, nproc=2, kind="script")
+    first = run.start(*flags, nproc=2, **WARM)
     first.wait_for_line("[progress] 14/60")
     assert first.kill(signal.SIGTERM) == 75
     # THEN a step is saved, and the script does not go on beyond its training
@@ -117,12 +117,12 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert "best" not in first.output
 
     # WHEN the node is lost without a word, after further checkpoints
-    second = run.start(*flags, nproc=2, attempt=2, kind="script")
+    second = run.start(*flags, nproc=2, attempt=2, **WARM)
     second.wait_for_line("[progress] 35/60")
     second.kill()
     run.wait_until_gone()
     # THEN the last attempt goes on from the newest, and all is as if nothing had happened
-    third = run.attempt(*flags, nproc=2, attempt=3, kind="script")
+    third = run.attempt(*flags, nproc=2, attempt=3, **WARM)
     assert any("start: resumed from checkpoint step-" in line for line in third.lines)
     [best] = [line.rpartition("-")[2] for line in uninterrupted.lines if line.startswith("best")]
     assert [line.rpartition("-")[2] for line in third.lines if line.startswith("best")] == [best]
@@ -164,12 +164,12 @@ def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is
 ) -> None:
     code = write_files(tmp_path / "code", {"train.py": EVALUATES_EPOCHS})
     whole = new_run()
-    uninterrupted = whole.attempt(*script_flags(s3, code, "train.py 0"), kind="script")
+    uninterrupted = whole.attempt(*script_flags(s3, code, "train.py 0"), **WARM)
     assert [line["step"] for line in whole.metrics() if "eval_loss" in line][:3] == [12, 24, 36]
     run = new_run()
 
     # WHEN the node is lost between the save at an epoch's last step and the evaluation that follows
-    first = run.start(*script_flags(s3, code, f"train.py {step}"), kind="script")
+    first = run.start(*script_flags(s3, code, f"train.py {step}"), **WARM)
     first.wait_for_line("hangs in the evaluation")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while step not in run.complete_checkpoints():
@@ -177,7 +177,7 @@ def test_an_evaluation_at_an_epochs_end_that_the_last_attempt_did_not_come_to_is
         time.sleep(0.1)
     first.kill()
     run.wait_until_gone()
-    second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, kind="script")
+    second = run.attempt(*script_flags(s3, code, f"train.py {step}"), attempt=2, **WARM)
 
     # THEN the next attempt evaluates first, and all is as if nothing had happened
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
@@ -198,11 +198,11 @@ def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_furt
     ending = "print('ends', trainer.state.global_step, trainer.evaluate()['eval_loss'], flush=True)"
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": f"{TRAINER}{ending}\n"}), "train.py")
     run = new_run()
-    whole = run.attempt(*flags, kind="script")
+    whole = run.attempt(*flags, **WARM)
     model, curve, result = run.read("output/model/model.safetensors"), run.curve(), run.receipt().result
 
     # WHEN Batch takes the attempt for lost as it leaves
-    again = run.attempt(*flags, kind="script", attempt=2)
+    again = run.attempt(*flags, attempt=2, **WARM)
 
     assert "start: resumed from checkpoint step-60\n" in again.lines
     assert run.read("output/model/model.safetensors") == model
@@ -227,11 +227,11 @@ def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
     run: Run, s3: "S3Client", tmp_path: Path
 ) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": GETS_IT_LATE}), "train.py")
-    run.attempt(*flags, kind="script")
+    run.attempt(*flags, **WARM)
     model = run.read("output/model/model.safetensors")
 
     # WHEN an attempt comes after the last step, which is in the middle of an epoch
-    again = run.attempt(*flags, kind="script", attempt=2, expect=1)
+    again = run.attempt(*flags, attempt=2, expect=1, **WARM)
 
     assert again.lines[-1] == (
         "error: the training has ended at step 10, and this Trainer would do one more, for it got "
@@ -246,10 +246,10 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
 ) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LOOP}), "train.py")
     whole = new_run()
-    whole.attempt(*flags, nproc=2, kind="script")
+    whole.attempt(*flags, nproc=2, **WARM)
     run = new_run()
 
-    first = run.start(*flags, nproc=2, kind="script")
+    first = run.start(*flags, nproc=2, **WARM)
     first.wait_for_line("[progress] 110/400")
     assert first.kill(signal.SIGTERM) == 75
     record = run.recorded_attempt(1)
@@ -258,7 +258,7 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     # WHEN EC2 gives notice while the next attempt goes on
     with MetadataService() as metadata:
         slow = {"STEP_SECONDS": "0.1", **metadata.environment}
-        second = run.start(*flags, nproc=2, attempt=2, kind="script", program=("-c", EAGER), **slow)
+        second = run.start(*flags, nproc=2, attempt=2, program=("-c", EAGER), **WARM, **slow)
         second.wait_for_line(f"start: resumed from checkpoint step-{record.last_step}\n")
         second.wait_for_line("loss ")  # from its first step on it listens
         notice = metadata.give_notice(20)
@@ -274,19 +274,19 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
         assert any(line.startswith(f"checkpoint: step {step},") for line in second.lines), second.output
     assert run.complete_checkpoints()[-1] == later
     # WHEN the next one is lost without a word
-    third = run.start(*flags, nproc=2, attempt=3, kind="script")
+    third = run.start(*flags, nproc=2, attempt=3, **WARM)
     third.wait_for_line(f"start: resumed from checkpoint step-{later}\n")
     third.wait_for_line("loss ")
     third.kill()
     run.wait_until_gone()
     # THEN the last one goes on from the newest step that was saved
-    fourth = run.attempt(*flags, nproc=2, attempt=4, kind="script")
+    fourth = run.attempt(*flags, nproc=2, attempt=4, **WARM)
     [resumed] = [line for line in fourth.lines if line.startswith("start: resumed from checkpoint step-")]
     assert int(resumed.rpartition("-")[2]) >= later
 
     assert_same(run, whole, "output/model.pt")
     # An attempt after the last step, of a node that was lost while it left, has nothing to do, and leaves the same
-    run.attempt(*flags, nproc=2, attempt=5, kind="script")
+    run.attempt(*flags, nproc=2, attempt=5, **WARM)
     assert_same(run, whole, "output/model.pt")
     assert run.receipt().result["loss"] == whole.receipt().result["loss"]
     assert run.tensorboard_losses(tmp_path / "events")

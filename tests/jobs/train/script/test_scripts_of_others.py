@@ -18,7 +18,7 @@ import pytest
 from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.reviews import save_tiny_bert
-from tests.support.train.scripts import PACKAGES, REPOSITORY, script_flags, write_files
+from tests.support.train.scripts import PACKAGES, REPOSITORY, WARM_WITH_PACKAGES, script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -167,7 +167,7 @@ def test_sft_of_trl_is_run_from_its_package(
     flags = script_flags(s3, code, command, inputs={name: inputs[name] for name in ("llama", "talks")})
     run = new_run_of_script()
 
-    first = run.start(*flags, kind="script")
+    first = run.start(*flags, **WARM_WITH_PACKAGES)
     first.wait_for_line("'loss'")
     assert first.kill(signal.SIGTERM) == 75
     # What it had completed is kept, with its adapter
@@ -175,7 +175,7 @@ def test_sft_of_trl_is_run_from_its_package(
     assert f"checkpoints/step-{newest}/output/checkpoint-{newest}/adapter_model.safetensors" in run.keys("checkpoints/")
 
     # It asks for no checkpoint, so it begins anew, and comes to its end
-    run.attempt(*flags, attempt=2, kind="script")
+    run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     assert {"output/adapter_config.json", "output/adapter_model.safetensors"} <= set(run.keys("output/"))
 
 
@@ -187,12 +187,12 @@ def test_sentence_transformers_go_on_from_their_own_checkpoint(
     flags = script_flags(s3, code, "train.py {inputs.bert} {inputs.pairs} {output}", inputs=given)
     run = new_run_of_script()
 
-    first = run.start(*flags, kind="script")
+    first = run.start(*flags, **WARM_WITH_PACKAGES)
     first.wait_for_line("'epoch': 0.6")
     assert first.kill(signal.SIGTERM) == 75
     newest = run.complete_checkpoints()[-1]
     assert newest >= 10
-    second = run.attempt(*flags, attempt=2, kind="script")
+    second = run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     assert f"goes on from checkpoint-{newest}\n" in second.lines
     assert "output/model/model.safetensors" in run.keys("output/")
 
@@ -201,11 +201,11 @@ def test_lightning_goes_on_from_its_last_checkpoint(new_run_of_script: NewRun, s
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": LIGHTNING}), "train.py")
     run = new_run_of_script()
 
-    first = run.start(*flags, kind="script")
+    first = run.start(*flags, **WARM_WITH_PACKAGES)
     first.wait_for_line("checkpoint: step")
     assert first.kill(signal.SIGTERM) == 75
     kept = run.complete_checkpoints()
-    second = run.attempt(*flags, attempt=2, kind="script")
+    second = run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     steps = [int(line.split()[1]) for line in second.lines if line.startswith("step ")]
     assert kept
     assert all(step >= 50 for step in steps), (kept, second.output)  # none where the first came to its end
@@ -236,14 +236,14 @@ def test_with_the_callback_they_end_as_if_nobody_had_interrupted_them(
     given = {name: inputs[name] for name in ("llama", "talks")}
     flags = script_flags(s3, code, "sft.py {inputs.llama} {inputs.talks}/train.jsonl", inputs=given)
     run = new_run_of_script()
-    first = run.start(*flags, kind="script")
+    first = run.start(*flags, **WARM_WITH_PACKAGES)
     first.wait_for_line("[progress] 14/40")
     assert first.kill(signal.SIGTERM) == 75
     step = run.recorded_attempt(1).last_step
     names = [Path(name).name for name in run.keys(f"checkpoints/step-{step}/")]
     assert "adapter_model.safetensors" in names
     assert "waits until they are written" not in first.output
-    second = run.attempt(*flags, attempt=2, kind="script")
+    second = run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
     assert (
         run.read("output/adapter/adapter_model.safetensors")
@@ -257,11 +257,11 @@ def test_with_the_callback_they_end_as_if_nobody_had_interrupted_them(
     given = {name: inputs[name] for name in ("bert", "pairs")}
     flags = script_flags(s3, code, "sentences.py {inputs.bert} {inputs.pairs} {output}", inputs=given)
     run = new_run_of_script()
-    first = run.start(*flags, kind="script")
+    first = run.start(*flags, **WARM_WITH_PACKAGES)
     first.wait_for_line("[progress] 40/80")
     first.wait_for_line("checkpoint: step")
     first.kill()
     run.wait_until_gone()
-    second = run.attempt(*flags, attempt=2, kind="script")
+    second = run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     assert any("start: resumed from checkpoint step-" in line for line in second.lines)
     assert run.read("output/model/model.safetensors") == (bare / "output/model/model.safetensors").read_bytes()

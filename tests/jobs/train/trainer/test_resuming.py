@@ -87,7 +87,7 @@ def test_of_two_attempts_that_live_at_once_the_older_ends_and_the_newers_model_i
 def test_a_job_that_goes_on_with_a_run_of_another_counts_on_and_keeps_what_that_one_recorded(
     run: Run, recipe: tuple[str, ...]
 ) -> None:
-    recipe = (*recipe, "--epochs=20")  # long enough for two interruptions
+    recipe = (*recipe, "--epochs=10")  # long enough for two interruptions
     on_spot = run.start(*recipe, AWS_BATCH_JOB_ID="spot")
     on_spot.wait_for_line("checkpoint: step 8,")
     assert on_spot.kill(signal.SIGTERM) == 75
