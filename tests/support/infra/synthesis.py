@@ -1,11 +1,13 @@
 """Synthesis for tests, and what they read templates with."""
 
+import atexit
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import aws_cdk as cdk
@@ -35,8 +37,18 @@ def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
 @cache
 def templates_of(row: Stage) -> Templates:
     """Return one stage's templates, made once for all tests with the same settings, which must not change them."""
-    with TemporaryDirectory() as directory:
-        return synthesise([row], Path(directory))
+    return synthesise([row], _folder())
+
+
+@cache
+def _folder() -> Path:
+    """Return a folder in which each synthesis takes the place of the one before.
+
+    The sources that are an asset of each stage are hashed and copied to it once, which takes as long as half of the rest.
+    """
+    folder = Path(mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    return folder
 
 
 def stacks_of(row: Stage) -> Templates:
