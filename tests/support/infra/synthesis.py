@@ -44,7 +44,7 @@ def templates_of(row: Stage) -> Templates:
 def _folder() -> Path:
     """Return a folder in which each synthesis takes the place of the one before.
 
-    The sources that are an asset of each stage are hashed and copied to it once, which takes as long as half of the rest.
+    The sources that are an asset of each stage are hashed and copied to it once: that takes half as long as all else.
     """
     folder = Path(mkdtemp())
     atexit.register(shutil.rmtree, folder)

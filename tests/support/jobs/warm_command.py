@@ -28,6 +28,7 @@ from pathlib import Path
 
 import jobs.cli
 import jobs.client
+from tests.support import service_models
 from tests.support.jobs.terminal import TRAINYARD
 
 _REPOSITORY = Path(__file__).parents[3]
@@ -78,7 +79,7 @@ def run(
 
 
 def _read(descriptor: int) -> str:
-    with open(descriptor) as output:  # noqa: PTH123 - a descriptor is no path
+    with open(descriptor) as output:
         return output.read()
 
 
@@ -117,8 +118,10 @@ def _serve(requests: socket.socket) -> None:
     for package in (jobs.cli, jobs.client):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    # What is imported only where a client is made.
-    boto3.Session("none", "none", region_name="us-east-1").client("s3")
+    # What is imported and read only where a client is made.
+    service_models.share()
+    for service in ("batch", "logs", "s3", "ssm"):
+        boto3.Session("none", "none", region_name="us-east-1").client(service)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests as well, which end this by their socket
