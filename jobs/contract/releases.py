@@ -100,7 +100,8 @@ def _rows(table: str) -> dict[str, Release]:
 @cache
 def _tables() -> dict[str, Any]:
     """Return what the file holds, read once: a synthesis asks for releases a hundred times."""
-    return tomllib.loads(RELEASES_FILE.read_text())
+    tables: dict[str, Any] = tomllib.loads(RELEASES_FILE.read_text())
+    return tables
 
 
 def release(name: str | None = None) -> Release:

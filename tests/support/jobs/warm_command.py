@@ -136,7 +136,8 @@ def _serve(requests: socket.socket) -> None:
             requests.close()
             *streams, ended = descriptors
             _watch(streams, socket.socket(fileno=ended))
-            _become(*json.loads(request), streams)
+            command, folder, environment = json.loads(request)
+            _become(command, folder, environment, streams)
             return
         for descriptor in descriptors:
             os.close(descriptor)
