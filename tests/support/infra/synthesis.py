@@ -53,12 +53,12 @@ def synthesise(rows: Iterable[Stage], directory: Path) -> Templates:
 @cache
 def templates_of(row: Stage) -> Templates:
     """Return one stage's templates, made once for all tests with the same settings, which must not change them."""
-    return synthesise([row], _folder())
+    return synthesise([row], _folder(row.name))
 
 
 @cache
-def _folder() -> Path:
-    """Return a folder in which each synthesis takes the place of the one before.
+def _folder(_stage: str) -> Path:
+    """Return a folder in which each synthesis of a stage of this name takes the place of the one before.
 
     The sources that are an asset of each stage are hashed and copied to it once: that takes half as long as all else.
     """
