@@ -15,7 +15,8 @@ from xdist.scheduler import LoadFileScheduling
 # moto's jsonschema loads a grammar of IRIs where it finds one: two seconds in each process that collects tests.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
 
-from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_aws  # noqa: E402 - after that
+from tests.support import service_models  # noqa: E402 - after that
+from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_aws  # noqa: E402
 
 pytest_plugins = ["tests.support.images.docker_engine"]
 
@@ -33,6 +34,7 @@ class FileOrImagesScheduling(LoadFileScheduling):  # type: ignore[misc] # pytest
 
 
 def pytest_configure() -> None:
+    service_models.share()
     # Programs that tests start get Ctrl-C as users' do: a shell starts what runs in the background without it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The CDK library's own check of templates takes as long as the rest of a synthesis. The test that runs the app as

@@ -7,7 +7,9 @@ python -m jobs.contract.releases --table    prints all rows as the table of imag
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import tomllib
 
@@ -91,8 +93,15 @@ def history() -> dict[str, Release]:
 
 
 def _rows(table: str) -> dict[str, Release]:
-    rows = tomllib.loads(RELEASES_FILE.read_text())[table]
+    rows = _tables()[table]
     return {name: Release(name=name, **{**row, "gaudi": tuple(row["gaudi"])}) for name, row in rows.items()}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    """Return what the file holds, read once: a synthesis asks for releases a hundred times."""
+    tables: dict[str, Any] = tomllib.loads(RELEASES_FILE.read_text())
+    return tables
 
 
 def release(name: str | None = None) -> Release:
@@ -101,7 +110,7 @@ def release(name: str | None = None) -> Release:
     Raises UsageError with the closest name if there is none, ConfigurationError with the reason if it is history.
     """
     rows, past = releases(), history()
-    name = name or tomllib.loads(RELEASES_FILE.read_text())["default"]
+    name = name or str(_tables()["default"])
     if name in past:
         raise ConfigurationError(
             f"release '{name}' is history: {_why_history(past[name])}", next_step=f"choose one of {', '.join(rows)}"

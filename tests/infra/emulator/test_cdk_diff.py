@@ -1,6 +1,7 @@
 """What `cdk diff` of the real CLI shows of the project's own stages: it asks for a change set and never executes it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,23 +9,9 @@ import pytest
 from infra.emulator import cdk_cli
 from infra.settings import STAGES
 from tests.support.embedded_aws import EmbeddedAws
+from tests.support.infra.synthesis import synthesise_as_the_cli_does
 
 pytestmark = pytest.mark.timeout(300)  # the first waits for the stage to be deployed
-
-APP = """
-import dataclasses
-import sys
-
-sys.path.insert(0, {root!r})
-
-import aws_cdk as cdk
-from infra.app import build
-from infra.settings import STAGES
-
-app = cdk.App()
-build(app, [dataclasses.replace(STAGES["dev"], max_nodes={max_nodes})])
-app.synth()
-"""
 
 Diff = Callable[..., tuple[int, str]]
 
@@ -38,9 +25,7 @@ def diff(deployed_aws: EmbeddedAws, tmp_path: Path) -> Diff:
     def run(*arguments: str, max_nodes: int | None = None) -> tuple[int, str]:
         app = cdk_cli.APP
         if max_nodes is not None:
-            script = tmp_path / "changed_app.py"
-            script.write_text(APP.format(root=str(cdk_cli.ROOT), max_nodes=max_nodes))
-            app = f"{cdk_cli.APP.split(' -m ')[0]} {script}"
+            app = synthesise_as_the_cli_does(replace(STAGES["dev"], max_nodes=max_nodes), tmp_path / "assembly")
         output = ["--output", str(tmp_path / "cdk.out")]
         return deployed_aws.cdk("diff", *arguments, "--app", app, *output, scratch=tmp_path, cwd=cdk_cli.ROOT)
 

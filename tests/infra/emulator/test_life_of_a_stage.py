@@ -6,17 +6,21 @@ what they kept.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import aws_cdk as cdk
 import pytest
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_ssm as ssm
 
 from infra.settings import STAGES
+from infra.stages import Team
+from jobs.contract.catalog import CATALOG
 from jobs.contract.plan import plan
 from jobs.contract.queues import CPU_SPOT, SPOT, owner_of_queue
 from jobs.contract.spec import parse_spec
-from jobs.contract.stage import (
-    queue_parameter,
-)
+from jobs.contract.stage import queue_parameter
 from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
 from tests.support.emulator.staged_account import KIND, Account, Seen
@@ -24,18 +28,30 @@ from tests.support.emulator.staged_account import KIND, Account, Seen
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
 OTHER_RELEASE = "1.20.0"
 
-TEAM = "Team(name='evaluation', huggingface_token=True, monthly_budget_usd=50)"
-GROWN = f"max_nodes=3, max_on_demand_nodes=1, monthly_budget_usd=1000, teams=(*STAGES['dev'].teams, {TEAM})"
-NEW_KIND = f"CATALOG['evaluate'] = dataclasses.replace(CATALOG[{KIND!r}], name='evaluate', accelerated=False)"
-UPGRADED = f"{GROWN}, release={OTHER_RELEASE!r}"
-SETTLED = UPGRADED.replace("monthly_budget_usd=1000", "monthly_budget_usd=2000", 1)
-CLASH = """
-for node in app.node.find_child("dev").node.find_child("compute").node.find_all():
-    if isinstance(node, batch.CfnJobQueue):
-        queue = node
-clash = ssm.CfnParameter(cdk.Stack.of(queue), "Clash", name="/in/use", type="String", value="mine")
-clash.add_dependency(queue)
-"""
+TEAM = Team(name="evaluation", huggingface_token=True, monthly_budget_usd=50)
+GROWN: dict[str, Any] = {
+    "max_nodes": 3,
+    "max_on_demand_nodes": 1,
+    "monthly_budget_usd": 1000,
+    "teams": (*STAGES["dev"].teams, TEAM),
+}
+UPGRADED = {**GROWN, "release": OTHER_RELEASE}
+SETTLED = {**UPGRADED, "monthly_budget_usd": 2000}
+
+
+def clash(app: cdk.App) -> None:
+    """Let a parameter that is there already come after the queue, in the middle of the stack's change."""
+    compute = app.node.find_child("dev").node.find_child("compute")
+    *_, queue = (node for node in compute.node.find_all() if isinstance(node, batch.CfnJobQueue))
+    parameter = ssm.CfnParameter(cdk.Stack.of(queue), "Clash", name="/in/use", type="String", value="mine")
+    parameter.add_dependency(queue)
+
+
+@pytest.fixture(scope="module")
+def _a_new_kind() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CATALOG, "evaluate", replace(CATALOG[KIND], name="evaluate", accelerated=False))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +83,7 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def grown(account: Account, deployed: Seen) -> Step:
+def grown(account: Account, deployed: Seen, _a_new_kind: None) -> Step:
     """More nodes, On-Demand ones too, another team with a secret and a budget, another job kind: in place.
 
     Two jobs hold all nodes of their team, so a third has to wait.
@@ -78,7 +94,7 @@ def grown(account: Account, deployed: Seen) -> Step:
     account.submit("waiting", team="research", command="true")
     account.reached("waiting", "RUNNABLE")
 
-    code, said = account.deploy(app=account.changed_app(GROWN, before=NEW_KIND))
+    code, said = account.deploy(app=account.changed_app(**GROWN))
     assert code == 0, said
     after = account.see()
     account.reached("waiting", "SUCCEEDED")  # the third node takes it, while the other two are at work
@@ -93,7 +109,7 @@ def refused(account: Account, grown: Step) -> tuple[Step, str]:
     """A change that fails in its middle, and what the CLI says of it."""
     account.aws.client("ssm").put_parameter(Name="/in/use", Value="another's", Type="String")
     before = account.see()
-    app = account.changed_app(GROWN.replace("max_nodes=3", "max_nodes=9", 1), before=NEW_KIND, after=CLASH)
+    app = account.changed_app(**{**GROWN, "max_nodes": 9}, then=clash)
     code, said = account.deploy("dev/compute", "--exclusively", app=app)
     assert code != 0, said
     return Step(before, account.see()), said
@@ -105,7 +121,7 @@ def upgraded(account: Account, refused: tuple[Step, str]) -> Step:
     open_gate = account.gated("on the old release", team="research")
     account.reached("on the old release", "RUNNING")
     before = account.see()
-    app = account.changed_app(f"{UPGRADED}, retiring=(STAGES['dev'].pool,)", before=NEW_KIND)
+    app = account.changed_app(**UPGRADED, retiring=(STAGES["dev"].pool,))
     code, said = account.deploy(app=app)
     assert code == 0, said
     after = account.see()
@@ -130,14 +146,14 @@ def stopped(account: Account, upgraded: Step) -> Step:
 @pytest.fixture(scope="module")
 def settled(account: Account, stopped: Step) -> Step:
     """The old release is no longer wanted, and the budget is raised."""
-    code, said = account.deploy(app=account.changed_app(SETTLED, before=NEW_KIND))
+    code, said = account.deploy(app=account.changed_app(**SETTLED))
     assert code == 0, said
     return Step(stopped.after, account.see())
 
 
 @pytest.fixture(scope="module")
 def destroyed(account: Account, settled: Step) -> Step:
-    code, said = account.cdk("destroy", "dev/*", "--force", app=account.changed_app(SETTLED, before=NEW_KIND))
+    code, said = account.cdk("destroy", "dev/*", "--force", app=account.changed_app(**SETTLED))
     assert code == 0, said
     return Step(settled.after, account.see())
 
@@ -201,16 +217,16 @@ def test_a_team_runs_on_instances_and_in_a_security_group_of_its_own(account: Ac
     stage = account.stage()
     request = plan(parse_spec(spec, origin="the test"), stage, run_id="probe-20261121-120005-00ab").request
     request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = ["true"]
-    batch = account.aws.client("batch")
+    client = account.aws.client("batch")
     account.aws.client("secretsmanager").put_secret_value(
         SecretId=account.parameters()["huggingface-secret/evaluation"], SecretString="hf_of-the-team"
     )
-    account.jobs["of a team"] = batch.submit_job(**request)["jobId"]
+    account.jobs["of a team"] = client.submit_job(**request)["jobId"]
     assert account.reached("of a team", *ENDED)["status"] == "SUCCEEDED"
     # Nobody else's jobs are in its queues, whose environments no other queue has.
     environments: dict[str, set[str]] = {}
     for name, arn in stage.queues.items():
-        [queue] = batch.describe_job_queues(jobQueues=[arn])["jobQueues"]
+        [queue] = client.describe_job_queues(jobQueues=[arn])["jobQueues"]
         its = {item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]}
         environments.setdefault(str(owner_of_queue(name)), set()).update(its)
     assert environments.keys() == {"research", "product", "evaluation"}

@@ -1,4 +1,4 @@
-"""The command line as users run it: the installed console script, in a folder and with an environment of its own."""
+"""The command line as users run it: the console script, in a folder and with an environment of its own."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.jobs import warm_command
 from tests.support.jobs.submitting import SPEC
-from tests.support.jobs.terminal import TRAINYARD
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -33,15 +33,12 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
         stdin: str = "",
         timeout_seconds: float = 300,
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [TRAINYARD, *map(str, arguments)],
-            cwd=tmp_path,
-            env={**clean_environment, **(environment or {})},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
+        return warm_command.run(
+            [*map(str, arguments)],
+            folder=tmp_path,
+            environment={**clean_environment, **(environment or {})},
+            stdin=stdin,
+            timeout_seconds=timeout_seconds,
         )
 
     return run

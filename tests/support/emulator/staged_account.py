@@ -1,11 +1,15 @@
 """An account of the embedded AWS into which the real CDK CLI deploys stages, and what is seen in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+from aws_cdk import App
+
 from infra.emulator import ACCOUNT_ID, REGION, cdk_cli
+from infra.settings import STAGES
 from jobs.contract.catalog import CATALOG
 from jobs.contract.queues import SPOT
 from jobs.contract.stage import (
@@ -16,28 +20,9 @@ from jobs.contract.stage import (
 )
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.emulator.batch_calls import until
+from tests.support.infra.synthesis import synthesise_as_the_cli_does
 
 KIND = next(iter(CATALOG))
-
-APP = """
-import dataclasses
-import sys
-
-sys.path.insert(0, {root!r})
-
-import aws_cdk as cdk
-from aws_cdk import aws_batch as batch, aws_ssm as ssm
-from infra.app import build
-from infra.settings import STAGES
-from infra.stages import Team
-from jobs.contract.catalog import CATALOG
-
-{before}
-app = cdk.App()
-build(app, [dataclasses.replace(STAGES["dev"], {changes})])
-{after}
-app.synth()
-"""
 
 
 @dataclass(frozen=True)
@@ -75,11 +60,10 @@ class Account:
         # Away from cdk.json: finding an app there, the CLI would synthesise it once for this alone.
         return self.aws.cdk("bootstrap", f"aws://{ACCOUNT_ID}/{REGION}", scratch=self.folder)
 
-    def changed_app(self, changes: str, *, before: str = "", after: str = "") -> str:
-        """The command of an app whose stage `dev` has other settings."""
-        script = self.folder / "changed_app.py"
-        script.write_text(APP.format(root=str(cdk_cli.ROOT), changes=changes, before=before, after=after))
-        return f"{cdk_cli.APP.split(' -m ')[0]} {script}"
+    def changed_app(self, *, then: Callable[[App], object] = lambda _: None, **changes: Any) -> str:
+        """Return, for `--app`, the stage `dev` with other settings; `then` changes the app."""
+        folder = Path(mkdtemp(dir=self.folder))
+        return synthesise_as_the_cli_does(replace(STAGES["dev"], **changes), folder, then=then)
 
     def deploy(self, *selected: str, app: str = cdk_cli.APP) -> tuple[int, str]:
         return self.cdk("deploy", *(selected or ("dev/*",)), "--method=direct", "--require-approval=never", app=app)
