@@ -28,9 +28,9 @@ def with_modes(optimizer: Any) -> Any:
 def keep_epoch(trainer: type[Any]) -> None:
     """Have a Trainer that goes on within an epoch take the samples of that epoch, and not those of the first.
 
-    Release 1.23 needs it. Its accelerate (1.10.1; so do others, 1.9.0 for one) makes the data loader anew, without its
-    first batches, and the new one does not know of which epoch it is: it sets the sampler back to epoch 0, on however
-    many ranks. In accelerate 1.15.0 it knows, and in 0.33.0 it does not come to the sampler.
+    Releases 1.21 and 1.23 need it. Their accelerate (1.9.0 and 1.10.1) makes the data loader anew, without its first
+    batches, and the new one does not know of which epoch it is: it sets the sampler back to epoch 0, on however many
+    ranks. From accelerate 1.15.0 on it knows (its pull request 4071), and in 0.33.0 it does not come to the sampler.
     """
     for part in trainer.__mro__:
         loop = vars(part).get("_inner_training_loop")

@@ -2,8 +2,8 @@
 
 The examples of a step follow from the seed and the epoch alone, not from the number of ranks, nor from where an attempt
 resumes. The Trainer's own do: GaudiTrainer before 1.21 has several ranks shuffle with a generator that starts from one
-fixed seed in every attempt, and accelerate 1.10 tells its sampler a wrong epoch where an attempt resumes in the middle
-of one. Either way a resumed run would take some examples twice and others not at all.
+fixed seed in every attempt, and accelerate 1.9 and 1.10 tell their sampler a wrong epoch where an attempt resumes in
+the middle of one. Either way a resumed run would take some examples twice and others not at all.
 """
 
 from collections.abc import Callable, Iterator
