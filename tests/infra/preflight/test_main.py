@@ -17,6 +17,7 @@ CHECKS = {
     *(
         "instance types",
         "vCPU quotas",
+        "Batch's quotas",
         "promised capacity",
         "VPC",
         "CDK bootstrap",

@@ -11,5 +11,5 @@ def test_the_page_holds_what_the_module_prints() -> None:
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     held = (ROOT / "infra/docs/settings.md").read_text().partition("<!-- keys -->")[2].partition("<!-- /keys -->")[0]
     assert held.strip() == printed.strip(), "python -m infra.stages.reference, into infra/docs/settings.md"
-    assert "| `max_nodes` | `2` | Accelerator instances on Spot that may run at once; " in printed
+    assert "| `max_nodes` | `2` | Accelerator instances on Spot that each team may have at once, " in printed
     assert "| `teams` | *needed* | " in printed

@@ -130,11 +130,14 @@ def test_the_command_line_finds_both_buckets(storage: dict[str, Any]) -> None:
     assert published == {
         "/trainyard/dev/bucket/data": {"Ref": "Data666C94C7"},
         "/trainyard/dev/bucket/run": {"Ref": "RunsE45A2291"},
+        # Stays where the file system goes, so that teams' instances need not let go of it in a deployment of its own.
+        "/trainyard/dev/security-group/fsx": {"Fn::GetAtt": ["FileServerSecurityGroup3100891C", "GroupId"]},
     }
 
 
 def test_without_asking_there_is_no_key_and_no_file_system_to_pay_for(storage: dict[str, Any]) -> None:
     assert {resource["Type"] for resource in storage["Resources"].values()} == {
+        "AWS::EC2::SecurityGroup",  # free
         "AWS::S3::Bucket",
         "AWS::S3::BucketPolicy",
         "AWS::SSM::Parameter",
