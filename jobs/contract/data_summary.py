@@ -57,6 +57,8 @@ class DataSummary(BaseModel):
     """Training examples whose text an earlier one has too."""
     shared: int = 0
     """Held-out examples whose text a training example has too."""
+    empty: int = 0
+    """Examples, of both parts, whose text (or one of a pair) is empty or nothing but blanks."""
     bad_rows: dict[str, int] = {}
     """Rows that are left out, by the table that has them."""
     named_bad_rows: list[str] = []
@@ -101,6 +103,8 @@ class DataSummary(BaseModel):
             yield f"{_classes(untrained)} no training example"
         if self.shared:
             yield f"{_number(self.shared)} of {_counted(self.held_out, 'held-out example')} in the training data too"
+        if self.empty:
+            yield f"{_counted(self.empty, 'example')} with an empty text, which count like any other"
         if self.repeated:
             yield f"{_counted(self.repeated, 'training example')} with the text of an earlier one"
         for table, count in self.bad_rows.items():
@@ -115,8 +119,17 @@ def summary(
     """Count texts (each with its pair, where it has one) and the numbers of their classes, of both parts."""
     (texts, labels), (held_out_texts, held_out_labels) = training, held_out
     of_training, of_held_out = Counter(labels), Counter(held_out_labels)
-    # Their hashes, as the texts of millions of examples are in memory once already.
-    seen = {hash(text) for text in texts}
+    empty = 0
+
+    def hashes(part: Iterable[tuple[str, ...]]) -> Iterator[int]:
+        """Yield their hashes, as the texts of millions of examples are in memory once already."""
+        nonlocal empty
+        for text in part:
+            empty += not all(map(str.strip, text))
+            yield hash(text)
+
+    seen = set(hashes(texts))
+    shared = sum(one in seen for one in hashes(held_out_texts))
     return DataSummary(
         training=len(labels),
         held_out=len(held_out_labels),
@@ -125,7 +138,8 @@ def summary(
             for number, name in enumerate(names)
         ],
         repeated=len(labels) - len(seen),
-        shared=sum(hash(text) in seen for text in held_out_texts),
+        shared=shared,
+        empty=empty,
     )
 
 

@@ -306,7 +306,10 @@ def differences(spec: JobSpec, recipe: JobSpec | None) -> list[tuple[str, str, s
         there = recipe.entrypoint_arguments().model_dump(mode="json")
     else:
         fields = type(spec.entrypoint_arguments()).model_fields
-        there = {name: None if field.is_required() else field.get_default() for name, field in fields.items()}
+        there = {
+            name: None if field.is_required() else field.get_default(call_default_factory=True)
+            for name, field in fields.items()
+        }
     return [(name, _shown(value), _shown(there.get(name))) for name, value in here.items() if value != there.get(name)]
 
 

@@ -43,6 +43,12 @@ def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(fou
     ]
 
 
+def test_an_empty_cell_of_a_table_is_an_example_that_one_is_warned_of() -> None:
+    found = summary(["no", "yes"], ([("a", "b"), ("c", " "), ("", "d")], [0, 1, 0]), ([("e", "")], [1]))
+    assert "warning: 3 examples with an empty text, which count like any other" in list(found.lines())
+    assert "empty" not in "".join(summary(["no"], ([("a",)], [0])).lines())
+
+
 def test_of_many_classes_the_largest_are_listed_and_all_are_counted() -> None:
     labels = [number for number in range(150) for _ in range(number + 2)]
     texts = [(str(number),) for number in range(len(labels))]

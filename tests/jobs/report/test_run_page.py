@@ -171,6 +171,18 @@ def test_arguments_are_held_against_the_ready_spec_or_the_kinds_defaults(run: Re
     assert differences(run.spec, recipe) == [("eval_data", "", "a.csv, b.csv"), ("epochs", "5.0", "2.0")]
 
 
+def test_defaults_that_are_made_for_each_job_are_no_difference() -> None:
+    spec = parse_spec(
+        {"name": "own", "job": "script", "arguments": {"code": ".", "command": "a.py", "parameters": {"rate": 0.1}}},
+        origin="the test",
+    )
+    assert {name: there for name, _, there in differences(spec, None)} == {
+        "code": "",
+        "command": "",
+        "parameters": "{}",
+    }
+
+
 def test_a_run_that_goes_on_says_how_to_watch_it_and_one_that_failed_how_to_resume_it() -> None:
     running = three_attempts(100, end="running")
     assert "trainyard logs massive-20261101-120000-00ab --follow" in run_page(running, now=NOW)
