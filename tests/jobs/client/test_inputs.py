@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import check_inputs
 from jobs.client import table_samples
-from jobs.client.inputs import faults_of_inputs
+from jobs.client.inputs import check_inputs, faults_of_inputs
 from jobs.client.parquet_footer import FOOTER_BYTES
 from jobs.contract.arguments import Arguments
 from jobs.contract.instance_types import instance_type
