@@ -39,6 +39,10 @@ _UNKNOWN_KEY = frozenset(
     }
 )
 
+_EMBEDDED_NEXT = (
+    'for the embedded AWS, which needs none of yours: trainyard local up, then eval "$(trainyard local env)"'
+)
+
 
 def is_loopback(url: str) -> bool:
     return (urlsplit(url).hostname or "") in LOOPBACK_HOSTS
@@ -100,9 +104,7 @@ def explain(error: Exception) -> TrainyardError | None:
     if isinstance(error, (boto.NoCredentialsError, boto.PartialCredentialsError)):
         return ConfigurationError(
             "no AWS credentials found" if isinstance(error, boto.NoCredentialsError) else _first_line(error),
-            next_step="aws configure, aws sso login, or --profile NAME; "
-            "for the embedded AWS, which needs none of yours: trainyard local up, then "
-            'eval "$(trainyard local env)"',
+            next_step=f"aws configure, aws sso login, or --profile NAME; {_EMBEDDED_NEXT}",
         )
     if isinstance(
         error,
@@ -121,7 +123,9 @@ def explain(error: Exception) -> TrainyardError | None:
             f"{_first_line(error)} (from --profile or AWS_PROFILE)", next_step="aws configure list-profiles"
         )
     if isinstance(error, boto.NoRegionError):
-        return ConfigurationError("no AWS region is set", next_step="--region NAME, or AWS_DEFAULT_REGION")
+        return ConfigurationError(
+            "no AWS region is set", next_step=f"--region NAME, or AWS_DEFAULT_REGION; {_EMBEDDED_NEXT}"
+        )
     if isinstance(error, (boto.ConnectionError, boto.HTTPClientError)):
         return _explain_line(error)
     if isinstance(error, (boto.BotoCoreError, Boto3Error)):

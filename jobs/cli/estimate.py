@@ -38,7 +38,8 @@ def show_estimate(
     specs = [spec for spec in read_specs(path, overrides) if _trains(spec)]
     if not specs:
         raise UsageError(
-            f"{path}: none of it trains by samples, so there is nothing to reckon with",
+            f"{path}: its spec does not say how many samples it takes, as those of finetune-classification and "
+            "pretrain-mlm do, so it cannot be estimated",
             next_step="trainyard costs --by job tells what earlier runs of its kind took",
         )
     stage = read_stage(aws, stage_name)

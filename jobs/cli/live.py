@@ -180,8 +180,8 @@ def detaching(run_id: str) -> Iterator[None]:
 
 
 def prefix(line: LogLine) -> str:
-    """Return the words that say which node logged a line, where there are several."""
-    return "" if line.node is None else f"[node {line.node}] "
+    """Return the words that say which node, or which worker of a sweep, logged a line, where there are several."""
+    return "" if line.node is None else f"[{'worker' if line.of_sweep else 'node'} {line.node}] "
 
 
 def line_json(line: LogLine) -> str:
@@ -207,7 +207,8 @@ def _state_words(job: Job) -> str:
     if job.origin:
         of = f"{job.origin}, {of} there"
     if job.nodes_text:
-        of = f"{of}, {job.nodes_text} (what keeps the others: trainyard why {job.run_id})"
+        others = f"(what keeps the others: trainyard why {job.run_id})" if job.has_waiting_nodes else "still running"
+        of = f"{of}, {job.nodes_text} {others}"
     last = job.attempts[-1] if job.attempts else None
     again = f"; attempt {last.number} ended: {last.reason or last.exit_code}" if last and last.stopped_at else ""
     if job.state == "RUNNABLE":

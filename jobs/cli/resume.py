@@ -16,12 +16,13 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_spec_text
-from jobs.cli.submit import How, check_inputs, confirm, finish, send, show_code
+from jobs.cli.submit import How, confirm, finish, send, show_code
 from jobs.cli.sweep import WITHOUT_HALVING, SweepNow, read_now, refuse_point
 from jobs.client import batch, storage
 from jobs.client.claims import Claim
 from jobs.client.code import packed
 from jobs.client.follow import may_go_on
+from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
 from jobs.client.prices import current_prices
 from jobs.client.storage import StoredRun

@@ -23,7 +23,7 @@ from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stag
 from jobs.client.batch import submit as submit_job
 from jobs.client.code import packed, put_code
 from jobs.client.follow import follow
-from jobs.client.inputs import faults_of_inputs
+from jobs.client.inputs import check_inputs
 from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.client.logs import LogReader
 from jobs.client.planned_points import delete_points, new_sources, plan_points, put_points
@@ -31,7 +31,6 @@ from jobs.client.prices import current_prices
 from jobs.client.records import read_classes
 from jobs.client.references import resolve
 from jobs.client.storage import delete_spec, find_run, put_spec, readable_receipt
-from jobs.contract.dependencies import Awaited
 from jobs.contract.display import printable
 from jobs.contract.errors import (
     Detached,
@@ -43,9 +42,8 @@ from jobs.contract.errors import (
     raise_all,
 )
 from jobs.contract.locations import RUN, S3Location, run_parts
-from jobs.contract.plan import Plan, arguments_in_s3, plan
+from jobs.contract.plan import Plan, plan
 from jobs.contract.records import Receipt
-from jobs.contract.releases import pytorch_of
 from jobs.contract.retries import EXITED_REASON, is_reclaim
 from jobs.contract.run import new_run_id
 from jobs.contract.spec import JobSpec, SpecMistakesError
@@ -213,20 +211,21 @@ def plan_run(
     check_requirements(stage, spec, pack)
     resolved, awaited = resolve(aws, stage, with_code, earlier=earlier, later=later)
     errors: list[TrainyardError] = []
+    notes: list[str] = []
     try:
         prices_of = partial(current_prices, aws)
         planned = replace(plan(resolved, stage, run_id=run_id, awaited=awaited, prices_of=prices_of), pack=pack)
     except UsageError as error:
         errors.append(error)
-    errors += check_inputs(aws, stage, resolved, awaited=awaited, look_inside=look_inside)
+    errors += check_inputs(aws, stage, resolved, awaited=awaited, look_inside=look_inside, note=notes.append)
     raise_all(errors)
     if spec.sweep is not None:
         of_points = [with_absolute_paths(point) for point in resolved.point_specs()]
         planned = replace(planned, points=plan_points(aws, stage, planned, of_points, now=now))
         for point in new_sources(planned):
-            errors += check_inputs(aws, stage, point, awaited=awaited, look_inside=look_inside)
+            errors += check_inputs(aws, stage, point, awaited=awaited, look_inside=look_inside, note=notes.append)
         raise_all(errors)
-    return planned
+    return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
 
 
 def _faults_of_rest(aws: Aws, stage_name: str, rest: Sequence[JobSpec]) -> list[TrainyardError]:
@@ -241,21 +240,6 @@ def _faults_of_rest(aws: Aws, stage_name: str, rest: Sequence[JobSpec]) -> list[
             continue
         faults += [_of_spec(fault, spec) for fault in found] if len(rest) > 1 else found
     return faults
-
-
-def check_inputs(
-    aws: Aws, stage: DeployedStage, spec: JobSpec, *, awaited: Sequence[Awaited] = (), look_inside: bool = True
-) -> list[TrainyardError]:
-    """Return all that is wrong with what a job of the spec will read."""
-    return faults_of_inputs(
-        aws,
-        arguments_in_s3(spec, stage),
-        awaited={argument for run in awaited for argument in run.arguments},
-        embedded=stage.embedded,
-        # The embedded AWS runs jobs in this very environment, or in the image for CPUs.
-        pytorch=None if stage.embedded else pytorch_of(stage.row_of(spec.kind), stage.release),
-        look_inside=look_inside,
-    )
 
 
 def send_all(aws: Aws, plans: Sequence[Plan], *, say: bool) -> dict[str, str]:

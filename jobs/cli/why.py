@@ -3,12 +3,15 @@
 import dataclasses
 from datetime import datetime, timezone
 
+from rich.text import Text
+
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import refuse_point
 from jobs.client import batch, storage
 from jobs.client.job import UNSUCCESSFUL
 from jobs.client.why import findings, is_waiting
+from jobs.contract.display import printable
 from jobs.contract.words import duration
 
 
@@ -28,9 +31,11 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         return
     console = tables.stderr()
     if ended_by:
-        console.print(f"{job.run_id} has ended: {ended_by}")
+        console.print(Text(f"{job.run_id} has ended: {printable(ended_by)}"), soft_wrap=True)
         if job.timed_out:
             console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS", soft_wrap=True)
+        elif job.state == "FAILED" and job.log_streams:
+            console.print(f"next: trainyard logs {job.run_id}", soft_wrap=True)
         return
     if not found:
         console.print(f"{job.run_id} does not wait: it is {job.state}")

@@ -1,7 +1,7 @@
 """What the Hugging Face hub says of a model or a data set before a job that reads it is submitted.
 
 No more than its metadata and two small files of a model are asked for, with a short patience: where the hub does not
-answer, the job's container, which has the team's token, finds out.
+answer, the plan says so, and the job's container, which has the team's token, finds out.
 """
 
 import http
@@ -10,7 +10,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -22,9 +22,13 @@ TIMEOUT_SECONDS = 5.0
 
 _MAX_BYTES = 4 << 20
 
+_NOT_UNDERSTOOD = "the hub's answer cannot be read"
 
-def model_faults(location: str, *, max_length: int | None, pytorch: str | None) -> Iterator[TrainyardError]:
-    """Yield all that is wrong with a model of the hub, as far as the hub says."""
+
+def model_faults(
+    location: str, *, max_length: int | None, pytorch: str | None, note: Callable[[str], None]
+) -> Iterator[TrainyardError]:
+    """Yield all that is wrong with a model of the hub, as far as the hub says; `note` is told where it says nothing."""
     name, options = hub_parts(location)
     revision = options.get("revision", "main")
     try:
@@ -38,20 +42,26 @@ def model_faults(location: str, *, max_length: int | None, pytorch: str | None) 
     except _NotThereError:
         yield _missing(location, "model")
         return
-    except _SilentError:
+    except _SilentError as silent:
+        note(f"{location} was not looked at: {silent}")
         return
     yield from faults(location, names, contents, max_length=max_length, pytorch=pytorch)
 
 
-def repository_faults(location: str, sort: Literal["model", "dataset"]) -> Iterator[TrainyardError]:
-    """Yield what is wrong with a repository of the hub: that there is none of the name."""
+def repository_faults(
+    location: str, sort: Literal["model", "dataset"], *, note: Callable[[str], None]
+) -> Iterator[TrainyardError]:
+    """Yield what is wrong with a repository of the hub: that there is none of the name.
+
+    `note` is told where the hub says nothing.
+    """
     name, options = hub_parts(location)
     try:
         _json(f"api/{sort}s/{name}/revision/{quote(options.get('revision', 'main'), safe='')}")
     except _NotThereError:
         yield _missing(location, "data set" if sort == "dataset" else sort)
-    except _SilentError:
-        return
+    except _SilentError as silent:
+        note(f"{location} was not looked at: {silent}")
 
 
 class _NotThereError(Exception):
@@ -59,7 +69,7 @@ class _NotThereError(Exception):
 
 
 class _SilentError(Exception):
-    """The hub says nothing, or not to us."""
+    """The hub says nothing, or not to us; the message is why."""
 
 
 def _missing(location: str, what: str) -> TrainyardError:
@@ -74,9 +84,9 @@ def _json(path: str) -> Any:
     try:
         answer = json.loads(content or b"")
     except ValueError:
-        raise _SilentError from None
+        raise _SilentError(_NOT_UNDERSTOOD) from None
     if not isinstance(answer, dict):
-        raise _SilentError
+        raise _SilentError(_NOT_UNDERSTOOD)
     return answer
 
 
@@ -87,7 +97,7 @@ def _get(path: str) -> bytes | None:
     401 of names that are not there, as of private ones: that is no answer.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE"):
-        raise _SilentError
+        raise _SilentError("HF_HUB_OFFLINE is set")
     token = os.environ.get("HF_TOKEN")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     request = urllib.request.Request(  # noqa: S310 - the address is the hub's
@@ -99,7 +109,7 @@ def _get(path: str) -> bytes | None:
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.NOT_FOUND:
             raise _NotThereError(error.headers.get("X-Error-Message") or error.reason) from None
-        raise _SilentError from None
+        raise _SilentError(f"the hub answered {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException):
-        raise _SilentError from None
+        raise _SilentError("the hub did not answer") from None
     return content if len(content) <= _MAX_BYTES else None

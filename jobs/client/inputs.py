@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from jobs.aws import s3 as object_store
@@ -22,15 +22,42 @@ from jobs.contract.arguments import (
     Arguments,
 )
 from jobs.contract.artifact import POINTER
+from jobs.contract.dependencies import Awaited
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import HUB, S3, S3Location, hub_suggestion
+from jobs.contract.plan import arguments_in_s3
+from jobs.contract.releases import pytorch_of
 from jobs.contract.run import MANIFEST
+from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
 
 _FOLDERS = (MODEL_FOLDER, CONFIGURATION_FOLDER, FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER)
 _FILES = (TABLE, DOCUMENTS)
 
 _CONFIGURATION_BYTES = 16 << 20
 """A tokenizer's configuration that lists all its added tokens has some MB; whatever is larger is none."""
+
+
+def check_inputs(
+    aws: Aws,
+    stage: DeployedStage,
+    spec: JobSpec,
+    *,
+    awaited: Sequence[Awaited] = (),
+    look_inside: bool = True,
+    note: Callable[[str], None] = lambda _: None,
+) -> list[TrainyardError]:
+    """Return all that is wrong with what a job of the spec will read; `note` is told what could not be looked at."""
+    return faults_of_inputs(
+        aws,
+        arguments_in_s3(spec, stage),
+        awaited={argument for run in awaited for argument in run.arguments},
+        embedded=stage.embedded,
+        # The embedded AWS runs jobs in this very environment, or in the image for CPUs.
+        pytorch=None if stage.embedded else pytorch_of(stage.row_of(spec.kind), stage.release),
+        look_inside=look_inside,
+        note=note,
+    )
 
 
 def faults_of_inputs(
@@ -41,13 +68,14 @@ def faults_of_inputs(
     embedded: bool,
     pytorch: str | None = None,
     look_inside: bool = True,
+    note: Callable[[str], None] = lambda _: None,
 ) -> list[TrainyardError]:
     """Return all that is wrong with what a job will read, whose locations are resolved.
 
     What a run writes that has not ended (`awaited`, the names of such arguments) is not looked for. A file is told by
     its first rows, a model by its files' names and its configuration, what is on the hub by what the hub answers.
     `pytorch`: the version that the job runs with; None: nobody knows. `look_inside`: False looks only whether it is
-    there.
+    there. `note` is told what could not be looked at, and why.
     """
     found: list[TrainyardError] = []
     for argument, location, what in arguments.sources():
@@ -62,7 +90,7 @@ def faults_of_inputs(
         faults: list[TrainyardError] = []
         try:
             if look_inside:
-                faults.extend(_inside(aws, arguments, argument, location, what, pytorch=pytorch))
+                faults.extend(_inside(aws, arguments, argument, location, what, pytorch=pytorch, note=note))
         except TrainyardError as error:
             faults.append(error)
         for fault in faults:
@@ -72,17 +100,24 @@ def faults_of_inputs(
 
 
 def _inside(
-    aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, pytorch: str | None
+    aws: Aws,
+    arguments: Arguments,
+    argument: str,
+    location: str,
+    what: str,
+    *,
+    pytorch: str | None,
+    note: Callable[[str], None],
 ) -> Iterator[TrainyardError]:
     """Yield what is wrong with an input that is there."""
     columns = arguments.columns(argument)
     max_length = arguments.longest_sequence
     if location.startswith(HUB):
         if what == MODEL_FOLDER:
-            yield from hub.model_faults(location, max_length=max_length, pytorch=pytorch)
+            yield from hub.model_faults(location, max_length=max_length, pytorch=pytorch, note=note)
         else:
             in_models = what in (CONFIGURATION_FOLDER, TOKENIZER_FOLDER, FILE_OR_FOLDER)
-            yield from hub.repository_faults(location, "model" if in_models else "dataset")
+            yield from hub.repository_faults(location, "model" if in_models else "dataset", note=note)
     elif what == MODEL_FOLDER:
         names, contents = _model(aws, location)
         yield from model_files.faults(location, names, contents, max_length=max_length, pytorch=pytorch)

@@ -35,6 +35,8 @@ class LogStream:
     attempt: int
     node: int | None
     """Index of the node; None: the job has one node."""
+    of_sweep: bool = False
+    """The nodes are workers of a sweep, each of which runs points by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,15 @@ class Job:
 
     @property
     def nodes_text(self) -> str:
-        """Return `1 of 2 nodes` where only some run; empty for all else."""
+        """Return `1 of 2 nodes`, or `workers` of a sweep, where only some run; empty for all else."""
         some = 0 < self.nodes.get("RUNNING", 0) < sum(self.nodes.values())
-        return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} nodes" if some and not self.ended else ""
+        what = "workers" if self.points else "nodes"
+        return f"{self.nodes['RUNNING']} of {sum(self.nodes.values())} {what}" if some and not self.ended else ""
+
+    @property
+    def has_waiting_nodes(self) -> bool:
+        """Return whether some of its nodes have yet to start; of those that have ended nothing keeps any."""
+        return any(count and state not in ("RUNNING", *ENDED) for state, count in self.nodes.items())
 
     @property
     def origin(self) -> str:
@@ -147,7 +155,9 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
     # The workers of a sweep start and end each for itself: of attempts of them all nobody can speak.
     attempts = () if points else _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
     started = list(chain.from_iterable(by_node.values()))
-    streams = chain.from_iterable(_streams(of_node, node=node) for node, of_node in by_node.items())
+    streams = chain.from_iterable(
+        _streams(of_node, node=node, of_sweep=points > 0) for node, of_node in by_node.items()
+    )
     states = [part["status"] for part in gang]
     return Job(
         id=detail["jobId"],
@@ -293,9 +303,9 @@ def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
     )
 
 
-def _streams(attempts: Iterable[JobAttempt], *, node: int | None) -> Iterator[LogStream]:
+def _streams(attempts: Iterable[JobAttempt], *, node: int | None, of_sweep: bool = False) -> Iterator[LogStream]:
     return (
-        LogStream(name=attempt.log_stream, attempt=attempt.number, node=node)
+        LogStream(name=attempt.log_stream, attempt=attempt.number, node=node, of_sweep=of_sweep)
         for attempt in attempts
         if attempt.log_stream
     )

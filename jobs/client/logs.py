@@ -22,6 +22,8 @@ class LogLine:
     node: int | None
     """Index of the node; None: the job has one node."""
     text: str
+    of_sweep: bool = False
+    """The nodes are workers of a sweep."""
 
 
 def newest_progress(aws: Aws, log_group: str, streams: Sequence[LogStream]) -> Progress | None:
@@ -89,6 +91,7 @@ class LogReader:
                     attempt=stream.attempt,
                     node=stream.node,
                     text=event["message"],
+                    of_sweep=stream.of_sweep,
                 )
                 for event in page["events"]
                 if not is_utilization(event["message"])

@@ -55,9 +55,10 @@ class BadRows:
         if self.skip or not self.counts:
             return
         errors = [error for of_table in self._errors.values() for error in of_table]
-        if len(errors) == 1:
-            raise errors[0]
         steps = list(dict.fromkeys(error.next_step for error in errors if error.next_step))
+        if len(errors) == 1:
+            errors[0].next_step = "; or ".join([*steps, "leave such rows out with on_bad_rows: skip"])
+            raise errors[0]
         raise UsageError(
             f"{self.counts.total()} bad rows:\n"
             + "\n".join(line for location in self._errors for line in self.named(location)),

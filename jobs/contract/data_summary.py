@@ -15,6 +15,9 @@ MAX_CLASSES = 20
 
 _MAX_NAMED = 5
 
+_FEW = {1: "one example", 2: "two examples"}
+"""So few that what is learnt of a class cannot be told from chance, and that none or half of them is held out."""
+
 
 class ClassCount(BaseModel):
     """One class, and how often it is there."""
@@ -94,8 +97,9 @@ class DataSummary(BaseModel):
         """Yield what is likely to be a mistake."""
         for group in alike(item.name for item in self.classes):
             yield f"{' and '.join(map(repr, group))} differ by blanks or case only, and are {len(group)} classes"
-        if once := [item.name for item in self.classes if item.training + item.held_out == 1]:
-            yield f"{_classes(once)} one example only"
+        for count, words in _FEW.items():
+            if few := [item.name for item in self.classes if item.training + item.held_out == count]:
+                yield f"{_classes(few)} {words} only"
         unheld = [item.name for item in self.classes if self.held_out and item.training > 1 and not item.held_out]
         if unheld:
             yield f"{_classes(unheld)} no held-out example"

@@ -20,6 +20,9 @@ from collections.abc import Iterable, Sequence
 INTERRUPTED_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: a temporary failure, the caller is invited to try again."""
 
+_MOST_NAMED = 16
+"""A longer list of names helps nobody."""
+
 
 class TrainyardError(Exception):
     """Base of all: its message says what, where and what next, and is printed without a traceback."""
@@ -95,11 +98,17 @@ def raise_all(errors: Sequence[TrainyardError]) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'x'?"`, or the whole list when it is short and nothing is close, or nothing."""
+    """Return `"; did you mean 'x'?"` with what `word` is the beginning of, else with what is closest to it.
+
+    Where there is neither, the whole list when it is short, or nothing.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    if names and len(names) <= 16:
+    meant = [name for name in names if word and name.startswith(word)]
+    if not 1 <= len(meant) <= _MOST_NAMED:
+        meant = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if meant:
+        *others, last = (f"'{name}'" for name in meant)
+        return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    if names and len(names) <= _MOST_NAMED:
         return "; there is " + ", ".join(f"'{name}'" for name in names)
     return ""

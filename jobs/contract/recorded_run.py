@@ -12,6 +12,7 @@ from jobs.contract.fill_ins import FillIns
 from jobs.contract.records import Attempt, Inputs, Receipt
 from jobs.contract.run import submitted_at
 from jobs.contract.spec import JobSpec
+from jobs.contract.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,15 @@ class RecordedRun:
     @property
     def state(self) -> str:
         return self.receipt.state if self.receipt else "not started"
+
+    @property
+    def ran_on(self) -> str:
+        """Return the instances, ranks and accelerator of the last attempt; empty where there was none."""
+        if not self.attempts:
+            return ""
+        last = self.attempts[-1]
+        nodes = f"{last.nnodes} x {last.instance_type} ({last.capacity or 'capacity unknown'})"
+        return f"{nodes}, {counted(last.world_size, 'rank')} on {last.accelerator}"
 
     @property
     def submitted_at(self) -> datetime:

@@ -271,16 +271,26 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
 
 def _check_delimiter(table: TableRows, header: list[str]) -> None:
     """Raise UsageError where a header of one field is none of the columns, but several with another character."""
-    expected = DELIMITERS[table_suffix(table.location)]
-    if len(header) != 1 or header[0] in table.columns:
-        return
+    fault = None if header and header[0] in table.columns else delimiter_fault(table.location, header)
+    if fault is not None:
+        raise fault
+
+
+def delimiter_fault(location: str, header: list[str]) -> UsageError | None:
+    """Return what is wrong with a header of one field that would be several with another character between them."""
+    expected = DELIMITERS[table_suffix(location)]
+    if len(header) != 1:
+        return None
     other = max((character for character in _OTHER_DELIMITERS if character != expected), key=header[0].count)
-    if other in header[0]:
-        rename = ", or name it .tsv" if other == "\t" else ""
-        raise UsageError(
-            f"{table.location}, line 1: its columns are parted by {other!r}, not by {expected!r} as its name says",
-            next_step=f"save it with {expected!r} between the columns{rename}",
-        )
+    if other not in header[0]:
+        return None
+    rename = "; or name it .tsv" if other == "\t" else ""
+    rewrite = f"csv.writer(sys.stdout, delimiter={expected!r}).writerows(csv.reader(sys.stdin, delimiter={other!r}))"
+    return UsageError(
+        f"{location}, line 1: its columns are parted by {other!r}, not by {expected!r} as its name says",
+        next_step=f"save it with {expected!r} between the columns: "
+        f'python3 -c "import csv, sys; {rewrite}" < FILE > NEW_FILE{rename}',
+    )
 
 
 def _positions(table: TableRows, header: list[str], line: int) -> list[int]:

@@ -65,7 +65,7 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
         Fact(label="USD", cells=["" if (cost := usd_of(run)) is None else f"{cost:.2f}" for run in runs]),
         _usd_a_point(runs),
         Fact(label="saved", cells=[_saved(bill) for bill in receipts]),
-        Fact(label="ran on", cells=[_machine(run) for run in runs]),
+        Fact(label="ran on", cells=[run.ran_on for run in runs]),
     ]
     found += [
         Fact(label=name, cells=[_text(value) for value in values], is_argument=True)
@@ -192,11 +192,6 @@ def _best(key: str, values: Sequence[Any]) -> int | None:
 
 def _saved(receipt: Receipt | None) -> str:
     return f"{receipt.saved_percent:.0f} %" if receipt and receipt.saved_percent else ""
-
-
-def _machine(run: RecordedRun) -> str:
-    last = run.attempts[-1] if run.attempts else None
-    return f"{last.nnodes} x {last.instance_type}, {last.capacity or 'capacity unknown'}" if last else ""
 
 
 def _text(value: Any) -> str:

@@ -280,9 +280,8 @@ def _made_of(run: RecordedRun) -> list[tuple[str, str]]:
         rows.append(("kind", f"{run.spec.job}: {run.spec.kind.summary}"))
         rows += [(name, location) for name, location, _ in run.spec.entrypoint_arguments().sources()]
     if last:
-        nodes = f"{last.nnodes} x {last.instance_type} ({last.capacity or 'capacity unknown'})"
         rows += [
-            ("ran on", f"{nodes}, {counted(last.world_size, 'rank')} on {last.accelerator}"),
+            ("ran on", run.ran_on),
             ("Batch job", last.job_id or ""),
         ]
         of_image = ("image", IMAGE_DIGEST)

@@ -1,11 +1,14 @@
 """What the commands of `trainyard data` do."""
 
+import csv
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.text import Text
 
@@ -15,9 +18,13 @@ from jobs.client import team_data
 from jobs.client.batch import read_stage
 from jobs.client.table_summary import Model, summarize
 from jobs.contract.arguments import Columns
+from jobs.contract.display import printable
 from jobs.contract.errors import StoppedError, UsageError
-from jobs.contract.locations import DATA, table_location
+from jobs.contract.locations import DATA, DELIMITERS, table_location, table_suffix
+from jobs.contract.table_rows import delimiter_fault
 from jobs.contract.words import counted
+
+_HEADER_CHARACTERS = 1 << 16
 
 
 def show(
@@ -78,6 +85,7 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
     console = tables.stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     new = 0
+    _warn_of_delimiter(files, console)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(source.name, total=sum(path.stat().st_size for path in files))
         try:
@@ -99,6 +107,20 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
     there = f", {len(files) - new} of them there already" if new < len(files) else ""
     console.print(f"{counted(len(files), 'file')}{there}; fingerprint {entry.fingerprint}")
     print(entry.location)
+
+
+def _warn_of_delimiter(files: Iterable[Path], console: Console) -> None:
+    """Warn of the first table whose columns are not parted as its name says: no job could read it."""
+    for path in files:
+        delimiter = DELIMITERS.get(table_suffix(path.name))
+        if delimiter is None:
+            continue
+        with suppress(csv.Error), path.open(encoding="utf-8-sig", errors="replace", newline="") as table:
+            header = next(csv.reader([table.readline(_HEADER_CHARACTERS)], delimiter=delimiter), [])
+            if fault := delimiter_fault(str(path), header):
+                console.print(Text(f"warning: {printable(str(fault.args[0]))}", style="yellow"), soft_wrap=True)
+                console.print(Text(f"next: {fault.next_step}"), soft_wrap=True)
+                return
 
 
 def ls(aws: Aws, stage_name: str, location: str, *, output: str) -> None:

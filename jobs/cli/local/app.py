@@ -7,7 +7,7 @@ import typer
 
 from jobs.cli.options import Output, Yes, user_path
 
-local = typer.Typer(help="The embedded AWS on this machine: no account, no Docker needed.")
+local = typer.Typer(help="The embedded AWS of the current folder: no account, no Docker needed.")
 
 StateFile = Annotated[
     Path, typer.Option(metavar="FILE", parser=user_path, help="Where the embedded AWS says how it is reached.")

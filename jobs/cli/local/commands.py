@@ -12,12 +12,15 @@ from jobs.cli import embedded, tables
 from jobs.cli.options import RUNS_FOLDER
 from jobs.client import batch
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
+from jobs.contract.words import counted
 
 _NAMED = 3
 """So many runs are named; of the others only the number is said."""
 
 _STALE = ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN")
 """Either would take precedence over, or be sent along with, the embedded AWS's credentials."""
+
+_ELSEWHERE = "go to the folder where you started it"
 
 
 def up(
@@ -68,7 +71,9 @@ def down(stage_name: str, state_file: Path, *, yes: bool) -> None:
     """
     server = embedded.running(state_file)
     if server is None:
-        tables.stderr().print(f"no embedded AWS runs ({state_file})")
+        console = tables.stderr()
+        console.print(_none_runs(state_file), soft_wrap=True)
+        console.print(f"next: {_ELSEWHERE}", soft_wrap=True)
         return
     if not yes and (lost := _would_be_lost(server, stage_name)):
         _confirm_loss(lost)
@@ -91,13 +96,14 @@ def _would_be_lost(server: embedded.Server, stage_name: str) -> list[str]:
     succeeded = [job.run_id for job in jobs if job.state == "SUCCEEDED"]
     unfetched = [run_id for run_id in succeeded if not server.keep and not (RUNS_FOLDER / run_id).exists()]
     return [
-        *([f"{_count(active, 'job')} not ended: {', '.join(active[:_NAMED])}"] if active else []),
-        *([f"{_count(unfetched, 'run')} not fetched: {', '.join(unfetched[:_NAMED])}"] if unfetched else []),
+        *([f"{counted(len(active), 'job')} not ended yet: {_names(active)}"] if active else []),
+        *([f"{counted(len(unfetched), 'run')} not in ./{RUNS_FOLDER}: {_names(unfetched)}"] if unfetched else []),
     ]
 
 
-def _count(runs: Sequence[str], what: str) -> str:
-    return f"{len(runs)} {what} has" if len(runs) == 1 else f"{len(runs)} {what}s have"
+def _names(runs: Sequence[str]) -> str:
+    more = len(runs) - _NAMED
+    return ", ".join(runs[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _confirm_loss(lost: Sequence[str]) -> None:
@@ -147,8 +153,12 @@ def env(state_file: Path) -> None:
 def _expect(state_file: Path) -> embedded.Server:
     server = embedded.running(state_file)
     if server is None:
-        raise ConfigurationError(f"no embedded AWS runs ({state_file})", next_step="trainyard local up")
+        raise ConfigurationError(_none_runs(state_file), next_step=f"trainyard local up, or {_ELSEWHERE}")
     return server
+
+
+def _none_runs(state_file: Path) -> str:
+    return f"no embedded AWS runs (looked for {state_file.absolute()})"
 
 
 def _print_exports(server: embedded.Server) -> None:

@@ -77,9 +77,19 @@ def hub_errors(location: str, what: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise TrainyardError(
-            f"{location}: the Hugging Face Hub could not be reached: {error}",
-            next_step="see that the job's network reaches it, or put a copy on S3 and name that",
+            f"{location}: the Hugging Face Hub could not be reached: {_reason(error)}",
+            next_step="see that the job's network reaches it, or name a copy: on S3, or on a laptop a local folder",
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason at the bottom of a chain of errors of the network: those around it quote each other."""
+    reason = error
+    below = error.__cause__ or error.__context__
+    while below is not None:
+        reason = below if isinstance(below, OSError) else reason
+        below = below.__cause__ or below.__context__
+    return str(reason)
 
 
 def data_set_commit(location: str) -> str:

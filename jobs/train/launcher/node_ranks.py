@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainyard")
 
+_REASON_CHARACTERS = 200
+"""More of a rank's last line than a person reads in a reason; the log has all of it."""
+
 RENDEZVOUS_SECONDS = 900
 """Torchrun's own limit; the nodes have met before."""
 
@@ -283,9 +286,23 @@ def _failure(failure: "ProcessFailure", kept_lines: list[str]) -> Failure:
     if failure.exitcode == -signal.SIGABRT and (line := line_of_lost_peers(kept_lines)):
         return Failure(code=failure.exitcode, time=failure.timestamp, message=line, is_explained=False)
     told = failure.error_file_data if "timestamp" in failure.error_file_data else None
+    if not told:
+        return Failure(
+            code=failure.exitcode,
+            time=failure.timestamp,
+            message=f"it ended with exit code {failure.exitcode}",
+            is_explained=False,
+            last_line=_last_words(kept_lines),
+        )
     return Failure(
         code=failure.exitcode,
         time=failure.timestamp,
-        message=failure.message if told else f"it ended with exit code {failure.exitcode}",
-        is_explained=bool(told and told.get("explained")),
+        message=failure.message,
+        is_explained=bool(told.get("explained")),
     )
+
+
+def _last_words(lines: list[str]) -> str:
+    """Return the last line that has any text, cut to a reason's length; of an error of ours without its next step."""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "").partition(" Next: ")[0]
+    return last if len(last) <= _REASON_CHARACTERS else f"{last[: _REASON_CHARACTERS - 1]}…"

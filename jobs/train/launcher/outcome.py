@@ -63,6 +63,8 @@ class Failure(NamedTuple):
     message: str
     is_explained: bool
     """True where the message says what is wrong and what next: it is the same from any rank that met it."""
+    last_line: str = ""
+    """What it printed last, where the message can say no more than its exit code."""
 
     @property
     def lost_peers(self) -> bool:
@@ -96,7 +98,7 @@ def outcome(
     if not own:
         return retried("the ranks got SIGTERM", "ended")
     rank = min(own, key=lambda number: (own[number].lost_peers, own[number].code > 0, own[number].time))
-    code, _, message, is_explained = own[rank]
+    code, _, message, is_explained, last_line = own[rank]
     if code == INTERRUPTED_EXIT_CODE and is_explained:
         return retried(f"rank {rank} of node {node}: {message}", "ended")  # it alone: the others know nothing of it
     if code == INTERRUPTED_EXIT_CODE:
@@ -118,7 +120,8 @@ def outcome(
         reason = f" was ended by {signal.Signals(-code).name}"
         cause = "own" if code == -signal.SIGABRT else cause  # a node that is lost may be why
     else:
-        reason, cause = f": {message}", "peers" if own[rank].lost_peers else "own"
+        last = f"; it wrote last: {last_line}" if last_line else ""
+        reason, cause = f": {message}{last}", "peers" if own[rank].lost_peers else "own"
     return End(code=1, reason=f"rank {rank} of node {node}{reason}", cause=cause, lines=last_lines([rank]))
 
 

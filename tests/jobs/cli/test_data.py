@@ -38,6 +38,11 @@ def test_data_are_put_listed_shown_and_removed(
         f"1      24     {fingerprint}  data://research/films/films.csv" in trainyard("ls", "data://research/films")[0]
     )
     assert trainyard("show", printed.strip())[0].startswith("2 training examples, 2 classes\n")
+    (tmp_path / "german.csv").write_text("text;label\ngut, nicht?;1\nschlecht;0\n")
+    warned = trainyard("put", "german.csv", "data://research/films/")[1].splitlines()
+    assert warned[0] == "warning: german.csv, line 1: its columns are parted by ';', not by ',' as its name says"
+    assert warned[1].startswith("next: save it with ',' between the columns: python3 -c ")
+    trainyard("rm", "data://research/films/german.csv", "--yes")
     with pytest.raises(UsageError, match=r"^nothing was removed: 1 file, 24 bytes, at data://research/films\n"):
         trainyard("rm", "data://research/films")
     trainyard("rm", "data://research/films", "--yes")

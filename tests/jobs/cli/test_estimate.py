@@ -74,7 +74,10 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("finetune-massive.yaml", "next: say how many there are: --examples"), ("my-script.yaml", "none of it trains")],
+    [
+        ("finetune-massive.yaml", "next: say how many there are: --examples"),
+        ("my-script.yaml", "its spec does not say how many samples it takes"),
+    ],
 )
 def test_what_cannot_be_reckoned_is_refused(
     name: str, message: str, trainyard: Trainyard, deployed_environment: Mapping[str, str]

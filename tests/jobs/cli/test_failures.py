@@ -68,7 +68,7 @@ def test_every_mistake_of_a_spec_comes_on_a_line_of_its_own(trainyard: Trainyard
 @pytest.mark.parametrize(
     ("environment", "error", "next_step"),
     [
-        ({}, "no AWS region is set", "--region NAME"),
+        ({}, "no AWS region is set", "--region NAME, or AWS_DEFAULT_REGION; for the embedded AWS"),
         (REGION, "no AWS credentials found", "aws configure"),
         ({**REGION, "AWS_PROFILE": "nobody"}, "The config profile (nobody) could not be found", "aws configure list"),
         ({**REGION, "AWS_ACCESS_KEY_ID": "half"}, "Partial credentials found", "aws configure"),

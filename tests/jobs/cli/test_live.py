@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import live
 from jobs.cli.live import LiveView
 from jobs.cli.submit import send
+from jobs.client.job import Job
 from jobs.client.logs import LogLine
 from jobs.contract.records import CardUse, Receipt
 from jobs.contract.stage import DeployedStage
@@ -75,6 +77,40 @@ def test_a_panel_and_status_tell_how_busy_the_cards_are_what_it_costs_and_how_lo
     assert told["progress"] == "900 of 1000 (90 %): loss 0.5"
     assert told["time left"].endswith(" to the last step")
     assert " USD at the end; On-Demand " in told["in AWS it would cost"]
+
+
+def test_of_a_sweep_workers_are_told_and_none_is_kept_by_anything_once_it_has_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sweep = Job(
+        id="7c1e",
+        run_id="probe-20260131-120000-0a1b",
+        state="RUNNING",
+        reason="",
+        queue="spot",
+        team="research",
+        kind="script",
+        moved="",
+        created_at=datetime(2026, 1, 31, 12, tzinfo=timezone.utc),
+        started_at=None,
+        stopped_at=None,
+        attempts=(),
+        max_attempts=3,
+        log_streams=(),
+        points=2,
+        nodes={"RUNNING": 1, "SUCCEEDED": 1},
+    )
+    waits = replace(sweep, nodes={"RUNNABLE": 1, "RUNNING": 1})
+    line = LogLine(time=sweep.created_at, attempt=1, node=1, text="point 2", of_sweep=True)
+    with LiveView(show_log=True) as view:
+        for event in (waits, line, sweep):
+            view.show(event)
+    shown = capsys.readouterr()
+    assert shown.out == "[worker 1] point 2\n"
+    assert shown.err.splitlines() == [
+        f"[RUNNING] attempt 1 of 3, 1 of 2 workers (what keeps the others: trainyard why {sweep.run_id})",
+        "[RUNNING] attempt 1 of 3, 1 of 2 workers still running",
+    ]
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_up_outlives_its_command_and_down_stops_it(trainyard: Trainyard, up: dic
     assert not (tmp_path / ".trainyard/emulator.json").exists()
     again = trainyard("local", "down")
     assert again.returncode == 0
-    assert "no embedded AWS runs" in again.stderr
+    assert f"no embedded AWS runs (looked for {tmp_path}/.trainyard/emulator.json)" in again.stderr
 
 
 def test_without_a_command_it_says_what_to_do_next(trainyard: Trainyard, up: dict[str, object]) -> None:
@@ -205,7 +205,7 @@ def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
     monkeypatch.chdir(tmp_path)  # where no run was fetched to
     with pytest.raises(UsageError, match="was not stopped, since all that is in it would be lost") as refused:
         local.down("dev", deployed_aws.state_file, yes=False)
-    assert f"not ended: {plan.run_id}" in str(refused.value)
-    assert "not fetched: " in str(refused.value)
+    assert f"not ended yet: {plan.run_id}" in str(refused.value)
+    assert " not in ./runs: " in str(refused.value)
     batch.terminate_id(embedded, job_id, reason="enough")
     wait_for(embedded, stage, job_id)

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import check_inputs
 from jobs.client import table_samples
-from jobs.client.inputs import faults_of_inputs
+from jobs.client.inputs import check_inputs, faults_of_inputs
 from jobs.client.parquet_footer import FOOTER_BYTES
 from jobs.contract.arguments import Arguments
 from jobs.contract.instance_types import instance_type
@@ -330,7 +329,12 @@ def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aw
     arguments = FinetuneClassification(
         model="hf://acme/long?revision=v1", train_data="hf://acme/films?split=train", max_length=600
     )
-    assert told(aws, arguments) == [], "401 may be a private one, which the team's token reads"
+    notes: list[str] = []
+    assert told(aws, arguments, note=notes.append) == [], "401 may be a private one, which the team's token reads"
+    assert notes == [
+        f"{location} was not looked at: the hub answered 401 Unauthorized"
+        for location in (arguments.model, arguments.train_data)
+    ]
     siblings = [{"rfilename": name} for name in ("config.json", "model.safetensors", "vocab.txt")]
     hub["/api/models/acme/long/revision/v1"] = (200, json.dumps({"siblings": siblings}).encode())
     hub["/acme/long/resolve/v1/config.json"] = (200, json.dumps(BERT).encode())
@@ -340,6 +344,24 @@ def test_the_hub_is_asked_where_it_answers(hub: dict[str, tuple[int, bytes]], aw
         "arguments.model: max_length 600 is more than the 512 tokens that hf://acme/long?revision=v1"
     )
     assert table.startswith("arguments.train_data: hf://acme/films?split=train: the hub knows no such data set")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("HF_ENDPOINT", "http://127.0.0.1:9", "the hub did not answer"),  # the port of discard, where nothing listens
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE is set"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_a_hub_that_says_nothing_is_told_of(
+    *, name: str, value: str, why: str, aws: Aws, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    notes: list[str] = []
+    arguments = FinetuneClassification(model="hf://acme/none", train_data=put("t.csv", TABLE))
+    assert told(aws, arguments, note=notes.append) == []
+    assert notes == [f"hf://acme/none was not looked at: {why}"]
 
 
 def test_pickles_of_the_hub_are_refused_too(hub: dict[str, tuple[int, bytes]], aws: Aws, put: Put) -> None:

@@ -33,6 +33,7 @@ def test_examples_are_counted_by_class_and_what_looks_like_a_mistake_is_told(fou
         "read: t.csv (fingerprint 00ab)",
         "warning: 'games' and 'games ' differ by blanks or case only, and are 2 classes",
         "warning: 2 classes ('Rare', 'new') have one example only",
+        "warning: 2 classes ('games ', 'other') have two examples only",
         "warning: class 'other' has no held-out example",
         "warning: class 'new' has no training example",
         "warning: 1 of 3 held-out examples in the training data too",
@@ -50,11 +51,11 @@ def test_an_empty_cell_of_a_table_is_an_example_that_one_is_warned_of() -> None:
 
 
 def test_of_many_classes_the_largest_are_listed_and_all_are_counted() -> None:
-    labels = [number for number in range(150) for _ in range(number + 2)]
+    labels = [number for number in range(150) for _ in range(number + 3)]
     texts = [(str(number),) for number in range(len(labels))]
     first, _, largest, *rest = summary([f"class {number:03}" for number in range(150)], (texts, labels)).lines()
-    assert first == "11,475 training examples, 150 classes"
-    assert largest == "  class 149         151"
+    assert first == "11,625 training examples, 150 classes"
+    assert largest == "  class 149         152"
     assert rest[19:] == ["  and 130 more"]
 
 

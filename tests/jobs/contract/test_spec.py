@@ -100,6 +100,10 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
             {"job": "finetune-clasification"},
             ("job: job kind 'finetune-clasification' not found; did you mean 'finetune-classification'?"),
         ),
+        (
+            {"job": "finetune"},
+            "job: job kind 'finetune' not found; did you mean 'finetune-classification' or 'finetune-ray'?",
+        ),
         ({"job": None}, "job: must be text, not None"),
     ],
 )

@@ -26,7 +26,7 @@ def test_results_time_and_money_stand_side_by_side_and_the_best_is_marked(runs: 
     assert found["USD"].cells == ["0.36"] * 7
     assert (found["USD a point"].cells[3], found["USD a point"].best) == ("0.0040", 3)
     assert found["saved"].cells == ["70 %"] * 7
-    assert found["ran on"].cells[0] == "1 x dl1.24xlarge, spot"
+    assert found["ran on"].cells[0] == "1 x dl1.24xlarge (spot), 8 ranks on hpu"
 
 
 def test_of_a_loss_the_smallest_is_the_best(runs: list[RecordedRun]) -> None:

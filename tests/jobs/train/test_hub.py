@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.contract.errors import UsageError
+from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import hub_parts
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import labelled_text
 from jobs.train.data.labelled_text import Examples
+from jobs.train.data.sources import hub_errors
 from tests.support.train.hub import save_data_set
 from tests.support.train.places import Place
 
@@ -230,6 +231,19 @@ def test_a_hub_that_is_switched_off_is_told_at_once(from_hub: Callable[..., list
     )
     assert model.startswith("TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: ")
     assert "HF_HUB_OFFLINE" in model
+
+
+def test_of_a_hub_that_is_out_of_reach_only_the_reason_is_told() -> None:
+    refused = OSError(111, "Connection refused")
+    around = ValueError(f"Max retries exceeded ({refused!r})")
+    around.__cause__ = refused
+    outermost = OSError(f"({around!r}, 'Request ID: 1')")
+    outermost.__cause__ = around
+    with pytest.raises(TrainyardError) as told, hub_errors("hf://acme/none", "gated data set"):
+        raise outermost
+    assert str(told.value).startswith(
+        "hf://acme/none: the Hugging Face Hub could not be reached: [Errno 111] Connection refused\nNext: "
+    )
 
 
 class NoSuchRepository(BaseHTTPRequestHandler):

@@ -176,7 +176,7 @@ def test_a_damaged_table_is_refused_with_the_place_of_the_damage(
 
 
 def test_text_in_another_encoding_comes_with_the_command_that_converts_it(local: Place) -> None:
-    with pytest.raises(UsageError, match=r"\nNext: iconv -f LATIN1 -t UTF-8 t\.csv, if that is its encoding$"):
+    with pytest.raises(UsageError, match=r"\nNext: iconv -f LATIN1 -t UTF-8 t\.csv, if that is its encoding; or "):
         local.read(local.put("t.csv", b"text,label\ncaf\xe9,1\n"))
 
 
@@ -205,7 +205,8 @@ def test_a_job_ends_with_one_line_on_a_damaged_table(run: Run, tiny_bert: Path, 
     table = write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1))
     table.write_text(table.read_text() + '{"text": "the film is\n')
     line = refused(run, tiny_bert, table)
-    assert line == f"error: {table}, line 41: not JSON: Invalid control character at position 22\n"
+    fault = f"error: {table}, line 41: not JSON: Invalid control character at position 22"
+    assert line == f"{fault}. Next: leave such rows out with on_bad_rows: skip\n"
 
 
 def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> None:

@@ -102,6 +102,12 @@ KILLED = End(code=1, reason="rank 1 of node 1 was killed (SIGKILL)", cause="kill
         (Failure(-6, 2, "", False), False, 1, "rank 2 of node 1 was ended by SIGABRT"),
         (Failure(-6, 2, "ncclRemoteError: A call", False), False, 75, "rank 2 of node 1 lost its peers: ncclRemoteErr"),
         (Failure(1, 0, "KeyError: 'x'", False), False, 1, "rank 2 of node 1: KeyError: 'x'"),
+        (
+            Failure(1, 0, "it ended with exit code 1", False, "no rows in train.csv"),
+            False,
+            1,
+            "rank 2 of node 1: it ended with exit code 1; it wrote last: no rows in train.csv",
+        ),
     ],
 )
 def test_a_rank_that_dies_is_named_with_its_node_and_its_last_lines(

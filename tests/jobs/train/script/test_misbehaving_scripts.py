@@ -86,6 +86,13 @@ def test_the_first_that_fails_is_named_with_its_own_lines(run: Run, s3: "S3Clien
     assert run.recorded_attempt(1).reason == "rank 1 of node 0: ValueError: no such column"
 
 
+def test_one_that_ends_with_a_message_has_it_in_its_reason(run: Run, s3: "S3Client", tmp_path: Path) -> None:
+    code = write_files(tmp_path / "code", {"train.py": "import sys\nsys.exit('no rows in train.csv')\n"})
+    run.attempt(*script_flags(s3, code, "train.py"), expect=1, kind="script")
+    said = "rank 0 of node 0: it ended with exit code 1; it wrote last: no rows in train.csv"
+    assert run.recorded_attempt(1).reason == said
+
+
 def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": DEAF}), "train.py")
     deaf = run.start(*flags, kind="script", program=("-c", HASTY_LAUNCHER))
