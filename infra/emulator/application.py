@@ -200,4 +200,4 @@ def _failure(code: str, message: str, environ: Mapping[str, Any], *, status: int
 
 
 def _json(body: Mapping[str, Any], status: int = 200) -> Response:
-    return Response(json.dumps(body), status=status, mimetype="application/json")
+    return Response(json.dumps(body) + "\n", status=status, mimetype="application/json")

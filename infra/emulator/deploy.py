@@ -25,6 +25,7 @@ from infra.stages import loading
 from infra.stages.checks import check
 from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
 from jobs.contract.stage import DEFAULT_STAGE
+from jobs.contract.words import counted
 
 FAILURE_LINES = 30
 """How much of the CLI's output is shown where it fails: it ends with what failed, and why."""
@@ -82,8 +83,9 @@ def deploy(*, endpoint: str, stage: str | None) -> int:
         # The CLI tries again after a 500 and may then find nothing to do.
         _say(f"the embedded AWS failed inside, so this deployment proves nothing: {health['server_errors'][-1]}")
         return 1
-    for resource_type in health["unproven"]:
-        _say(f"on record only, there is no service behind it: {resource_type}")
+    if unproven := health["unproven"]:
+        types = f"{counted(len(unproven), 'type')} of resources"
+        _say(f"on record only, without a service behind: {types} (trainyard local status names them)")
     _say(f"deployed stage '{stage}' in {time.monotonic() - started:.0f} s")
     return 0
 

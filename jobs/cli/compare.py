@@ -1,10 +1,13 @@
 """`trainyard compare RUN…`: runs side by side, as a table, as JSON and as a page."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -58,6 +61,26 @@ def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | Non
         tables.stderr().print(f"the page: {html}")
 
 
+class _RunId:
+    """A run's id as a heading; where it has to go on in the next line, it does so after a hyphen."""
+
+    def __init__(self, run_id: str) -> None:
+        self._parts = re.findall(r"[^-]*-|[^-]+", run_id)
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
+        line = ""
+        for part in self._parts:
+            if line and len(line) + len(part) > options.max_width:
+                yield Text(line)
+                line = ""
+            line += part
+        yield Text(line)
+
+    def __rich_measure__(self, _: Console, options: ConsoleOptions) -> Measurement:
+        whole = sum(map(len, self._parts))
+        return Measurement(max(map(len, self._parts)), whole).with_maximum(options.max_width)
+
+
 def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, width: int) -> Table:
     """Return the table: a column for each of a few runs, a row for each of many.
 
@@ -69,9 +92,9 @@ def comparison_table(runs: Sequence[RecordedRun], compared: Sequence[Fact], *, w
     ]
     names = [run.run_id for run in runs]
     if len(runs) <= _SIDE_BY_SIDE:
-        table = tables.columns("", *names)
-        for column in table.columns[1:]:
-            column.no_wrap, column.overflow, column.ratio = False, "fold", 1
+        table = tables.columns("")
+        for name in names:
+            table.add_column(_RunId(name), overflow="fold", ratio=1)
         for fact, row in zip(compared, cells, strict=True):
             table.add_row(fact.label, *row)
         return table

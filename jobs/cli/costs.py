@@ -22,7 +22,7 @@ from jobs.contract.costs import By, Cost, Idle, Month, costs, month_of, spans, t
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
-from jobs.contract.words import counted, usd
+from jobs.contract.words import FREE_HERE, counted, usd
 
 _READERS = 16
 """Receipts that are read at once."""
@@ -50,8 +50,12 @@ def show_costs(
         on = tables.stdout()
         tables.show(costs_table(found, by=by, width=on.width), on=on)
     console = tables.stderr()
-    where = "; what would have cost that in AWS, of this machine's runs" if stage.embedded else ""
-    note = f"estimated from the runs' own receipts, at the prices that each names, start-up and storage apart{where}"
+    note = (
+        "estimated from the runs' own receipts, at the prices that each names, without storage and without the time in "
+        "which an instance boots"
+    )
+    if stage.embedded:
+        note += f"; {FREE_HERE}"
     if any(row.attempts_with_own_price for row in found):
         note += "; Spot's own price: by EC2's price history of each attempt's hours, as far as it says them"
     if not found:

@@ -99,7 +99,7 @@ def _run(steps: "Steps") -> None:
 
     with steps.step("the result"):
         fetched_to = "\n".join(f"{target}/{name}" for name in (RECEIPT, METRICS, MODEL, TENSORBOARD))
-        table = tables.receipt_table(receipt, location=fetched_to)
+        table = tables.receipt_table(receipt, location=fetched_to, embedded=True)
         tables.show_result(table, read_classes(aws, planned.run_location), on=tables.stdout())
 
 

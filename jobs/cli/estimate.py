@@ -179,20 +179,19 @@ def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterato
 def _show(heading: str, found: Sequence[Estimate], unknown: Sequence[InstanceType], *, on: Console) -> None:
     if heading:
         on.print(heading)
-    table = tables.columns("WHERE", "TIME", "FROM", "TO", "USD", "FROM", "TO", "ON-DEMAND")
+    priced = any(each.place in INSTANCE_TYPES for each in found)
+    table = tables.columns("WHERE", "TIME", "FROM", "TO", *(("USD", "FROM", "TO", "ON-DEMAND") if priced else ()))
     for column in table.columns[1:]:
         column.justify = "right"
     for each in found:
         times = [duration(seconds) for seconds in (each.seconds, each.low_seconds, each.high_seconds)]
-        paid = each.place in INSTANCE_TYPES
         money = [usd(amount).removesuffix(" USD") for amount in (each.usd, each.low_usd, each.high_usd)]
         money += [usd(each.on_demand_usd).removesuffix(" USD")]
-        table.add_row(each.place, *times, *(money if paid else ["", "", "", ""]))
+        table.add_row(each.place, *times, *(money if each.place in INSTANCE_TYPES else []))
     tables.show(table, on=on)
     for each in found:
         on.print(f"\n{each.place}")
-        for line in each.arithmetic:
-            on.print(f"  {line}", soft_wrap=True)
+        tables.show(tables.Pairs(("  -", line) for line in each.arithmetic), on=on)
     console = tables.stderr()
     if unknown:
         names = ", ".join(row.name for row in unknown)

@@ -16,7 +16,7 @@ from jobs.cli.sweep import SweepNow, read_now
 from jobs.client import batch
 from jobs.client.job import STATES, Job
 from jobs.client.storage import StoredRun, read_receipt
-from jobs.client.sweeps import progress_text, spent_by
+from jobs.client.sweeps import done_text, progress_text, spent_by
 from jobs.contract.catalog import CATALOG
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
@@ -25,7 +25,7 @@ from jobs.contract.recipe import SMALLER_IS_BETTER
 from jobs.contract.records import Receipt
 from jobs.contract.run import run_prefix
 from jobs.contract.stage import DeployedStage
-from jobs.contract.words import duration, figure, main_result, result_label
+from jobs.contract.words import FREE_HERE, duration, figure, main_result, result_label
 
 By = Literal["time", "duration", "cost", "metric"]
 
@@ -93,6 +93,8 @@ def list_runs(
     if found:
         show_runs(found, on=tables.stdout())
     console = tables.stderr()
+    if stage.embedded and any(run.usd for run in found):
+        console.print(FREE_HERE)
     if len(jobs) > limit:
         console.print(f"{len(jobs) - limit} more; see --limit")
     if not jobs:
@@ -148,7 +150,7 @@ def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
     cells: dict[str, list[str | Text]] = {
         "RUN": [job.run_id for job in jobs],
         "STATE": [tables.state(job) for job in jobs],
-        "POINTS": [progress_text(run.sweep.points) if run.sweep else "" for run in runs],
+        "POINTS": [done_text(run.sweep.points) if run.sweep else "" for run in runs],
         "METRIC": [f"{result_label(run.metric[0])} {figure(run.metric[1])}" if run.metric else "" for run in runs],
         "USD": ["" if run.usd is None else f"{run.usd:.2f}" for run in runs],
         "TOOK": ["" if run.seconds is None else duration(run.seconds) for run in runs],
@@ -159,7 +161,7 @@ def show_runs(runs: Sequence[ListedRun], *, on: Console) -> None:
     }
     if not any(cells["POINTS"]):
         del cells["POINTS"]
-    less_needed = ("QUEUE", "TEAM", "ATTEMPT", "SUBMITTED", "TOOK", "POINTS", "USD", "METRIC")
+    less_needed = ("QUEUE", "TEAM", "SUBMITTED", "ATTEMPT", "POINTS", "TOOK", "USD", "METRIC")  # an id tells when, too
     shown = tables.fitting(cells, width=on.width, leave_out=less_needed, gap=1)
     table = tables.columns(*shown)
     table.padding = (0, 1, 0, 0)

@@ -26,7 +26,7 @@ from jobs.contract.log_lines import Progress as ProgressLine
 from jobs.contract.outlook import cards_text, money_text, outlook, time_text
 from jobs.contract.records import Receipt
 from jobs.contract.retries import EXITED_REASON
-from jobs.contract.words import duration
+from jobs.contract.words import cost_label, duration
 
 SAY_SECONDS = 60.0
 """Where there is no terminal, a line about cards and money comes as often as that."""
@@ -110,7 +110,7 @@ class LiveView:
         if self._receipt is None or self._receipt.state != "running":
             return []
         found = outlook(self._receipt.attempts, self._progress, self._pace, now=datetime.now(timezone.utc))
-        money = f"{'in AWS it would cost ' if self._embedded else ''}{money_text(found)}"
+        money = f"{f'{cost_label(embedded=True)} ' if self._embedded else ''}{money_text(found)}"
         told = self._progress is not None and self._progress.time_left  # our own kinds say it themselves
         money = "; ".join(filter(None, (money, "" if told else time_text(found))))
         return [text for text in (cards_text(self._receipt), money) if text]
@@ -218,5 +218,5 @@ def _state_words(job: Job) -> str:
     if job.ended:
         took = duration((job.stopped_at - job.created_at).total_seconds()) if job.stopped_at else "?"
         tells = job.state == "FAILED" and job.reason not in ("", EXITED_REASON)
-        return f"after {took}, {of}{f': {job.reason}' if tells else ''}"
+        return f"{took} after its submission, {of}{f': {job.reason}' if tells else ''}"
     return f"{of}{again if job.state in ('SUBMITTED', 'PENDING', 'STARTING') else ''}"

@@ -63,7 +63,7 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
     if not newest.ended:
         steps = [("logs {} --follow", "watch it"), ("status {}", "how far it is"), ("why {}", "what it waits for")]
     elif newest.state == "SUCCEEDED":
-        steps = [("receipt {}", "what it took and brought")]
+        steps = [("receipt {}", "what it took and brought"), ("report {}", "the same as a page, with its curves")]
         if not (runs_folder / newest.run_id).exists():
             steps.append(("fetch {}", f"its model and curves, into {runs_folder}/"))
     else:

@@ -46,6 +46,7 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             location=str(run.location),
             ended_by=ended_by or "",
             code=_code_text(code) if code else "",
+            embedded=stage.embedded,
         )
         tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
 

@@ -6,18 +6,19 @@ from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
 
+from rich.text import Text
+
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.sweep import read_now, sweep_json
 from jobs.client import batch, storage
-from jobs.client.job import Job
 from jobs.client.logs import newest_progress
 from jobs.client.sweeps import progress_text, spent_by, sweep_of
 from jobs.contract.log_lines import LEFT, Progress
 from jobs.contract.outlook import Outlook, cards_text, money_text, outlook, seconds_per_step, time_text
 from jobs.contract.records import Receipt
 from jobs.contract.retries import EXITED_REASON
-from jobs.contract.words import result_label, usd
+from jobs.contract.words import cost_label, duration, result_label, usd
 
 
 def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
@@ -31,6 +32,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     is_running = job is not None and job.state == "RUNNING"
     progress = newest_progress(aws, stage.log_group, job.log_streams) if job is not None and is_running else None
     standing = _outlook(receipt, progress) if is_running and receipt else None
+    cost = cost_label(embedded=stage.embedded)
     now = read_now(aws, run, job) if job is None or job.points else None
     if output == "json":
         tables.print_json(
@@ -52,8 +54,15 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         state = f"{receipt.state}, says its receipt" if receipt else "never started, or long ago"
         of = sweep_of(aws, run.location)
         unknown = f"{state}; a point of the sweep {of}" if of else f"unknown to AWS Batch by now ({state})"
-        rows = [("run", run.run_id), ("state", unknown), ("points", progress_text(now.points) if now else "")]
-        tables.show(tables.Pairs([*rows, ("metrics", _last(metrics)), ("files", str(run.location))]), on=console)
+        forgotten = [
+            ("run", run.run_id),
+            ("state", unknown),
+            ("sweep", progress_text(now.points) if now else ""),
+            (cost, _whole_cost(receipt)),
+            ("metrics", _last(metrics)),
+            ("files", str(run.location)),
+        ]
+        tables.show(tables.Pairs(forgotten), on=console)
         return
     dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
@@ -61,10 +70,11 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     ended_by = job.ended_by(receipt)
     # What ended it is said once: as a rule Batch's reason is the same, or less.
     reason = "" if job.state == "SUCCEEDED" or job.reason in (EXITED_REASON, ended_by) else job.reason
-    rows = [
+    of = "" if now else f", attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"
+    rows: list[tuple[str, str | Text]] = [
         ("run", job.run_id),
-        ("state", job.state if now else _state(job)),
-        ("points", progress_text(now.points) if now else ""),
+        ("state", tables.state(job) + of),
+        ("sweep", progress_text(now.points) if now else ""),
         ("workers" if now else "nodes", ", ".join(f"{count} {state}" for state, count in job.nodes.items())),
         ("reason", reason),
         ("waited for" if job.ended else "waits for", waits_for),
@@ -73,13 +83,17 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         ("submitted", tables.moment(job.created_at)),
         ("started", tables.moment(job.started_at)),
         ("stopped", tables.moment(job.stopped_at)),
+        (
+            "took",
+            f"{duration((job.stopped_at - job.created_at).total_seconds())}, waiting too" if job.stopped_at else "",
+        ),
         ("ended by", ended_by),
         ("budget", f"{receipt.budget} used" if receipt and receipt.budget else ""),
         ("budget", f"{now.budget_text} used" if now and now.budget_text else ""),
-        ("cost", usd(spent_by(now.points).usd) if now else ""),
+        (cost, usd(spent_by(now.points).usd) if now else _whole_cost(receipt) if job.ended else ""),
         ("progress", _progress(progress)),
         ("time left", progress.time_left if progress else ""),
-        *(_standing(receipt, standing, progress, embedded=stage.embedded) if standing and receipt else ()),
+        *(_standing(receipt, standing, progress, cost=cost) if standing and receipt else ()),
         ("metrics", _last(metrics)),
         ("files", str(run.location)),
         ("Batch job", job.id),
@@ -92,29 +106,30 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         tables.show(tables.attempts_table(numbered), on=console)
 
 
-def _state(job: Job) -> str:
-    return f"{job.state}, attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"
-
-
 def _outlook(receipt: Receipt, progress: Progress | None) -> Outlook:
     now = datetime.now(timezone.utc)
     pace = seconds_per_step(receipt.attempts[-1], progress, at=now) if progress else None
     return outlook(receipt.attempts, progress, pace, now=now)
 
 
-def _standing(receipt: Receipt, found: Outlook, progress: Progress | None, *, embedded: bool) -> list[tuple[str, str]]:
+def _whole_cost(receipt: Receipt | None) -> str:
+    """Return what a run that has ended has cost; empty where it has written no receipt."""
+    return "" if receipt is None else money_text(_outlook(receipt, None), ended=True)
+
+
+def _standing(receipt: Receipt, found: Outlook, progress: Progress | None, *, cost: str) -> list[tuple[str, str]]:
     """Return how busy the cards of a run that goes on are, how long it still takes, and what it costs."""
     return [
         ("cards", cards_text(receipt)),
         ("time left", "" if progress and progress.time_left else time_text(found)),
-        ("in AWS it would cost" if embedded else "cost", money_text(found)),
+        (cost, money_text(found)),
     ]
 
 
 def _progress(progress: Progress | None) -> str:
     if progress is None:
         return ""
-    percent = 100 * progress.step // max(1, progress.total_steps)
+    percent = round(100 * progress.step / max(1, progress.total_steps))  # as the bar of `logs --follow` has it
     note = progress.note.removesuffix(f", {progress.time_left}{LEFT}")  # it has a row of its own
     return f"{progress.step} of {progress.total_steps} ({percent} %){f': {note}' if note else ''}"
 

@@ -127,7 +127,7 @@ def finish(
         }
         results.append({**tables.plan_json(planned), **shown})
         if output == "table" and receipt:
-            table = tables.receipt_table(receipt, location=str(planned.run_location))
+            table = tables.receipt_table(receipt, location=str(planned.run_location), embedded=stage.embedded)
             tables.show_result(table, classes, on=tables.stdout())
     if output == "json":
         tables.print_json(results if several else results[0])
@@ -272,10 +272,10 @@ def _take_back(aws: Aws, run_id: str, job_id: str, *, because: str) -> None:
 
 def _put_code(aws: Aws, planned: Plan) -> bool:
     """Bring the plan's code to S3, with a bar where somebody looks on. Returns False where it lay there."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     console = tables.stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("code", total=None, visible=False)
 

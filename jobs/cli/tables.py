@@ -22,6 +22,7 @@ from jobs.contract.display import json_text, printable
 from jobs.contract.plan import Plan
 from jobs.contract.records import Receipt
 from jobs.contract.words import (
+    cost_label,
     counted,
     duration,
     result_rows,
@@ -105,16 +106,17 @@ class Pairs:
     with it in the next line, and who copies it copies it all.
     """
 
-    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
-        self._rows = [(printable(label), printable(value)) for label, value in rows if value]
+    def __init__(self, rows: Iterable[tuple[str, str | Text]]) -> None:
+        self._rows = [(printable(label), value) for label, value in rows if value]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[Text]:
         labels = max((cell_len(label) for label, _ in self._rows), default=0)
         room = max(_LEAST_ROOM, options.max_width - labels - 2)
         for label, value in self._rows:
             begin = Text(f"{label}{' ' * (labels - cell_len(label))}  ", style="dim")
-            for line in textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False):
-                yield Text.assemble(begin, line, no_wrap=True, overflow="ignore")
+            text, style = (value.plain, value.style) if isinstance(value, Text) else (value, "")
+            for line in textwrap.wrap(printable(text), room, break_long_words=False, break_on_hyphens=False):
+                yield Text.assemble(begin, (line, style), no_wrap=True, overflow="ignore")
                 begin = Text(" " * (labels + 2))
 
 
@@ -321,14 +323,20 @@ def receipt_table(
     state: str = "",
     ended_by: str = "",
     code: str = "",
+    embedded: bool = False,
 ) -> Pairs:
     """Return a table of what a run took and brought; its cost is an estimate and says so.
 
     `state`: where the command line knows better than the container, which takes a cancellation for a reclaim.
+    `embedded`: nothing is paid for here.
     """
     cost = f"{usd(receipt.on_demand_usd)} On-Demand, {usd(receipt.spot_usd)} Spot"
     if receipt.estimated_usd is not None:
-        cost = f"{usd(receipt.estimated_usd)}; all of it {cost}"
+        cost = usd(receipt.estimated_usd)
+        if receipt.on_demand_usd > receipt.estimated_usd:
+            cost += f"; the same hours On-Demand: {usd(receipt.on_demand_usd)}"
+        if receipt.spot_usd < receipt.estimated_usd:
+            cost += f"; the same hours on Spot: {usd(receipt.spot_usd)}"
     types = " and ".join(dict.fromkeys(attempt.instance_type for attempt in receipt.attempts))
     return Pairs(
         [
@@ -340,8 +348,8 @@ def receipt_table(
             ("warning", verdict(receipt.result)),
             ("code", code),
             ("attempts", str(len(receipt.attempts))),
-            ("duration", duration(receipt.duration_seconds)),
-            ("estimated cost", f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
+            ("ran for", f"{duration(receipt.duration_seconds)}, without its wait for instances"),
+            (cost_label(embedded=embedded), f"{cost} ({receipt.instance_hours:.4f} h of {types})"),
             *(("Spot's own price", spot_paid_text(each)) for each in receipt.spot_paid),
             ("saved", savings(receipt)),
             ("of the cost", unproductive(receipt)),

@@ -175,6 +175,11 @@ def progress_text(found: Sequence[Standing]) -> str:
     return ", ".join([f"{states.count('succeeded')} of {counted(len(states), 'point')} done", *others])
 
 
+def done_text(found: Sequence[Standing]) -> str:
+    """Return how many of a sweep's points have succeeded, where there is room for no more: `7 of 9`."""
+    return f"{sum(standing.state == 'succeeded' for standing in found)} of {len(found)}"
+
+
 def spent_by(found: Iterable[Standing]) -> Spent:
     """Return what the points have taken together."""
     attempts = list(chain.from_iterable(standing.receipt.attempts for standing in found if standing.receipt))

@@ -76,9 +76,9 @@ def cards_text(receipt: Receipt) -> str:
     return f"{cards_name(last)} {busy}, {cards.memory_percent:.0f} % of their memory in use"
 
 
-def money_text(found: Outlook) -> str:
+def money_text(found: Outlook, *, ended: bool = False) -> str:
     """Return what it costs: `0.12 USD so far, 0.40 USD at the end; On-Demand 0.41 and 1.33 USD`."""
-    parts = [f"{usd(found.usd)} so far"]
+    parts = [usd(found.usd) if ended else f"{usd(found.usd)} so far"]
     if found.usd_at_end is not None:
         parts.append(f"{usd(found.usd_at_end)} at the end")
     text = ", ".join(parts)

@@ -82,9 +82,20 @@ def duration(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a time to wait, as hours and minutes, or in seconds where it is less than a minute: `1:48 h`, `48 s`."""
+    """Return a time to wait, as no finer a text than people need: `1:48 h`, `7 min`, `48 s`."""
     minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h" if seconds >= 60 else f"{seconds:.0f} s"
+    if minutes >= 60:
+        return f"{minutes // 60}:{minutes % 60:02d} h"
+    return f"{minutes} min" if round(seconds) >= 60 else f"{seconds:.0f} s"
+
+
+FREE_HERE = "this machine's runs cost nothing: the figures are what they would have cost in AWS"
+"""Said below the money of runs on an embedded AWS."""
+
+
+def cost_label(*, embedded: bool) -> str:
+    """Return what stands before the money of a run."""
+    return "in AWS it would cost" if embedded else "estimated cost"
 
 
 def usd(amount: float) -> str:

@@ -126,11 +126,13 @@ def curve_chart(
         {"field": "t", "title": axis.unit[0], "format": ".2f"},
     ]
     tiny = max(abs(point.high) for point in points) < 0.001
+    # An axis from a value to the same value would have no other tick than that.
+    is_one_value = not logarithmic and len({height for point in points for height in (point.low, point.high)}) == 1
     y = {
         "field": "v",
         "type": "quantitative",
         "title": None,
-        "scale": {"zero": False, "type": "log" if logarithmic else "linear"},
+        "scale": {"zero": is_one_value, "type": "log" if logarithmic else "linear"},
         "axis": {"minExtent": 52, "maxExtent": 52, "tickCount": 5, **({"format": "~e"} if tiny else {})},
     }
     color = {

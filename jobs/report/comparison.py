@@ -63,7 +63,7 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
         Fact(label="attempts", cells=[str(len(run.attempts)) for run in runs]),
         Fact(label="time", cells=[duration(bill.duration_seconds) if bill else "" for bill in receipts]),
         Fact(label="USD", cells=["" if (cost := usd_of(run)) is None else f"{cost:.2f}" for run in runs]),
-        _usd_a_point(runs),
+        _usd_per_percent(runs),
         Fact(label="saved", cells=[_saved(bill) for bill in receipts]),
         Fact(label="ran on", cells=[run.ran_on for run in runs]),
     ]
@@ -74,9 +74,15 @@ def facts(runs: Sequence[RecordedRun]) -> list[Fact]:
     return [fact for fact in found if any(fact.cells)]
 
 
-def _usd_a_point(runs: Sequence[RecordedRun]) -> Fact:
-    """Return what a hundredth of the main metric has cost in each run; without cells where it is a loss."""
+def _usd_per_percent(runs: Sequence[RecordedRun]) -> Fact:
+    """Return what a hundredth of the main metric has cost in each run.
+
+    Without cells where it is a loss, or not the same in all runs that have one.
+    """
     main = [main_result(run.result) for run in runs]
+    keys = {found[0] for found in main if found}
+    if len(keys) != 1:
+        return Fact(label="", cells=[])
     prices = [
         cost / (100 * found[1]) if found and found[0] not in SMALLER_IS_BETTER and found[1] > 0 and cost else None
         for run, found in zip(runs, main, strict=True)
@@ -85,7 +91,7 @@ def _usd_a_point(runs: Sequence[RecordedRun]) -> Fact:
     there = [(price, number) for number, price in enumerate(prices) if price is not None]
     cells = ["" if price is None else f"{price:.4f}" for price in prices]
     best = min(there)[1] if len({price for price, _ in there}) > 1 else None
-    return Fact(label="USD a point", cells=cells, best=best)
+    return Fact(label=f"USD per % of {result_label(*keys)}", cells=cells, best=best)
 
 
 def short_names(runs: Sequence[RecordedRun]) -> list[str]:
@@ -94,13 +100,24 @@ def short_names(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def differing_arguments(runs: Sequence[RecordedRun]) -> dict[str, list[Any]]:
-    """Return the arguments that are not the same in all runs, with the value of each run."""
+    """Return the arguments that are not the same in all runs, with the value of each run.
+
+    Of runs of several kinds those that each kind has. A mapping's values have rows of their own: `parameters.rate`.
+    """
     given: list[Mapping[str, Any]] = [
         {"kind": run.spec.job, **run.spec.entrypoint_arguments().model_dump(mode="json")} if run.spec else {}
         for run in runs
     ]
-    names = dict.fromkeys(name for arguments in given for name in arguments)
-    by_name = {name: [arguments.get(name) for arguments in given] for name in names}
+    there = [arguments for arguments in given if arguments]
+    names = [name for name in (there[0] if there else {}) if all(name in arguments for arguments in there)]
+    by_name: dict[str, list[Any]] = {}
+    for name in names:
+        values = [arguments.get(name) for arguments in given]
+        mappings = [value for value in values if isinstance(value, dict)]
+        if not mappings:
+            by_name[name] = values
+        for key in dict.fromkeys(key for mapping in mappings for key in mapping):
+            by_name[f"{name}.{key}"] = [value.get(key) if isinstance(value, dict) else None for value in values]
     return {name: values for name, values in by_name.items() if any(value != values[0] for value in values)}
 
 

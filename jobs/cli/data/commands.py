@@ -131,6 +131,7 @@ def ls(aws: Aws, stage_name: str, location: str, *, output: str) -> None:
         tables.print_json([dataclasses.asdict(entry) for entry in entries])
         return
     table = tables.columns("FILES", "BYTES", "FINGERPRINT", "LOCATION")
+    table.columns[0].justify = table.columns[1].justify = "right"
     table.columns[-1].no_wrap, table.columns[-1].overflow = False, "fold"
     for entry in entries:
         table.add_row(f"{entry.files:,}", f"{entry.size:,}", entry.fingerprint, entry.location)

@@ -379,7 +379,7 @@ def _estimate_note(attempts: list[Attempt], instance: InstanceType, *, on_instan
         f"{attempt.spot_usd_per_hour:g}" for attempt in attempts if attempt.spot_usd_per_hour is not None
     )
     parts = [
-        "without the instance's start, storage and transfer",
+        "without storage, transfer and the time in which the instance boots",
         *([f"with the prices of {' and '.join(others)}"] if others else []),
         *([f"Spot at the {' and '.join(quoted)} USD an hour that EC2 named at submission"] if quoted else []),
         *([] if on_instance else [f"with the time of a stand-in for {instance.name} ({attempts[-1].accelerator})"]),

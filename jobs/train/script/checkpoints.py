@@ -24,6 +24,7 @@ from jobs.contract.arguments import changed, changes_text
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST
+from jobs.contract.words import size
 from jobs.train.channel import RankStatus
 from jobs.train.script.complete import CompleteCheckpoints, Script, State, state_of, trainer_step
 from jobs.train.stored_checkpoints import (
@@ -176,9 +177,8 @@ class ScriptCheckpoints:
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
         self._note(step)
-        megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
-        seconds = time.monotonic() - started
-        log.info("checkpoint: step %s (%s), %.1f MB uploaded in %.1f s", step, path.name, megabytes, seconds)
+        sent = size(sum(file.bytes for file in manifest.files.values()))
+        log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
         return True
 
     def _prune(self) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.contract.errors import TrainyardError
 from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, KEPT_CHECKPOINT_TAG
+from jobs.contract.words import size
 from jobs.train.channel import note_checkpoint
 from jobs.train.stored_checkpoints import (
     Decisive,
@@ -226,8 +227,8 @@ class CheckpointUploads(Callback):
         self._metrics.upload()
         publish(s3, remote, manifest, tag=tag, check=check)
         note_checkpoint(rank.scratch, step)
-        megabytes = sum(file.bytes for file in manifest.files.values()) / 1e6
-        log.info("checkpoint: step %s, %.1f MB uploaded in %.1f s", step, megabytes, time.monotonic() - started)
+        sent = size(sum(file.bytes for file in manifest.files.values()))
+        log.info("checkpoint: step %s, %s uploaded in %.1f s", step, sent, time.monotonic() - started)
         try:
             prune(s3, rank.run / CHECKPOINTS, self._retention, newest=step, best=best, check=check)
         except SupersededError:

@@ -117,7 +117,8 @@ class ChosenSaves(Callback):
         if self._save_started is not None:
             stall, self._save_started = time.monotonic() - self._save_started, None
             self._next_save = self._rank.once(
-                f"next-save/{state.global_step}", lambda: state.global_step + self._steps_after(stall)
+                f"next-save/{state.global_step}",
+                lambda: state.global_step + self._steps_after(stall, measured_at=state.global_step),
             )
 
     def on_prediction_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
@@ -136,7 +137,7 @@ class ChosenSaves(Callback):
             self._save_started = now
             self._ended_at = None
 
-    def _steps_after(self, stall_seconds: float) -> int:
+    def _steps_after(self, stall_seconds: float, *, measured_at: int) -> int:
         timed = self._step_seconds or self._evaluated_seconds
         if not timed:  # a loop of one's own has saved by itself, before a step was timed
             return self._untimed_steps + TIMED_STEPS
@@ -151,8 +152,10 @@ class ChosenSaves(Callback):
         steps = max(1, round(chosen.seconds / step_seconds))
         # Said again only where it has become another one.
         if self._said is None or abs(steps - self._said) > self._said / 5:
+            measured = f", after one at step {measured_at} to measure a save" if self._said is None else ""
             self._said = steps
-            log.info("checkpoints: every %s (%.0f s): %s", counted(steps, "step"), steps * step_seconds, chosen.reason)
+            every = f"{counted(steps, 'step')} ({steps * step_seconds:.0f} s){measured}"
+            log.info("checkpoints: every %s: %s", every, chosen.reason)
         return steps
 
 

@@ -159,7 +159,8 @@ class RunMetrics(Callback):
     def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._status()
         if self._files and self._shown_step != state.global_step:
-            self._show(state, "trained")  # the steps since the last log are too few for one of their own
+            # The steps since the last log are too few for one of their own.
+            self._show(state, "trained" if state.global_step >= state.max_steps else "stopped")
 
     def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
         """Write the metrics of an evaluation during the training; the time it took is none of the training's."""

@@ -142,7 +142,7 @@ def test_without_a_terminal_every_line_is_printed_and_now_and_then_what_a_panel_
     assert log.splitlines() == ["[progress] 900/1000 loss 0.5", "[progress] 950/1000 loss 0.5"]
     cards, money = said.splitlines()
     assert cards == BUSY
-    assert money.endswith("; 0:01 h to the last step")
+    assert money.endswith("; 1 min to the last step")
     assert " USD so far, " in money
     assert "\x1b" not in said + log
 

@@ -1,6 +1,7 @@
 """`trainyard receipt`, and what the commands make of records that are damaged or from a later release."""
 
 import json
+import re
 import time
 from datetime import datetime, timedelta, timezone
 
@@ -69,8 +70,12 @@ def test_receipt_shows_the_result_and_that_its_cost_is_an_estimate(
     assert rows["majority class"] == "0.500"
     assert rows["mean of accuracy, F1"] == "0.800"
     assert rows["samples/s"] == "41.2"
-    assert rows["duration"] == "1 min 30 s"
-    assert rows["estimated cost"] == "0.33 USD On-Demand, 0.0980 USD Spot (0.0250 h of dl1.24xlarge)"
+    assert rows["ran for"] == "1 min 30 s, without its wait for instances"
+    assert rows["in AWS it would cost"] == "0.33 USD On-Demand, 0.0980 USD Spot (0.0250 h of dl1.24xlarge)"
+    # A run that has ended tells in its status too what it took and cost
+    status = aws_trainyard("status", run.plan.run_id).stdout
+    assert re.search(r"^took  .+ s, waiting too$", status, re.M)
+    assert re.search(r"^in AWS it would cost  0\.\d+ USD", status, re.M)
     assert rows["price"] == "as of 2022-08-24, from a price list; an estimate"
     told = Receipt.model_validate_json(aws_trainyard("receipt", run.plan.run_id, "-o", "json").stdout)
     assert told.model_copy(update={"stored": None}) == receipt

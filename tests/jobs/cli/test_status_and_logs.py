@@ -105,7 +105,7 @@ def test_progress_feeds_a_bar_on_a_terminal_and_the_other_lines_pass_above_it(
             terminal.wait_until_shown(f"loss 0.{step}")
             if step == 2:
                 status = trainyard("status", plan.run_id, environment=deployed_environment).stdout
-                assert "2 of 3 (66 %): loss 0.2" in status
+                assert "2 of 3 (67 %): loss 0.2" in status
             shown.touch()
         terminal.wait_until_shown("[SUCCEEDED]")
         assert terminal.wait() == 0

@@ -336,9 +336,9 @@ def test_a_training_is_followed_to_its_result_and_fetched(
     assert [line.split()[:2] for line in lines[headings + 1 : headings + 3]] == [["bad", "16"], ["good", "16"]]
     assert table["majority class"] == "0.500"
     assert table["held-out examples"] == "32"
-    assert table["estimated cost"].endswith("of dl1.24xlarge)")
+    assert table["in AWS it would cost"].endswith("of dl1.24xlarge)")
     states = [line for line in finished.stderr.splitlines() if line.startswith("[")]
-    assert states[-1].startswith("[SUCCEEDED] after ")
+    assert states[-1].startswith("[SUCCEEDED] ")
     assert any(line.startswith("[RUNNING] attempt 1 of 3") for line in states)
 
     receipt = json.loads(trainyard("receipt", run_id, "-o", "json", environment=deployed_environment).stdout)

@@ -1,6 +1,6 @@
 """How the points of a sweep are ranked."""
 
-from jobs.client.sweeps import Standing, best, progress_text, ranked
+from jobs.client.sweeps import Standing, best, done_text, progress_text, ranked
 from jobs.contract.halving import Verdict
 from jobs.contract.locations import S3Location
 from jobs.contract.sweep import PointRecord, Sweep
@@ -39,3 +39,4 @@ def test_those_that_halving_let_go_further_are_before_the_others_whatever_their_
     assert best(points, SWEEP) is points[4]
     assert points[5].metric(SWEEP) == ("eval_loss", 0.4), "that of its rung, until it has a result"
     assert progress_text(points) == "2 of 8 points done, 1 waiting, 3 stopped early, 2 running"
+    assert done_text(points) == "2 of 8"

@@ -53,3 +53,5 @@ def test_where_nothing_is_known_of_the_end_none_is_told_and_a_silent_attempt_cou
     assert money_text(found) == "3.93 USD so far; On-Demand 13.11 USD"
     ended = attempt(30, finished_at=BEGIN + timedelta(minutes=30), capacity="on-demand")
     assert money_text(outlook([ended], None, None, now=late)) == "13.11 USD so far"
+    assert money_text(outlook([ended], None, None, now=late), ended=True) == "13.11 USD"
+    assert money_text(found, ended=True) == "3.93 USD; On-Demand 13.11 USD"

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 import pytest
 
 from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.spec import JobSpec
 from jobs.report.comparison import comparison_page, curves_of_all, differing_arguments, facts
 from jobs.report.comparison_charts import parallel_coordinates, scatter
 from tests.support.jobs.recorded_runs import sweep, three_attempts
@@ -24,7 +25,7 @@ def test_results_time_and_money_stand_side_by_side_and_the_best_is_marked(runs: 
     assert found["accuracy"].best == 3
     assert found["loss"].best is None, "all have the same"
     assert found["USD"].cells == ["0.36"] * 7
-    assert (found["USD a point"].cells[3], found["USD a point"].best) == ("0.0040", 3)
+    assert (found["USD per % of accuracy"].cells[3], found["USD per % of accuracy"].best) == ("0.0040", 3)
     assert found["saved"].cells == ["70 %"] * 7
     assert found["ran on"].cells[0] == "1 x dl1.24xlarge (spot), 8 ranks on hpu"
 
@@ -41,6 +42,20 @@ def test_only_arguments_that_differ_are_told(runs: list[RecordedRun]) -> None:
     assert differing_arguments(runs[:1] * 2) == {}
     without_spec = replace(runs[0], spec=None)
     assert differing_arguments([runs[1], without_spec])["epochs"] == [5.0, None]
+
+
+def test_of_several_kinds_those_arguments_are_told_that_all_have_and_mappings_key_by_key(
+    runs: list[RecordedRun],
+) -> None:
+    def script(rate: float) -> RecordedRun:
+        arguments = {"code": "circle", "command": "train.py", "parameters": {"rate": rate, "steps": 9}}
+        return replace(runs[0], spec=JobSpec.model_validate({"name": "s", "job": "script", "arguments": arguments}))
+
+    assert differing_arguments([script(0.05), script(0.1)]) == {"parameters.rate": [0.05, 0.1]}
+    differing = differing_arguments([script(0.05), runs[0]])
+    assert differing["kind"] == ["script", "finetune-classification"]
+    assert "learning_rate" not in differing
+    assert "parameters.rate" not in differing
 
 
 def test_curves_lie_over_each_other_by_step(runs: list[RecordedRun]) -> None:

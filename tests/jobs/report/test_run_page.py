@@ -1,5 +1,6 @@
 """A run's page, as its records make it."""
 
+import json
 import re
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -51,6 +52,16 @@ def test_what_spot_cost_in_its_own_hours_stands_beside_the_estimate(run: Recorde
     paid = SpotPaid(attempt=1, zone="us-east-1c", low_usd_per_hour=3.5, high_usd_per_hour=4.25, usd=2.68)
     page = run_page(replace(run, receipt=run.receipt.model_copy(update={"spot_paid": [paid]})), now=NOW)
     assert "own price 2.68 USD for attempt 1: 3.50 to 4.25 USD/h in us-east-1c in its hours" in text_of(page)
+
+
+def test_the_axis_of_a_single_value_has_more_ticks_than_that(run: RecordedRun) -> None:
+    def evaluation(of: RecordedRun) -> str:
+        return next(json.dumps(curve.spec) for curve in curves(of, ()) if curve.id == "curve-evaluation")
+
+    [first, *_] = [line for line in run.metrics if "eval_accuracy" in line]
+    alone = {name: first[name] for name in ("step", "time", "eval_accuracy")}
+    assert '"zero": true' in evaluation(replace(run, metrics=[alone]))
+    assert '"zero": true' not in evaluation(run)
 
 
 def test_a_point_that_halving_has_stopped_says_where_it_stood(run: RecordedRun) -> None:

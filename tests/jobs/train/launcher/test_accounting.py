@@ -67,7 +67,8 @@ def test_each_attempt_has_the_price_of_the_instance_type_that_it_ran_on() -> Non
     assert found.lost_usd == pytest.approx(0.5 * gaudi.spot_usd_per_hour)
     assert found.waiting_usd == 0
     assert found.estimate_note == (
-        f"without the instance's start, storage and transfer, with the prices of dl1.24xlarge as of {gaudi.price_date}"
+        "without storage, transfer and the time in which the instance boots, "
+        f"with the prices of dl1.24xlarge as of {gaudi.price_date}"
     )
 
 

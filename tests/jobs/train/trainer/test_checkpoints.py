@@ -376,8 +376,8 @@ def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(
     launched = chosen.attempt(*by_default, nproc=2)
     [line] = [line for line in launched.lines if line.startswith("checkpoints: every")]
     assert re.match(
-        r"checkpoints: every \d+ steps \(\d+ s\): a save stops the training for \d+\.\d\d s, and a reclaim every 6 h "
-        "is assumed, 1 in 4 without notice: by Young's formula",
+        r"checkpoints: every \d+ steps \(\d+ s\), after one at step \d+ to measure a save: a save stops the training "
+        r"for \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's formula",
         line,
     )
     # The first, after a few steps, is what the interval is taken from, which is longer than this training.

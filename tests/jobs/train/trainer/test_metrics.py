@@ -179,7 +179,16 @@ def _hparams(found: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "0:01 h"), (7_530, "2:06 h"), (200_000, "55:33 h")]
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (60, "1 min"),
+        (3_599, "1:00 h"),
+        (7_530, "2:06 h"),
+        (200_000, "55:33 h"),
+    ],
 )
 def test_the_time_left_is_told_in_hours_and_minutes(seconds: float, text: str) -> None:
     assert time_left(seconds) == text
