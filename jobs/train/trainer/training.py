@@ -60,7 +60,7 @@ class Task:
     """Makes the model, once the seed is set. Called on every rank, with the checkpoint that the attempt goes on from:
     the Trainer loads the weights that are there, whatever the model has."""
     start: str
-    """Says what that model starts from, for the log: `the pretrained weights`, …"""
+    """What that model starts from, for the log: `the pretrained weights`, …"""
     train_data: Any
     """A data set with `__len__` and `__getitems__`; an item is one sequence."""
     order: Order | None = None
@@ -92,10 +92,10 @@ def train(
     accelerator: Accelerator,
     ahead: Ahead | None = None,
 ) -> None:
-    """Run one attempt, from the newest checkpoint to the final metrics. All ranks call it.
+    """Run one attempt, from the newest checkpoint to the final metrics, on all ranks.
 
-    `s3` is needed on the first rank of each node, and `ahead` is what it began to fetch before. Raises ResumeLaterError
-    where the attempt was asked to stop: it has saved, and a next one goes on.
+    The first of each node needs `s3`; `ahead` is what it has begun to fetch. Raises ResumeLaterError where the attempt
+    was asked to stop: it has saved, and a next one goes on.
     """
     transformers.logging.set_verbosity_error()  # a warning tells that a head is new, the point of a fine-tuning
     heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu")
@@ -118,8 +118,7 @@ def train(
 def _check_size(task: Task, recipe: Recipe) -> None:
     if len(task.train_data) < recipe.global_batch_size:
         raise UsageError(
-            f"there are {len(task.train_data)} examples to train on, less than one global batch of "
-            f"{recipe.global_batch_size}",
+            f"{len(task.train_data)} examples to train on are less than one global batch of {recipe.global_batch_size}",
             next_step="set global_batch_size lower, or give more examples",
         )
 

@@ -358,40 +358,6 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
 
 
-def test_a_stage_has_as_many_queues_as_batch_takes() -> None:
-    everything: dict[str, Any] = {"region": "us-east-1", "max_on_demand_nodes": 1, "max_multinode_nodes": 2}
-    teams = tuple(Team(name=f"team{number}") for number in range(26))
-    check(Stage(name="test", teams=teams[:12], **everything))
-    check(Stage(name="test", teams=teams[:25]))
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=teams[:13], **everything))
-    assert str(caught.value) == (
-        f"{WHERE}teams: Batch takes 50 queues, and as many compute environments, in a region of an account; these have "
-        "13 x 4, a set for each team and one for all that share. Set shares_instances=True for more of them, or give "
-        "some a stage elsewhere"
-    )
-    with pytest.raises(ConfigurationError, match="these have 26 x 2, a set"):
-        check(Stage(name="test", teams=teams))
-    # A release is upgraded in place only where there is room for the old pool beside the new one.
-    upgraded = {**everything, "retiring": (Pool(instance_type="dl1.24xlarge", release=OLDER),)}
-    check(Stage(name="test", teams=teams[:7], **upgraded))
-    with pytest.raises(ConfigurationError, match="these have 8 x 7, a set"):
-        check(Stage(name="test", teams=teams[:8], **upgraded))
-    # Those that share have one set together.
-    shared = tuple(replace(team, shares_instances=True) for team in teams[6:])
-    check(Stage(name="test", teams=(*teams[:6], *shared), **upgraded))
-
-
-def test_a_share_is_for_teams_that_share() -> None:
-    teams = (Team(name="a", share=2.0), Team(name="b"))
-    with pytest.raises(ConfigurationError) as caught:
-        check(Stage(name="test", teams=teams))
-    assert str(caught.value) == (
-        f"{WHERE}team 'a': share: counts among teams that share instances; set shares_instances=True too"
-    )
-    check(Stage(name="test", teams=(replace(teams[0], shares_instances=True), teams[1])))
-
-
 def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:
     promised: dict[str, Any] = {
         "name": "test",
