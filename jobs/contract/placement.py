@@ -40,6 +40,7 @@ class Placement:
 
 def place(spec: JobSpec, stage: DeployedStage) -> Placement:
     """Return where the stage runs what the spec asks for. Raises UsageError where it can't."""
+    stage.check_team(spec.team)  # whose queues it is that are looked for
     row = stage.row_of(spec.kind)
     queue, queue_reason = _choose_queue(spec, stage, row)
     nproc_per_node = nproc_per_node_on_aws = _ranks(spec, row)

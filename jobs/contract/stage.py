@@ -308,17 +308,21 @@ class DeployedStage:
             return DEFAULT_TEAM
         return self.teams[0]
 
+    def check_team(self, team: str) -> None:
+        """Raise UsageError where the stage has no such team."""
+        if team not in self.teams:
+            raise UsageError(
+                f"team '{team}' not found in stage '{self.name}'{did_you_mean(team, self.teams)}",
+                next_step="correct 'team' in the spec, or add the team to infra/settings.py and deploy",
+            )
+
     def job_definition(self, team: str, kind: str, *, several_nodes: bool = False) -> str:
         """Return the ARN of the definition of a kind for a team.
 
         Raises UsageError where the stage has no such team, ConfigurationError where it lacks the kind.
         """
         definitions = self.multinode_job_definitions if several_nodes else self.job_definitions
-        if team not in self.teams:
-            raise UsageError(
-                f"team '{team}' not found in stage '{self.name}'{did_you_mean(team, self.teams)}",
-                next_step="correct 'team' in the spec, or add the team to infra/settings.py and deploy",
-            )
+        self.check_team(team)
         try:
             return definitions[team, kind]
         except KeyError:

@@ -39,7 +39,7 @@ def test_specs(round_: Round, aws: Aws, tmp_path: Path) -> None:
     specs.put_inputs(aws, DEFAULT_STAGE)
     specs.fuzz(round_, aws, DEFAULT_STAGE, tmp_path, count=120, number=1)
     assert round_.tried >= 120
-    assert 10 < round_.accepted < 80
+    assert 4 < round_.accepted < 80
 
 
 # docker-py leaves the socket open with which it found no engine.

@@ -184,7 +184,7 @@ def test_the_agent_pulls_and_logs_for_its_team_and_does_nothing_else(
 
 
 def test_instances_read_no_bucket_and_no_secret(stage: DeployedStage, data: str, runs: str) -> None:
-    instance = stage.role("compute", "InstanceRole")
+    instance = stage.role("compute", "isolatedresearchInstanceRole")
     assert instance.may("ecs:RegisterContainerInstance", f"arn:aws:ecs:{REGION}:{ACCOUNT}:cluster/x")
     for bucket in (data, runs):
         assert not instance.may("s3:ListBucket", bucket)

@@ -52,7 +52,7 @@ def stage(templates: Templates) -> DeployedStage:
 
 @pytest.fixture(scope="module")
 def boundary(stage: DeployedStage) -> Mapping[str, Any]:
-    documents = stage.role("compute", "InstanceRole").boundary
+    documents = stage.role("compute", "isolatedresearchInstanceRole").boundary
     assert documents is not None
     return documents[0]
 

@@ -94,7 +94,7 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     # Spot had no capacity, so the Spot queue had gone on to an On-Demand instance
     assert record.capacity == "on-demand"
 
-    # WHEN EC2 has given notice so long ago that there is time for one save only
+    # WHEN EC2 has given notice so long ago that there is time for one save, or for two
     metadata.news[LIFE_CYCLE] = "spot"
     notice = metadata.give_notice(12)
     second = run.start(*long_recipe, nproc=2, attempt=2, options=["--capacity=spot"], **metadata.environment)
@@ -104,7 +104,7 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     assert f"start: resumed from checkpoint step-{step}\n" in second.lines
     later = saved_step(second, notice)
     assert step < later < 120
-    assert run.complete_checkpoints()[-2:] == [step, later]
+    assert run.complete_checkpoints()[-1] == later
     assert run.recorded_attempt(2).reason == second.lines[-1].removeprefix("interrupted: ").rstrip()
 
     third = run.attempt(*long_recipe, nproc=2, attempt=3)

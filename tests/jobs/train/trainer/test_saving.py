@@ -22,7 +22,7 @@ class Writes:
     def __init__(self) -> None:
         self.left: list[Callable[[Path], None]] = []
 
-    def finish(self) -> None:
+    def begin(self) -> None:
         assert not self.left, "the copy that is to be written is lost"
 
     def write_first(self, write: Callable[[Path], None]) -> None:

@@ -98,7 +98,8 @@ def test_only_under_deepspeed_the_model_is_placed_before_the_trainer_is_made(mon
     cases: tuple[tuple[dict[str, Any], str], ...] = (({}, "cpu"), ({"deepspeed": {}}, "meta"))
     for settings, device in cases:
         attempt = types.SimpleNamespace(
-            task=types.SimpleNamespace(model=masked_model, settings=settings),
+            task=types.SimpleNamespace(model=lambda _: masked_model(), settings=settings),
+            resume=None,
             accelerator=Accelerator(name="hpu", devices=1, reason="asked for"),
             rank=types.SimpleNamespace(local_rank=0),
         )
