@@ -11,8 +11,9 @@ One process trains on tiny batches and saves every few steps, in four ways:
     meanwhile   what the entrypoints do (jobs/train/trainer/background_save.py): a thread writes it first
 
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
-than usual until the checkpoint was complete: here writing, checksums and S3 itself take the same cores. The training
-takes one core, or OMP_NUM_THREADS. It ends with 1 where the stall of `meanwhile` is longer than half a second.
+than usual until the checkpoint was complete: here writing and checksums take the same cores. So does S3, which in truth
+is other machines; it runs at the lowest priority. The training takes one core, or OMP_NUM_THREADS. It ends with 1 where
+`meanwhile` stands still for more than 0.2 s, or its steps lose more than 0.7 s.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported from C++
@@ -51,8 +53,8 @@ from tests.support.train.launching import Run
 LENGTH = 16
 TITLES = ("Trainer", "uploaded", "async_save", "meanwhile")
 EVERY_STEPS = 8
-MOST_SECONDS = 0.5
-"""That the training may stand still for a checkpoint."""
+MOST_SECONDS, MOST_LOST_SECONDS = 0.2, 0.7
+"""For which the training may stand still for a checkpoint, and which its steps may lose after that."""
 
 
 def main() -> int:
@@ -69,6 +71,8 @@ def main() -> int:
     watches = {}
     for title in TITLES:
         with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
+            for server in psutil.Process().children():
+                server.nice(19)
             uploads = _uploads(new_run(), Path(name)) if title in {"uploaded", "meanwhile"} else None
             writes = Writes() if title == "async_save" else None
             watch = watches[title] = Watch(uploads or writes)
@@ -103,8 +107,11 @@ def main() -> int:
         )
     plain, *_, meanwhile = (statistics.median(watch.stalls) for watch in watches.values())
     print(f"ratio of the stalls: x{plain / meanwhile:.1f}")
-    if meanwhile > MOST_SECONDS:
-        print(f"a training may stand still for {MOST_SECONDS} s at most, not {meanwhile:.2f} s")
+    lost = watches["meanwhile"].lost()
+    if meanwhile > MOST_SECONDS or lost > MOST_LOST_SECONDS:
+        print(
+            f"{MOST_SECONDS} s at most, and {MOST_LOST_SECONDS} s for the steps, not {meanwhile:.2f} s and {lost:.1f} s"
+        )
         return 1
     return 0
 
