@@ -34,9 +34,7 @@ def test_data_are_put_listed_shown_and_removed(
     assert trainyard("put", table, "data://research/films/")[1].startswith("1 file, 1 of them there already; ")
     [listed] = json.loads(trainyard("ls", "data://research/films", "-o", "json")[0])
     assert listed == {"location": printed.strip(), "files": 1, "size": 24, "fingerprint": fingerprint}
-    assert (
-        f"1      24     {fingerprint}  data://research/films/films.csv" in trainyard("ls", "data://research/films")[0]
-    )
+    assert f"1     24  {fingerprint}  data://research/films/films.csv" in trainyard("ls", "data://research/films")[0]
     assert trainyard("show", printed.strip())[0].startswith("2 training examples, 2 classes\n")
     (tmp_path / "german.csv").write_text("text;label\ngut, nicht?;1\nschlecht;0\n")
     warned = trainyard("put", "german.csv", "data://research/films/")[1].splitlines()

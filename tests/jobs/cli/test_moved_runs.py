@@ -200,7 +200,7 @@ def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
     assert submitted.returncode == 1
     assert f"next: trainyard resume {run_id}" in said
     receipt = trainyard("receipt", run_id, "--stage", STAGE, environment=environment).stdout
-    assert "\nended by        SIGTERM; saved step " in receipt
+    assert "\nended by              SIGTERM; saved step " in receipt
 
     resumed = trainyard(
         *("resume", run_id, "--stage", STAGE, "--capacity", "on-demand", "-o", "json"),

@@ -109,7 +109,7 @@ def test_whether_the_embedded_aws_may_go_with_what_runs_in_it(
         for answer in REFUSALS:
             with Terminal(command, environment=clean_environment, folder=tmp_path) as terminal:
                 terminal.wait_until_shown("Stop the embedded AWS and lose that?")
-                assert f"1 job has not ended: {run_id}" in terminal.shown
+                assert f"1 job not ended yet: {run_id}" in terminal.shown
                 give(terminal, answer)
                 assert terminal.wait() == 1, terminal.shown
             assert "Traceback" not in terminal.shown
