@@ -1,3 +1,4 @@
+import contextlib
 import json
 import subprocess
 import sys
@@ -5,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from infra import settings
 from infra.preflight.__main__ import main
@@ -73,6 +75,11 @@ def test_scripts_read_json(
         assert bool(row["next_step"]) == (row["verdict"] != "ok"), row
 
 
+def give_spots_role(aws: EmbeddedAws) -> None:
+    with contextlib.suppress(ClientError):  # it is there
+        aws.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+
+
 def test_an_account_that_is_ready_is_a_success(
     preflight: Callable[..., int], connected: EmbeddedAws, play: Play, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +87,7 @@ def test_an_account_that_is_ready_is_a_success(
     region = "us-east-2"
     ssm = connected.session.client("ssm", endpoint_url=connected.endpoint, region_name=region)
     ssm.put_parameter(Name="/cdk-bootstrap/hnb659fds/version", Type="String", Value="30")
-    connected.client("iam").create_service_linked_role(AWSServiceName="spot.amazonaws.com")
+    give_spots_role(connected)
     play("SERVICE_QUOTAS", lambda request: (200, {"Quota": {"QuotaCode": request["QuotaCode"], "Value": 1_000.0}}))
     # WHEN the stage is on instances that EC2 offers there
     code = preflight("-o", "json", region=region, instance_type="p4d.24xlarge", machine_image=None)
@@ -94,7 +101,8 @@ def test_an_account_that_is_ready_is_a_success(
 def test_what_is_unknown_is_no_failure(
     preflight: Callable[..., int], connected: EmbeddedAws, play: Play, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # GIVEN credentials that may not ask for parameters and quotas
+    # GIVEN an account with Spot's role, and credentials that may not ask for parameters and quotas
+    give_spots_role(connected)
     denied = (400, {"__type": "AccessDeniedException", "message": "no"})
     play("SSM", lambda _: denied)
     play("SERVICE_QUOTAS", lambda _: denied)
