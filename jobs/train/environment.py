@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import urllib.request
+from collections.abc import Iterable
 from http.client import HTTPException
 
 from jobs.contract.records import IMAGE_DIGEST
@@ -24,12 +25,17 @@ def ran_with() -> dict[str, str]:
     """Return the image that the code runs in, where it is one, and the versions of what it runs with."""
     image = os.environ.get(IMAGE_VARIABLE)
     digest = _image_digest()
-    found = {
+    return {
         **({"image": image} if image else {}),
         **({IMAGE_DIGEST: digest} if digest else {}),
-        "python": platform.python_version(),
+        **versions_of(_PACKAGES),
     }
-    for package in _PACKAGES:
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - six of them

@@ -10,10 +10,8 @@ the others wait and fetch. What is damaged, or was written by half, is made agai
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +30,7 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data.artifacts import identity_of, open_artifact
 from jobs.train.data.labelled_tokens import Prepared
 from jobs.train.data.sources import data_set_commit, is_on_hub
+from jobs.train.environment import versions_of
 from jobs.train.rank import Rank, one_line
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ class KeptExamples:
             "evaluation": source.evaluation,
             "columns": source.columns,
             "code": _code(),
-            "packages": _versions(),
+            "packages": versions_of(_PACKAGES),
         }
         return options, {"tables": tables, "tokenizer": tokenizer}
 
@@ -185,13 +184,3 @@ def _code() -> str:
     for path in sorted(path for room in _CODE for path in (root / room).rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - six of them
-            continue
-    return found

@@ -141,7 +141,7 @@ def test_another_table_tokenizer_or_package_makes_other_examples(team: Team, mon
     (team.model / "tokenizer_config.json").write_bytes((team.model / "tokenizer_config.json").read_bytes() + b"\n")
     team.examples()
     assert team.made == 3
-    monkeypatch.setattr(kept_examples, "_versions", lambda: {"tokenizers": "99.0"})
+    monkeypatch.setattr(kept_examples, "versions_of", lambda _: {"tokenizers": "99.0"})
     team.examples()
     assert team.made == 4
     monkeypatch.setattr(kept_examples, "_code", lambda: "changed")
