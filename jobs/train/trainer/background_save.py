@@ -21,7 +21,7 @@ import shutil
 import threading
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,14 +90,19 @@ class BackgroundSave:
 
     @contextlib.contextmanager
     def copied_state(self, trainer: Any) -> Iterator[None]:
-        """Copy model and optimizer, and leave the copy to be written; the block writes the rest of the checkpoint."""
+        """Copy model and optimizer, and leave the copy to be written.
+
+        The block writes the rest of the checkpoint while threads copy; with its end all is copied.
+        """
         self._uploads.begin()  # the copy that it writes lies where the next one is to lie
         with _explained_writes(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}", self._run):
-            self._copy(trainer)
+            self._begin_to_copy(trainer)
             try:
                 yield
             finally:
                 self.has_copied = False
+                if self._snapshot is not None:
+                    self._snapshot.finish()
 
     def save_scheduler(self, trainer: Any, folder: Path) -> None:
         """Write the scheduler alone, as the Trainer does beside the optimizer."""
@@ -107,12 +112,12 @@ class BackgroundSave:
             warnings.simplefilter("ignore")  # that the optimizer has to be saved too: it will be
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
 
-    def _copy(self, trainer: Any) -> None:
+    def _begin_to_copy(self, trainer: Any) -> None:
         if self._snapshot is None:
             return
         from transformers.trainer import OPTIMIZER_NAME
 
-        copy = self._snapshot.of(self._large_state(trainer))
+        copy = self._snapshot.begin(self._large_state(trainer))
 
         def write(folder: Path) -> None:
             with _explained_writes(folder, self._run):
@@ -197,12 +202,19 @@ class Snapshot:
         # NumPy fills without Python's lock: nobody waits for it but the first copy.
         self._touching = threading.Thread(target=self._room.fill, args=(0,), name="snapshot", daemon=True)
         self._touching.start()
+        self._copying: list[Future[None]] = []
 
     def of(self, state: Any) -> Any:
         """Return `state`, any nesting of dictionaries, lists and tuples, with a copy in the place of each tensor.
 
         What it holds twice, as tied weights, its copy does too.
         """
+        copy = self.begin(state)
+        self.finish()
+        return copy
+
+    def begin(self, state: Any) -> Any:
+        """Return what `of` does, which is a copy once `finish` has returned. Until then nobody may change `state`."""
         self._touching.join()
         tensors = _distinct(state)
         ends = list(itertools.accumulate(map(_room_of, tensors.values())))
@@ -212,8 +224,14 @@ class Snapshot:
             key: self._place(tensor, end - _room_of(tensor))
             for (key, tensor), end in zip(tensors.items(), ends, strict=True)
         }
-        _copy_all([(tensor, copies[key]) for key, tensor in tensors.items()])
+        self._copying = _begin_to_copy([(tensor, copies[key]) for key, tensor in tensors.items()])
         return _with(copies, state)
+
+    def finish(self) -> None:
+        """Wait until all is copied that was begun."""
+        for part in self._copying:
+            part.result()
+        self._copying = []
 
     def _place(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         """Return a place for the tensor's copy, with a storage of its own.
@@ -285,20 +303,25 @@ def _room_of(tensor: torch.Tensor) -> int:
     return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _copy_all(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    here = [pair for pair in pairs if pair[0].device.type == "cpu"]
+def _begin_to_copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Future[None]]:
+    """Copy what an accelerator holds, and return what copies the rest."""
     for tensor, copy in pairs:
         if tensor.device.type != "cpu":
             copy.copy_(tensor.detach())
-    threads = min(_THREADS, os.cpu_count() or 1)
+    # One iterator for all threads: each takes the next when it is done with one, the largest first.
+    on_cpu = [pair for pair in pairs if pair[0].device.type == "cpu"]
+    here = iter(sorted(on_cpu, key=lambda pair: -pair[0].nbytes))
 
-    def part(number: int) -> None:
+    def copy_the_next_ones() -> None:
         # NumPy, for PyTorch shares each copy among all its threads, which takes seconds where the cores are busy.
-        for tensor, copy in here[number::threads]:
+        for tensor, copy in here:
             np.copyto(_bytes(copy), _bytes(tensor))
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(part, range(threads)))
+    threads = min(_THREADS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(threads)
+    parts = [pool.submit(copy_the_next_ones) for _ in range(threads)]
+    pool.shutdown(wait=False)
+    return parts
 
 
 def _bytes(tensor: torch.Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":
