@@ -16,6 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
 
 from tests.support import service_models  # noqa: E402 - after that
+from tests.support.collector import seldom_collect  # noqa: E402
 from tests.support.embedded_aws import EmbeddedAws, deploy_stage, run_embedded_aws  # noqa: E402
 
 pytest_plugins = ["tests.support.images.docker_engine"]
@@ -55,6 +56,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+        seldom_collect()
 
 
 @pytest.hookimpl(tryfirst=True)

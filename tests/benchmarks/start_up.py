@@ -3,6 +3,7 @@
 python -m tests.benchmarks.start_up                      a small BERT: one rank and two, forked and fresh
 python -m tests.benchmarks.start_up --rounds 5           more of each
 python -m tests.benchmarks.start_up --examples 1000000   BERT-base, random weights, on that many made-up texts
+python -m tests.benchmarks.start_up --requirements FILE  packages of a script's own: installed, and taken from S3 later
 
 A fine-tuning is killed after its first checkpoint, and goes on in a second attempt, which is measured. The parts are
 those of the line `start-up:` in its log (jobs/train/start_up.py). CPU is that of the launcher and its ranks, without
@@ -15,6 +16,9 @@ The small one is a BERT of two layers on 188 sentences; two sides take turns, an
 
 Of BERT-base there is one rank, which takes all cores. The first attempt is shown too. The total of the last column is
 what `goodput --restart-seconds` takes.
+
+Packages come on top of a restart: those that are installed first are fetched by the attempt that goes on, which then
+imports all that they have.
 """
 
 import argparse
@@ -23,8 +27,10 @@ import itertools
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +38,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from jobs.train.packages import Environment
 from tests.support.benchmarks.launched import launcher
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.recipes import Flags, finetuning
@@ -53,12 +60,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.start_up", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--examples", type=int, help="fine-tune BERT-base on so many instead")
+    parser.add_argument("--requirements", type=Path, help="measure an environment of these packages instead")
     options = parser.parse_args()
     cores = str(os.cpu_count())
     with tempfile.TemporaryDirectory() as made:
         if options.examples:
             os.environ["OMP_NUM_THREADS"] = cores
         with launcher(Path(made)) as new_run:
+            if options.requirements:
+                environment(new_run(), options.requirements, Path(made))
+                return
             show(
                 base(new_run, Path(made), options.examples)
                 if options.examples
@@ -95,6 +106,33 @@ def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
     found = {"first attempt": attempted(run, flags, FORKED, ranks=1, attempt=1)}
     show(found)
     return {**found, "resumed": attempted(run, flags, FORKED, ranks=1, attempt=2)}
+
+
+def environment(run: Run, requirements: Path, folder: Path) -> None:
+    """Make an environment as two attempts do, and import in each all that it has."""
+    code = folder / "code"
+    code.mkdir()
+    (code / "requirements.txt").write_bytes(requirements.read_bytes())
+    for attempt in ("first attempt", "goes on"):
+        place = folder / attempt.partition(" ")[0]
+        began = time.monotonic()
+        packages = Environment(run.s3, run.location, place, code=code, requirements="requirements.txt")
+        variables = packages.make(wheels=None, installs=True)
+        made = time.monotonic()
+        modules = sorted(
+            {
+                file.parent.name
+                for path in variables["PYTHONPATH"].split(":")
+                for file in Path(path).glob("*/__init__.py")
+            }
+        )
+        program = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)"
+        subprocess.run([sys.executable, "-c", program, *modules], env={**os.environ, **variables}, check=True)
+        imported = time.monotonic()
+        print(
+            f"{attempt:<14} packages {made - began:5.1f} s   import {', '.join(modules)} {imported - made:.1f} s",
+            flush=True,
+        )
 
 
 def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:

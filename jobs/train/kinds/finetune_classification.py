@@ -61,7 +61,14 @@ def preload(arguments: FinetuneClassification) -> None:
     """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
     _stay_offline(arguments)  # it is read at the import
     CPU.trainer_class()
+    import numpy.ma  # noqa: F401 - NumPy loads it where it counts distinct values
+    import torch.utils.tensorboard  # noqa: F401
+    from transformers import AutoModelForSequenceClassification
+
     import jobs.train.trainer.training  # noqa: F401
+
+    # To find a model's class, transformers imports the configurations of all models that it knows.
+    AutoModelForSequenceClassification._model_mapping.keys()  # noqa: SLF001 - there is no public way to it
 
 
 def finetune(

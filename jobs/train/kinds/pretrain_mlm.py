@@ -65,6 +65,8 @@ def preload(arguments: PretrainMlm) -> None:
     """Import what every rank needs: called in the process that ranks on a CPU are forked from."""
     _stay_offline(arguments)  # it is read at the import
     CPU.trainer_class()
+    import torch.utils.tensorboard  # noqa: F401
+
     import jobs.train.models.masked_bert
     import jobs.train.trainer.training  # noqa: F401
 

@@ -29,6 +29,7 @@ from pathlib import Path
 import jobs.cli
 import jobs.client
 from tests.support import service_models
+from tests.support.collector import seldom_collect
 from tests.support.jobs.terminal import TRAINYARD
 
 _REPOSITORY = Path(__file__).parents[3]
@@ -124,6 +125,7 @@ def _serve(requests: socket.socket) -> None:
         boto3.Session("none", "none", region_name="us-east-1").client(service)
     gc.collect()
     gc.freeze()
+    seldom_collect()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the tests as well, which end this by their socket
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, cast
 from infra.emulator import __main__, batch
 from infra.emulator.containers import process_executor
 from infra.emulator.containers.process_executor import ProcessExecutor
+from tests.support.collector import seldom_collect
 
 if TYPE_CHECKING:
     from tests.support.train.warm_launcher import WarmLauncher
@@ -63,5 +64,6 @@ class _Started:
 
 
 if __name__ == "__main__":
+    seldom_collect()
     vars(batch)["ProcessExecutor"] = WarmExecutor  # what runs jobs; functions have their own
     sys.exit(__main__.main())

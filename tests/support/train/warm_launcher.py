@@ -35,6 +35,7 @@ from jobs.train.accelerator import CPU
 from jobs.train.imports import imports_that_stay
 from jobs.train.kinds import script
 from jobs.train.launcher.fork_server import name_process, run_module, run_to_its_end
+from tests.support.collector import seldom_collect
 
 _REPOSITORY = Path(__file__).parents[3]
 _LAUNCHER = "jobs.train.launch"
@@ -44,6 +45,8 @@ _IMPORTED_BY_RANKS = (
     "jobs.train.models.masked_bert",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert_fast",
+    "torch.utils.tensorboard",
+    "numpy.ma",
 )
 _READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
@@ -208,8 +211,12 @@ def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
     with imports_that_stay():
         if not imports:
             CPU.trainer_class()  # first: it keeps out what a rank would not load either
+            from transformers import AutoModelForSequenceClassification
+
+            AutoModelForSequenceClassification._model_mapping.keys()  # imports the configurations of all models
         for name in (*_IMPORTED, *(imports or _IMPORTED_BY_RANKS)):
             importlib.import_module(name)
+    seldom_collect()
     if imports:
         script.preload = lambda _: None  # type: ignore[attr-defined]  # which has the launcher fork its ranks
     assert threading.active_count() == 1  # a fork takes no other thread along
