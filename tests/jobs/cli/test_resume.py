@@ -21,7 +21,7 @@ from jobs.train.launcher.accounting import receipt
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import Run, RunCommand, planned_to_run, wait_for
+from tests.support.jobs.submitting import Run, RunCommand, no_instances, planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 
 Resume = Callable[..., subprocess.CompletedProcess[str]]
@@ -118,36 +118,36 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
     deployed_environment: Mapping[str, str],
 ) -> None:
     run_id = failed.plan.run_id
-    both = [
-        subprocess.Popen(
-            [TRAINYARD, "resume", run_id, "--detach", "-o", "json"],
-            env={**clean_environment, **deployed_environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    answers = [process.communicate(timeout=120) for process in both]
-    assert sorted(process.returncode for process in both) == [0, 2], answers
-    [submitted] = [json.loads(out) for out, _ in answers if out]
-    assert submitted["run_id"] == run_id
-    assert sorted(jobs_of(embedded, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
-    third = resume(run_id)
-    assert third.returncode == 2
-    assert run_id in third.stderr
+    with no_instances(embedded, stage, "spot@research"):
+        both = [
+            subprocess.Popen(
+                [TRAINYARD, "resume", run_id, "--detach", "-o", "json"],
+                env={**clean_environment, **deployed_environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        answers = [process.communicate(timeout=120) for process in both]
+        assert sorted(process.returncode for process in both) == [0, 2], answers
+        [submitted] = [json.loads(out) for out, _ in answers if out]
+        assert submitted["run_id"] == run_id
+        assert sorted(jobs_of(embedded, stage, run_id)) == sorted([failed.ended.id, submitted["job_id"]])
+        third = resume(run_id)
+        assert third.returncode == 2
+        assert run_id in third.stderr
 
-    found = batch.find_jobs(embedded, stage, run_id)
-    assert [(job.id, job.resumed) for job in found] == [
-        (failed.ended.id, ""),
-        (submitted["job_id"], failed.ended.id),
-    ]
-    listed = json.loads(trainyard("list", "-o", "json", environment=deployed_environment).stdout)
-    assert [job["id"] for job in listed if job["run_id"] == run_id] == [submitted["job_id"]]
-    cancelled = trainyard("cancel", run_id, environment=deployed_environment)
-    assert cancelled.returncode == 0, cancelled.stderr
-    # The job fails by itself too, since its model is none: whichever comes first.
-    assert wait_for(embedded, stage, submitted["job_id"]).state in ("CANCELLED", "FAILED")
+        found = batch.find_jobs(embedded, stage, run_id)
+        assert [(job.id, job.resumed) for job in found] == [
+            (failed.ended.id, ""),
+            (submitted["job_id"], failed.ended.id),
+        ]
+        listed = json.loads(trainyard("list", "-o", "json", environment=deployed_environment).stdout)
+        assert [job["id"] for job in listed if job["run_id"] == run_id] == [submitted["job_id"]]
+        cancelled = trainyard("cancel", run_id, environment=deployed_environment)
+        assert cancelled.returncode == 0, cancelled.stderr
+        assert wait_for(embedded, stage, submitted["job_id"]).state == "CANCELLED"
 
     # What was cancelled is resumed again, after the job that it was by then.
     again = resume(run_id, "--detach", "-o", "json")

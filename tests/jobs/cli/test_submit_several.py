@@ -15,7 +15,7 @@ from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
+from tests.support.jobs.submitting import DATA_KEY, SPEC, no_instances, wait_for
 
 
 @pytest.fixture
@@ -119,11 +119,7 @@ def test_detached_each_is_printed_and_a_waiting_run_says_for_which(
     stage: DeployedStage,
     deployed_environment: Mapping[str, str],
 ) -> None:
-    queues = embedded.batch.describe_job_queues(jobQueues=[stage.queues["spot@research"]])["jobQueues"]
-    names = [item["computeEnvironment"] for item in queues[0]["computeEnvironmentOrder"]]
-    for name in names:
-        embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
-    try:
+    with no_instances(embedded, stage, "spot@research"):
         finished = submit(two, "--detach", "-o", "json")
         assert finished.returncode == 0, finished.stderr
         first, second = json.loads(finished.stdout)
@@ -138,9 +134,6 @@ def test_detached_each_is_printed_and_a_waiting_run_says_for_which(
         assert finding["text"].startswith(f"it depends on {first['run_id']}, which is ")
         for item in (first, second):
             batch.terminate_id(embedded, item["job_id"], reason="the test is over")
-    finally:
-        for name in names:
-            embedded.batch.update_compute_environment(computeEnvironment=name, state="ENABLED")
     for item in (first, second):
         wait_for(embedded, stage, item["job_id"])
 

@@ -17,7 +17,7 @@ from jobs.contract.stage import DEFAULT_TEAM, DeployedStage
 from tests.jobs.conftest import point_at
 from tests.support.embedded_aws import EmbeddedAws, environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import planned_to_run, wait_for
+from tests.support.jobs.submitting import no_instances, planned_to_run, wait_for
 
 Submit = Callable[..., Job]
 QUEUE = team_queue_name(SPOT, DEFAULT_TEAM)
@@ -47,13 +47,8 @@ def submit(embedded: Aws, stage: DeployedStage) -> Iterator[Submit]:
 @pytest.fixture
 def disabled(embedded: Aws, stage: DeployedStage) -> Iterator[None]:
     """A stage whose Spot instances are switched off."""
-    [queue] = embedded.batch.describe_job_queues(jobQueues=[stage.queue(QUEUE)])["jobQueues"]
-    names = [item["computeEnvironment"] for item in queue["computeEnvironmentOrder"]]
-    for name in names:
-        embedded.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
-    yield
-    for name in names:
-        embedded.batch.update_compute_environment(computeEnvironment=name, state="ENABLED")
+    with no_instances(embedded, stage, QUEUE):
+        yield
 
 
 def causes(found: list[Finding]) -> dict[str, str]:

@@ -3,7 +3,8 @@
 import copy
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import boto3
@@ -83,6 +84,20 @@ def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, na
     request = copy.deepcopy(plan.request)
     request["ecsPropertiesOverride"]["taskProperties"][0]["containers"][0]["command"] = list(command)
     return replace(plan, request=request)
+
+
+@contextmanager
+def no_instances(aws: Aws, stage: DeployedStage, queue: str) -> Iterator[None]:
+    """Switch off what the jobs of a queue run on: those that come have to wait, until the block ends."""
+    [found] = aws.batch.describe_job_queues(jobQueues=[stage.queue(queue)])["jobQueues"]
+    names = [item["computeEnvironment"] for item in found["computeEnvironmentOrder"]]
+    for name in names:
+        aws.batch.update_compute_environment(computeEnvironment=name, state="DISABLED")
+    try:
+        yield
+    finally:
+        for name in names:
+            aws.batch.update_compute_environment(computeEnvironment=name, state="ENABLED")
 
 
 def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
