@@ -293,6 +293,7 @@ def _model(folder: Path, location: str, names: list[str], *, max_length: int, pa
             trust_remote_code=False,
             **further,
         )
+    pretrained.take_own_memory(model)
     most = pretrained.positions(model)
     if most is not None and max_length > most:
         raise model_files.too_long(location, max_length, most)

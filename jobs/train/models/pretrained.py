@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jobs.aws import s3 as object_store
 from jobs.contract import model_files
@@ -127,3 +127,14 @@ def _is_known(model_type: str) -> bool:
 
 def _torch_version() -> str:
     return importlib.metadata.version("torch")
+
+
+def take_own_memory(model: Any) -> None:
+    """Move weights from the mapped file, where they have whatever address it gives them, to where new ones would lie.
+
+    The product of a matrix and a single row adds up in another order at another address, and a checkpoint has its
+    weights elsewhere in its file than a pretrained model: without this, an evaluation of single examples differs in its
+    last digits after a resume.
+    """
+    for weights in (*model.parameters(), *model.buffers()):
+        weights.data = weights.data.clone()
