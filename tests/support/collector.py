@@ -1,4 +1,4 @@
-"""Python's search for what can be freed, which took a tenth of the CPU time of all tests."""
+"""Python's search for what can be freed, which took a twelfth of the CPU time of tests."""
 
 import gc
 

@@ -5,11 +5,11 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
 
 import jobs
 from jobs.contract import model_files
@@ -249,9 +249,9 @@ def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert:
         finetune_classification._model(tiny_bert, "s3://models/m", ["bad", "good"], max_length=4000, packing=False)
 
 
-def load_model(folder: Path) -> None:
+def load_model(folder: Path) -> Any:
     finetune_classification._tokenizer(folder, "s3://models/m")
-    finetune_classification._model(folder, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
+    return finetune_classification._model(folder, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
 
 
 def with_own_code(tiny_bert: Path, folder: Path, **changes: dict[str, object]) -> Path:
@@ -346,8 +346,7 @@ def test_weights_lie_where_new_ones_would_whatever_the_file_they_come_from(tmp_p
     logits = []
     for longer in range(0, 64, 8):
         save_file(weights, file, {"format": "pt", "longer": "x" * longer})
-        model = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-        pretrained.take_own_memory(model)
+        model = load_model(tmp_path)
         assert {place.data_ptr() % 64 for place in model.parameters()} == {0}
         with torch.no_grad():
             for name, values in model.classifier.named_parameters():  # a new one each time

@@ -1,9 +1,11 @@
 """What is written while a training goes on is what the Trainer would have written while it stood still."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +36,14 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 ) -> None:
     copied, short = Writes(), Writes()
     trained(tmp_path / "plain", None)
+    copy = np.copyto
+
+    def copy_slowly(*arguments: Any) -> None:
+        """Take longer than the rest is written: the training has to wait for it."""
+        time.sleep(0.01)
+        copy(*arguments)
+
+    monkeypatch.setattr(np, "copyto", copy_slowly)
     model = trained(tmp_path / "copied", copied)
     monkeypatch.setattr(background_save, "available_bytes", lambda: 1000)
     trained(tmp_path / "short of memory", short)
