@@ -9,6 +9,8 @@ the ranks to the launcher: they are its children, as fresh processes are, with t
 Forked are ranks on a CPU, of kinds whose entrypoint has a function `preload`. Others are fresh processes: an HPU's
 bridge opens the driver while it is imported, which no two processes may share; with CUDA nobody here could try it; and
 a script of one's own imports what it likes.
+
+A worker of a sweep forks the launchers of its points in the same way (`fork_module`).
 """
 
 import atexit
@@ -44,6 +46,8 @@ from jobs.train.rank import die_with_parent
 _PR_SET_CHILD_SUBREAPER = 36
 """prctl(2): a process whose parent ends becomes the child of the nearest ancestor that has asked for it."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 _LOOK_SECONDS = 0.05
 """The time between two looks whether a process has ended, while somebody waits for it."""
 
@@ -71,7 +75,7 @@ def _started(launch: Launch) -> "ForkServer | None":
     if sys.platform != "linux" or not hasattr(entrypoint, "preload"):
         return None
     with shutdown.signals_held_back():
-        os.environ.update(import_environment(launch))
+        os.environ.update(import_environment(launch.nproc_per_node))
         # The launcher needs PyTorch too: what is imported before the fork is imported once for all.
         if not accelerators.is_cpu(launch.accelerator_asked):
             return None
@@ -178,9 +182,11 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, below 0 for the signal that ended it; None: it still runs."""
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
+            # A signal's handler that asks as well may have been told before us.
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -195,7 +201,43 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless the process has ended."""
+        self.send_signal(signal.SIGTERM)
+
+
+def fork_module(module: str, argv: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess | None:
+    """Fork this process and run a module in the copy, as `python -m` does, with just this environment.
+
+    The copy leads a session of its own and takes signals as a fresh process does. None: this process has threads, of
+    which a fork takes none along.
+    """
+    if threading.active_count() > 1:
+        return None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # One that comes before the copy has its own handlers waits for them: those of this process would swallow it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                _be_as_new(environment)
+                name_process(" ".join(["python", "-m", module, *argv]))
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                run_module(module, argv)
+            except BaseException:  # noqa: BLE001 - as above
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return ForkedProcess(pid)
 
 
 class _Handler:
@@ -271,20 +313,25 @@ def _fork_rank(request: _Request, requests: Connection) -> int:
 
 
 def _take_over(request: _Request) -> None:
-    """Give this process what a fresh one would have been started with."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Give this process what torchrun would have started a fresh one with."""
     for number, path in ((1, request.stdout), (2, request.stderr)):
         if path is not None:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
             os.dup2(file, number)
             os.close(file)
+    _be_as_new(request.environment)
+    rank = request.environment["RANK"]
+    name_process(f"python -m {request.module} [rank {rank}] {' '.join(request.argv)}")
+
+
+def _be_as_new(environment: Mapping[str, str]) -> None:
+    """Put away what this process has of the one that it was forked from, and take this environment."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout, sys.stderr = _unbuffered(1, "strict"), _unbuffered(2, "backslashreplace")
     logging.root.handlers.clear()  # the launcher's
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update(environment)
     tempfile.tempdir = None  # as above
-    rank = request.environment["RANK"]
-    name_process(f"python -m {request.module} [rank {rank}] {' '.join(request.argv)}")
 
 
 def _unbuffered(number: int, errors: str) -> io.TextIOWrapper:

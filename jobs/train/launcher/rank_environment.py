@@ -19,12 +19,12 @@ ends its own (ProcessGroupNCCL.cpp, getDumpTimeout), by its default 60 s, for wh
 (`python -m tests.benchmarks.lost_peer --device cuda`). Nothing of theirs is read."""
 
 
-def import_environment(launch: Launch) -> dict[str, str]:
+def import_environment(nproc_per_node: int) -> dict[str, str]:
     """Return the variables that PyTorch, transformers and datasets read when they are imported."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
         # Each rank's share of the cores; PyTorch takes them all for each of its processes.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // launch.nproc_per_node))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // nproc_per_node))),
         # The one rank of a node that tokenizes turns it on for that time (jobs.train.data.labelled_tokens).
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
@@ -41,7 +41,7 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
     import psutil
 
     return {
-        **import_environment(launch),
+        **import_environment(launch.nproc_per_node),
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
         INSTANCE_TYPE_VARIABLE: launch.instance.name,

@@ -94,6 +94,29 @@ found["fresh"] = started("fresh", fresh, ways)
 print(json.dumps(found))
 """
 
+WORKER = """
+import os, signal, subprocess, sys, threading
+from jobs.train.launcher.fork_server import fork_module
+
+start, *ways = sys.argv[1:]
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: print("the worker's own handler"))
+environment = {**os.environ, "RANK": "0"}
+os.environ["STRAY"] = "the worker's own"
+for way in ways:
+    arguments = [way, "--flag=a b"]
+    if start == "forked":
+        process = fork_module("behaving", arguments, environment)
+    else:
+        command = [sys.executable, "-m", "behaving", *arguments]
+        process = subprocess.Popen(command, env={**environment, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
+    if way == "waits":
+        process.terminate()
+    print(way, process.wait(60), process.poll(), flush=True)
+threading.Thread(target=signal.pause, daemon=True).start()
+print(fork_module("behaving", ["done"], environment))
+"""
+
 WAYS = ("done", "fails", "says why", "raises", "killed", "interrupted", "waits")
 
 
@@ -141,3 +164,25 @@ def test_ranks_are_fresh_where_what_they_import_starts_a_thread(found: dict[str,
 def test_ranks_find_by_themselves_what_cannot_be_imported(found: dict[str, Any]) -> None:
     assert found["forkederror"]["err"] == ["forked\n", "forked\n"]
     assert found["forkederror"]["codes"] == [0, -signal.SIGTERM]
+
+
+def test_a_launcher_that_a_worker_forks_is_started_and_ends_as_a_fresh_one(found: dict[str, Any]) -> None:
+    def said(start: str) -> tuple[list[str], str]:
+        ended = subprocess.run(
+            [sys.executable, "-c", WORKER, start, "done", "fails", "raises", "killed", "waits"],
+            env={**os.environ, "PYTHONPATH": str(found["folder"])},
+            cwd=Path(__file__).parents[4],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert ended.returncode == 0, ended.stderr
+        # One that is ended at once may have come so far as to print, or not.
+        return [line for line in ended.stdout.splitlines() if '"argv": ["waits"' not in line], ended.stderr
+
+    (fresh, errors_fresh), (forked, errors_forked) = said("fresh"), said("forked")
+    assert forked == fresh
+    assert errors_forked.count("ValueError: unexpected") == errors_fresh.count("ValueError: unexpected") == 1
+    codes = [line for line in forked if not line.startswith("{")]
+    assert codes == ["done 0 0", "fails 3 3", "raises 1 1", "killed -9 -9", "waits -15 -15", "None"]
