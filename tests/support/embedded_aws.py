@@ -21,6 +21,8 @@ from botocore.config import Config
 
 from infra.emulator import REGION, cdk_cli, client
 from infra.emulator.credentials import Credentials
+from tests.support.train import warm_launcher
+from tests.support.train.warm_launcher import WarmLauncher
 
 START_SECONDS = 60
 STOP_TIMEOUT_SECONDS = 100
@@ -53,7 +55,7 @@ class EmbeddedAws:
 
     endpoint: str
     credentials: Credentials
-    process: "subprocess.Popen[bytes]"
+    process: "subprocess.Popen[bytes] | WarmLauncher"
     state_file: Path
     log: Path
 
@@ -118,20 +120,24 @@ def run_embedded_aws(
     `environment`: its settings. They stay out of this process, where they would be those of later servers too.
     """
     state_file, log = folder / "emulator.json", folder / "emulator.log"
-    command = [sys.executable, "-m", "tests.support.train.warm_jobs", "serve", "--state-file", str(state_file)]
+    command = [
+        *(sys.executable, "-m", "tests.support.train.warm_jobs", "serve", "--state-file", str(state_file)),
+        *("--exit-with-pid", str(os.getpid()), *arguments),
+    ]
+    own_environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        "TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS),
+        "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": "1",
+        **{name: str(value) for name, value in environment.items()},
+    }
+    process: subprocess.Popen[bytes] | WarmLauncher
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--exit-with-pid", str(os.getpid()), *arguments],
-            cwd=Path(__file__).parents[2],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "TRAINYARD_STOP_TIMEOUT_SECONDS": str(STOP_TIMEOUT_SECONDS),
-                "TRAINYARD_MINIMUM_TIMEOUT_SECONDS": "1",
-                **{name: str(value) for name, value in environment.items()},
-            },
-        )
+        if warm_launcher.can_fork(command, own_environment, warm_launcher.SERVERS):
+            process = warm_launcher.start(command, own_environment, warm_launcher.SERVERS, output=output.fileno())
+        else:
+            process = subprocess.Popen(
+                command, cwd=Path(__file__).parents[2], stdout=output, stderr=subprocess.STDOUT, env=own_environment
+            )
     try:
         until = time.monotonic() + START_SECONDS
         while not state_file.exists():

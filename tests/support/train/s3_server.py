@@ -1,13 +1,15 @@
 """An S3 over HTTP in a process of its own, with a bucket for inputs and one for runs."""
 
 import contextlib
-import subprocess
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
+
+from tests.support.train import warm_launcher
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -16,6 +18,7 @@ DATA, RUNS = "data", "runs"
 
 _SERVER = """
 import gc
+import os
 import signal
 import sys
 import threading
@@ -44,6 +47,9 @@ gc.freeze()
 gc.set_threshold(20_000, 20, 20)
 gc.enable()
 print(server.get_host_and_port()[1], flush=True)
+nowhere = os.open(os.devnull, os.O_WRONLY)  # a pipe that nobody reads would stop the server when it is full
+for number in (1, 2):
+    os.dup2(nowhere, number)
 signal.sigwait({signal.SIGTERM})
 """
 
@@ -51,16 +57,16 @@ signal.sigwait({signal.SIGTERM})
 @contextlib.contextmanager
 def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
     """Its URL; it listens on `address` only. It ends with the block."""
-    # The log goes nowhere: a pipe that nobody reads would stop the server when it is full.
-    with subprocess.Popen(
-        [sys.executable, "-c", _SERVER, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
+    command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
+    server = warm_launcher.start(command, environment, warm_launcher.SERVERS)
+    assert server.stdout is not None
+    with server.stdout as printed:
         try:
-            assert server.stdout is not None
             host = "localhost" if address == "127.0.0.1" else address
-            yield f"http://{host}:{int(server.stdout.readline())}"
+            yield f"http://{host}:{int(printed.readline())}"
         finally:
             server.terminate()
+            server.wait()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ A job that trains on a CPU would import PyTorch and transformers anew: four seco
 tests. What is forked is the first process of its container, so that the tree of processes, what Batch sends them and
 what it sees of their end are the same. All other commands are started as they always are, and so are the jobs of a
 server that the product starts itself (`trainyard demo`).
+
+The server itself is forked as well, where nothing that is read during its imports speaks against it (warm_launcher.py).
 """
 
 import os
@@ -14,10 +16,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
-from infra.emulator import __main__, batch
-from infra.emulator.containers import process_executor
-from infra.emulator.containers.process_executor import ProcessExecutor
-from tests.support.collector import seldom_collect
+# moto's jsonschema loads a grammar of IRIs where it finds one: two seconds. The server keeps it out, but later.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None: not to be found
+
+from infra.emulator import __main__, batch  # noqa: E402 - after that
+from infra.emulator.containers import process_executor  # noqa: E402
+from infra.emulator.containers.process_executor import ProcessExecutor  # noqa: E402
+from tests.support.collector import seldom_collect  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.support.train.warm_launcher import WarmLauncher
@@ -64,6 +69,10 @@ class _Started:
 
 
 if __name__ == "__main__":
+    from tests.support.train import warm_launcher
+
     seldom_collect()
     vars(batch)["ProcessExecutor"] = WarmExecutor  # what runs jobs; functions have their own
+    if (forked := warm_launcher.fork_for_jobs()) is not None:
+        process_executor._init_pids.add(forked)
     sys.exit(__main__.main())

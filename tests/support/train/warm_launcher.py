@@ -1,4 +1,4 @@
-"""Launchers that are forked from one process, which has imported what a launcher and its ranks on a CPU import.
+"""Launchers, and embedded AWSs, that are forked from one process which has imported what they import.
 
 The launcher forks its ranks in the same way (jobs/train/launcher/fork_server.py), so that a node imports PyTorch once.
 Tests launch some hundreds of trainings of a second each, and would import it hundreds of times: four seconds of CPU
@@ -7,6 +7,9 @@ packages and interpreters. Jobs of the embedded AWS are forked in the same way (
 
 Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
 imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
+
+Servers are forked from a process of their own: what they import would be found by launchers, too. Each forks its jobs
+from a copy of itself that it makes before it has threads.
 
     python -m tests.support.train.warm_launcher SOCKET_FD [MODULE …]
 """
@@ -30,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
+from infra.emulator import REGION
 from infra.emulator.containers import container_init
 from jobs.train.accelerator import CPU
 from jobs.train.imports import imports_that_stay
@@ -48,6 +52,19 @@ _IMPORTED_BY_RANKS = (
     "torch.utils.tensorboard",
     "numpy.ma",
 )
+_SERVICES = ("batch", "cloudformation", "ec2", "events", "iam", "logs", "s3", "ssm", "sts")
+"""Those of moto that most servers come to use."""
+SERVERS = (
+    "tests.support.train.warm_jobs",
+    "infra.emulator.server",
+    *(
+        f"infra.emulator.{name}"
+        for name in ("access", "application", "cloudformation", "ecr", "events", "functions", "kept_objects")
+    ),
+    "moto.server",
+    *(f"moto.{name}.urls" for name in _SERVICES),
+)
+"""What servers import: given to `start` in place of a script's modules."""
 _READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
 _SEARCH_PATH = "PYTHONPATH"
@@ -117,14 +134,14 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
     """Return whether a launch needs nothing but what a warm process has.
 
     That is one of `python -m jobs.train.launch …`, and of `python -c` with a program that sets something of it first.
-    `imports`: the modules that ranks of a script find imported; None: they are fresh.
+    `imports`: the modules that ranks of a script find imported; None: they are fresh; SERVERS: it is a server.
     """
     imported_with = _environment()
     if imports is not None and _SEARCH_PATH in environment:
         imported_with[_SEARCH_PATH] = environment[_SEARCH_PATH]
     is_launcher = list(command[1:3]) == ["-m", _LAUNCHER] or (command[1] == "-c" and "jobs.train" in command[2])
     return (
-        is_launcher
+        (is_launcher or imports == SERVERS)
         and command[0] == sys.executable
         and not (imports is not None and any(word.startswith(_OF_A_SCRIPT) for word in command))
         and all(
@@ -136,11 +153,18 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], imports: Sequence[str] | None, stdin: IO[str] | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    imports: Sequence[str] | None,
+    stdin: IO[str] | None = None,
+    output: int | None = None,
 ) -> WarmLauncher:
-    """Start what `can_fork` allows, with just this environment."""
+    """Start what `can_fork` allows, with just this environment.
+
+    `output`: the open file for what it prints; None: a pipe, which is then its `stdout`.
+    """
     requests = _server(*([] if imports is None else [environment.get(_SEARCH_PATH, ""), *imports])).requests
-    read, write = os.pipe()
+    read, write = os.pipe() if output is None else (None, os.dup(output))
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         request = json.dumps([list(command[1:]), dict(environment), None]).encode()
@@ -148,7 +172,7 @@ def start(
         socket.send_fds(requests, [request], [write, there.fileno(), *inherited])
         os.close(write)
         pid = json.loads(here.recv(64))
-    return WarmLauncher(pid, os.fdopen(read, encoding="utf-8"), here)
+    return WarmLauncher(pid, None if read is None else os.fdopen(read, encoding="utf-8"), here)
 
 
 def start_container(
@@ -179,12 +203,52 @@ def pid_for_jobs() -> int:
     return _server().pid
 
 
-@functools.cache
-def _server(search_path: str = "", *imports: str) -> _Server:
-    """Start the process for ranks of ours; where modules are named, the one for a script's."""
+_of_forked_server: list[_Server] = []
+"""In a server that was forked: what it forks its jobs from."""
+
+
+def fork_for_jobs() -> int | None:
+    """In a server that was forked, before it has threads: fork what its jobs are to be forked from.
+
+    Returns its process id; None: this server is a fresh process, whose first job starts one.
+    """
+    if not _is_warm:
+        return None
+    here, there = _sockets()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        here.close()
+        _fork_for_requests(there)
+    there.close()
+    _of_forked_server.append(_Server(here, pid))
+
+    def end() -> None:
+        here.close()
+        os.waitpid(pid, 0)
+
+    atexit.register(end)
+    return pid
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for place in (here, there):
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
+    return here, there
+
+
+def _server(search_path: str = "", *imports: str) -> _Server:
+    """Return the process for ranks of ours; where modules are named, the one for a script's, or for servers."""
+    if _of_forked_server and not imports:
+        return _of_forked_server[0]
+    return _started_server(search_path, *imports)
+
+
+@functools.cache
+def _started_server(search_path: str, *imports: str) -> _Server:
+    here, there = _sockets()
     process = subprocess.Popen(
         # The name that `ps` shows is written over the arguments: there is to be room for a launcher's.
         [sys.executable, "-m", "tests.support.train.warm_launcher", str(there.fileno()), *imports, " " * 4096],
@@ -206,20 +270,48 @@ def _server(search_path: str = "", *imports: str) -> _Server:
     return _Server(here, process.pid)
 
 
-def _serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
+_is_warm = False
+"""Whether this process has imported what servers and their jobs import, or was forked from one that has."""
+
+
+def serve(requests: socket.socket, imports: Sequence[str]) -> NoReturn:
     """Import what launches need, then fork one for each request, until nobody can ask any more."""
+    global _is_warm  # noqa: PLW0603 - it holds for this process and all that it forks
+    _is_warm = tuple(imports) == SERVERS
     with imports_that_stay():
-        if not imports:
+        if not imports or _is_warm:
             CPU.trainer_class()  # first: it keeps out what a rank would not load either
             from transformers import AutoModelForSequenceClassification
 
             AutoModelForSequenceClassification._model_mapping.keys()  # imports the configurations of all models
-        for name in (*_IMPORTED, *(imports or _IMPORTED_BY_RANKS)):
+        for name in (*_IMPORTED, *imports, *(_IMPORTED_BY_RANKS if not imports or _is_warm else ())):
             importlib.import_module(name)
+        if _is_warm:
+            _prepare_moto()
     seldom_collect()
-    if imports:
+    if imports and not _is_warm:
         script.preload = lambda _: None  # type: ignore[attr-defined]  # which has the launcher fork its ranks
     assert threading.active_count() == 1  # a fork takes no other thread along
+    _fork_for_requests(requests)
+
+
+def _prepare_moto() -> None:
+    """Have what servers read at the first request to a service read."""
+    from moto.backends import get_backend
+    from moto.core.utils import get_service_model
+    from moto.moto_api._internal import mock_random
+
+    for name in _SERVICES:
+        get_service_model(name)
+    networks = get_backend("ec2")
+    _ = networks["000000000000"][REGION]
+    networks.clear()
+    # Else the names and numbers that moto makes up would be the same in all servers.
+    os.register_at_fork(after_in_child=mock_random.seed)
+
+
+def _fork_for_requests(requests: socket.socket) -> NoReturn:
+    """Fork a process for each request, until nobody can ask any more."""
     woken, wake = os.pipe()
     for descriptor in (woken, wake):
         os.set_blocking(descriptor, False)
@@ -315,4 +407,6 @@ def _show_environment(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])
+    from tests.support.train import warm_launcher  # what a server that is forked here finds, in place of a second one
+
+    warm_launcher.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:-1])
