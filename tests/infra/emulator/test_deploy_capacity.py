@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from jobs.contract.queues import QUEUES, team_queue_name
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage, parameter_path
 from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, run_embedded_aws
+from tests.support.waiting import wait_until
 
 RUN_ID = "probe-20261121-120005-00ab"
 
@@ -96,10 +96,9 @@ def test_what_is_planned_for_it_runs(
     request = planned_to_run(stage, resources, ["sh", "-c", script])
     batch = prod_aws.client("batch")
     job_id = batch.submit_job(**request)["jobId"]
-    until = time.monotonic() + 60
-    while (job := batch.describe_jobs(jobs=[job_id])["jobs"][0])["status"] not in {"SUCCEEDED", "FAILED"}:
-        assert time.monotonic() < until, job
-        time.sleep(0.1)
+    job = wait_until(
+        lambda: batch.describe_jobs(jobs=[job_id])["jobs"][0], lambda job: job["status"] in {"SUCCEEDED", "FAILED"}
+    )
     assert job["status"] == "SUCCEEDED", job.get("statusReason")
     # Each node of the job ran the command that was put in through its overrides.
     assert {path.name for path in tmp_path.iterdir()} == {str(index) for index in range(nodes)}

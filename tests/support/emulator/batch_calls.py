@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.support.embedded_aws import EmbeddedAws
+from tests.support.waiting import pause
 
 STOP_TIMEOUT_SECONDS = 1
 """The address of the server that the fixture `batch` starts."""
@@ -155,11 +156,11 @@ def container(*command: str, vcpus: int = 1, **more: Any) -> dict[str, Any]:
 
 def until(look: Callable[[], FoundT | None], what: str, *, seconds: float = 60) -> FoundT:
     """Return what `look` finds, once it finds something."""
-    deadline = time.monotonic() + seconds
+    since = time.monotonic()
     while (found := look()) is None:
-        if time.monotonic() > deadline:
+        if time.monotonic() > since + seconds:
             pytest.fail(f"not within {seconds} s: {what}")
-        time.sleep(0.03)
+        pause(since)
     return found
 
 

@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import websocket
 
+from tests.support.waiting import pause
+
 PATIENCE_SECONDS = 120
 
 
@@ -102,7 +104,7 @@ class Browser:
 
 
 def wait_until(condition: Any, *, what: str) -> None:
-    give_up_at = time.monotonic() + PATIENCE_SECONDS
+    since = time.monotonic()
     while not condition():
-        assert time.monotonic() < give_up_at, f"not {what} after {PATIENCE_SECONDS} s"
-        time.sleep(0.05)
+        assert time.monotonic() < since + PATIENCE_SECONDS, f"not {what} after {PATIENCE_SECONDS} s"
+        pause(since)

@@ -16,6 +16,7 @@ from jobs.client.job import Job
 from jobs.contract.plan import Plan
 from jobs.contract.spec import parse_spec
 from jobs.contract.stage import DeployedStage
+from tests.support.waiting import pause
 
 MODEL_KEY = "tests/model"
 DATA_KEY = "tests/train.jsonl"
@@ -102,12 +103,12 @@ def no_instances(aws: Aws, stage: DeployedStage, queue: str) -> Iterator[None]:
 
 def wait_for(aws: Aws, stage: DeployedStage, job_id: str, *, state: str | None = None) -> Job:
     """The job once it is in `state`, or has ended; fails after 30 seconds."""
-    give_up_at = time.monotonic() + 30
-    while time.monotonic() < give_up_at:
+    since = time.monotonic()
+    while time.monotonic() < since + 30:
         [job] = batch.describe(aws, stage, [job_id])
         if job.state == state or (job.ended and state is None):
             return job
         if job.ended:
             raise AssertionError(f"ended as {job.state} ({job.reason}) before it was {state}")
-        time.sleep(0.05)
+        pause(since)
     raise AssertionError(f"still {job.state} after 30 s")

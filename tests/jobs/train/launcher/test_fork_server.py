@@ -112,7 +112,8 @@ for way in ways:
         process = subprocess.Popen(command, env={**environment, "PYTHONUNBUFFERED": "1"}, start_new_session=True)
     if way == "waits":
         process.terminate()
-    print(way, process.wait(60), process.poll(), flush=True)
+    code = process.wait(60)
+    print(f"\\n{way} {code} {process.poll()}", flush=True)  # what is ended at once may be within a line
 threading.Thread(target=signal.pause, daemon=True).start()
 print(fork_module("behaving", ["done"], environment))
 """
@@ -179,7 +180,8 @@ def test_a_launcher_that_a_worker_forks_is_started_and_ends_as_a_fresh_one(found
         )
         assert ended.returncode == 0, ended.stderr
         # One that is ended at once may have come so far as to print, or not.
-        return [line for line in ended.stdout.splitlines() if '"argv": ["waits"' not in line], ended.stderr
+        lines = ended.stdout.splitlines()
+        return [line for line in lines if line and '"argv": ["waits"' not in line], ended.stderr
 
     (fresh, errors_fresh), (forked, errors_forked) = said("fresh"), said("forked")
     assert forked == fresh
