@@ -67,7 +67,17 @@ def serve(
         from moto.moto_server.werkzeug_app import MotoRequestHandler
         from werkzeug.serving import make_server
 
-        from infra.emulator import access, batch, cloudformation, ecr, events, functions, kept_objects, notifications
+        from infra.emulator import (
+            access,
+            batch,
+            cloudformation,
+            ecr,
+            events,
+            functions,
+            kept_objects,
+            notifications,
+            object_ranges,
+        )
         from infra.emulator.application import Application
         from infra.emulator.containers import process_executor
 
@@ -79,6 +89,7 @@ def serve(
         notifications.install()
         events.install()
         cloudformation.install(endpoint, credentials)
+        object_ranges.install()
         if keep is not None:
             kept_objects.install(keep.absolute())
         if registry:

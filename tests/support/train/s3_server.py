@@ -21,26 +21,10 @@ import gc
 import os
 import signal
 import sys
-import threading
 gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
-from moto.s3.models import FakeKey
+from infra.emulator import object_ranges
 from moto.server import ThreadedMotoServer
-
-# A client fetches a large object in parts, and for each of them moto reads all of it: a second, for a checkpoint of
-# BERT-base. So the last two that were read are held.
-read_whole, held, lock = FakeKey.value.fget, [], threading.Lock()
-
-def value(key):
-    if key.contentsize < 64 << 20:
-        return read_whole(key)
-    with lock:
-        found = next((content for other, etag, content in held if other is key and etag == key.etag), None)
-        if found is None:
-            found = read_whole(key)
-            held[:] = [*held[-1:], (key, key.etag, found)]
-        return found
-
-FakeKey.value = property(value, FakeKey.value.fset)
+object_ranges.install()
 server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
 gc.freeze()

@@ -59,7 +59,16 @@ SERVERS = (
     "infra.emulator.server",
     *(
         f"infra.emulator.{name}"
-        for name in ("access", "application", "cloudformation", "ecr", "events", "functions", "kept_objects")
+        for name in (
+            "access",
+            "application",
+            "cloudformation",
+            "ecr",
+            "events",
+            "functions",
+            "kept_objects",
+            "object_ranges",
+        )
     ),
     "moto.server",
     *(f"moto.{name}.urls" for name in _SERVICES),
