@@ -76,7 +76,7 @@ lint: install
 	mypy
 	lint-imports
 
-# One process more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
+# Two processes more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
 # in one (tests/conftest.py).
 test: lint suite
 
@@ -84,7 +84,7 @@ test: lint suite
 # fails alone; the first run has said so all the same.
 NOT_BY_HAND := not habana_image and not cuda_image
 suite: install
-	pytest -m "$(NOT_BY_HAND)" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadfile --no-loadscope-reorder || \
+	pytest -m "$(NOT_BY_HAND)" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 4 )) --dist loadfile --no-loadscope-reorder || \
 		{ echo "==> what failed beside others, once more and alone"; pytest -m "$(NOT_BY_HAND)" --last-failed --last-failed-no-failures none; }
 
 gaudi-image: install

@@ -76,7 +76,7 @@ def serve(
             functions,
             kept_objects,
             notifications,
-            object_ranges,
+            shortcuts,
         )
         from infra.emulator.application import Application
         from infra.emulator.containers import process_executor
@@ -89,7 +89,7 @@ def serve(
         notifications.install()
         events.install()
         cloudformation.install(endpoint, credentials)
-        object_ranges.install()
+        shortcuts.install()
         if keep is not None:
             kept_objects.install(keep.absolute())
         if registry:

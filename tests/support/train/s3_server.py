@@ -22,9 +22,9 @@ import os
 import signal
 import sys
 gc.disable()  # what is loaded stays: to search it for what can be freed takes almost half of the start
-from infra.emulator import object_ranges
+from infra.emulator import shortcuts
 from moto.server import ThreadedMotoServer
-object_ranges.install()
+shortcuts.install()
 server = ThreadedMotoServer(ip_address=sys.argv[1], port=0, verbose=False)
 server.start()
 gc.freeze()

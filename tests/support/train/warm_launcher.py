@@ -67,7 +67,7 @@ SERVERS = (
             "events",
             "functions",
             "kept_objects",
-            "object_ranges",
+            "shortcuts",
         )
     ),
     "moto.server",

@@ -20,6 +20,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
     hanging = launched.ranks()[1]
     hanging.send_signal(signal.SIGUSR1)
     launched.wait_for_line("[rank 1]   File ")
+    time.sleep(1)  # until it has written the rest
     hanging.suspend()
 
     assert launched.wait() == 75

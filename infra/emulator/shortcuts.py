@@ -1,12 +1,17 @@
-"""A range of an object, read alone: moto reads the whole object for each range that it answers.
+"""Shortcuts through moto: what it does anew for each request, done once, or not at all.
 
-A client fetches a large object in parts of 8 MiB, so weights of 400 MB were read fifty times, 20 GB in all.
+- It reads the whole object for each range that it answers. A client fetches a large object in parts of 8 MiB, so that
+  weights of 400 MB were read fifty times, 20 GB in all.
+- It lists its own folders, and compares hundreds of patterns, to tell which service a host name is: a fifth of the time
+  that a request takes.
 """
 
+import functools
 import re
 import threading
 from typing import Any
 
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.s3.models import FakeKey
 from moto.s3.responses import S3Response
 
@@ -20,7 +25,8 @@ _get_object, _key_response = S3Response.get_object, S3Response.key_response
 
 
 def install() -> None:
-    """Read ranges alone from now on. Call it before the server starts."""
+    """Take them from now on. Call it before the server starts."""
+    DomainDispatcherApplication.get_backend_for_host = functools.cache(DomainDispatcherApplication.get_backend_for_host)
     FakeKey.value = property(_value, _set_value)
     S3Response.get_object = _get_range_or_object
     S3Response.key_response = _answer_with_bytes
