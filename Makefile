@@ -76,15 +76,15 @@ lint: install
 	mypy
 	lint-imports
 
-# Two processes more than there are cores, since many tests wait for others' processes; what shares costly fixtures stays
-# in one (tests/conftest.py).
+# Four processes on two cores too, since many tests wait for others' processes; what shares costly fixtures stays in one
+# (tests/conftest.py).
 test: lint suite
 
 # Many tests watch real processes by the clock. One that fails while others take the cores counts as failed where it also
 # fails alone; the first run has said so all the same.
 NOT_BY_HAND := not habana_image and not cuda_image
 suite: install
-	pytest -m "$(NOT_BY_HAND)" --numprocesses $$(( $$(nproc) < 4 ? $$(nproc) + 2 : 4 )) --dist loadfile --no-loadscope-reorder || \
+	pytest -m "$(NOT_BY_HAND)" --numprocesses 4 --dist loadfile --no-loadscope-reorder || \
 		{ echo "==> what failed beside others, once more and alone"; pytest -m "$(NOT_BY_HAND)" --last-failed --last-failed-no-failures none; }
 
 gaudi-image: install

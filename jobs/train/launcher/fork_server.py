@@ -178,15 +178,21 @@ class ForkedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._was_missed = False
 
     def poll(self) -> int | None:
         """Return the exit code, below 0 for the signal that ended it; None: it still runs."""
         if self.returncode is None:
-            # A signal's handler that asks as well may have been told before us.
-            with contextlib.suppress(ChildProcessError):
+            try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self.returncode = os.waitstatus_to_exitcode(status)
+            except ChildProcessError:
+                # A signal's handler may ask in the midst of a call that has been told, and not noted it yet.
+                if self._was_missed:
+                    raise
+                self._was_missed = True
+                return self.returncode
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -212,10 +218,10 @@ class ForkedProcess:
 def fork_module(module: str, argv: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess | None:
     """Fork this process and run a module in the copy, as `python -m` does, with just this environment.
 
-    The copy leads a session of its own and takes signals as a fresh process does. None: this process has threads, of
-    which a fork takes none along.
+    The copy leads a session of its own and takes signals as a fresh process does. None: a fork is not safe, since this
+    is no Linux, or since this process has threads, of which a fork takes none along.
     """
-    if threading.active_count() > 1:
+    if sys.platform != "linux" or threading.active_count() > 1:
         return None
     sys.stdout.flush()
     sys.stderr.flush()
@@ -228,6 +234,8 @@ def fork_module(module: str, argv: Sequence[str], environment: Mapping[str, str]
                 os.setsid()
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 _be_as_new(environment)
+                if (boto3 := sys.modules.get("boto3")) is not None:
+                    boto3.DEFAULT_SESSION = None  # type: ignore[attr-defined]  # its connections are the worker's
                 name_process(" ".join(["python", "-m", module, *argv]))
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 run_module(module, argv)

@@ -74,7 +74,7 @@ class Worker:
         self._options = options
         self._kind = kind
         self._sweep = sweep
-        self._environment = environment
+        self._environment = dict(environment)
         self._job = job_id(environment) or "local"
         self._child = int(environment.get("AWS_BATCH_JOB_ARRAY_INDEX", "0"))
         self._s3 = object_store.connect()
@@ -193,9 +193,10 @@ class Worker:
 
     def _launcher(self, flags: list[str], environment: dict[str, str]) -> "subprocess.Popen[bytes] | ForkedProcess":
         """Start a launcher in a session of its own: signals reach it through this process alone."""
+        # Before PyTorch is imported: to look for an accelerator may do that.
+        os.environ.update(import_environment(self._options.nproc_per_node))
         if accelerators.is_cpu(environment.get(ACCELERATOR_VARIABLE, AUTO)):
             # It needs PyTorch: what this process has imported it finds, and so do the points after this one.
-            os.environ.update(import_environment(self._options.nproc_per_node))
             with imports_that_stay():
                 import torch.distributed.launcher.api  # noqa: F401
             if (forked := fork_module(_LAUNCHER, flags, environment)) is not None:

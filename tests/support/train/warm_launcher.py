@@ -8,8 +8,9 @@ packages and interpreters. Jobs of the embedded AWS are forked in the same way (
 Ranks of a script are fresh processes, as those of users are, unless the test names the modules that they are to find
 imported: then they are forked as well, from a process that has imported nothing else than a launcher and these.
 
-Servers are forked from a process of their own: what they import would be found by launchers, too. Each forks its jobs
-from a copy of itself that it makes before it has threads.
+Servers are forked from a process of their own, since launchers would find imported what only servers import. Each forks
+its jobs from a copy of itself that it makes before it has threads, so those do find it: that a job imports all it needs
+is for the trainings that are launched without a server to show, and for those in a container.
 
     python -m tests.support.train.warm_launcher SOCKET_FD [MODULE …]
 """
@@ -74,7 +75,7 @@ SERVERS = (
     *(f"moto.{name}.urls" for name in _SERVICES),
 )
 """What servers import: given to `start` in place of a script's modules."""
-_READ_DURING_IMPORTS = ("HF_", "LD_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
+_READ_DURING_IMPORTS = ("HF_", "LD_", "MOTO_", "OMP_", "PYTHON", "S3_", "TORCH_", "TRANSFORMERS_")
 """Beginnings of the names of variables."""
 _SEARCH_PATH = "PYTHONPATH"
 _OF_A_SCRIPT = ("--requirements=",)
@@ -92,7 +93,7 @@ _IMPORT_ENVIRONMENT = {
 _ENVIRONMENT_ROOM = "TRAINYARD_TESTS_ROOM"
 """Variable as long as an environment may get: /proc/PID/environ of a forked launcher is to be its own, and that is
 where the environment lies that the process was started with."""
-_ROOM_BYTES = 16_384
+_ROOM_BYTES = 65_536
 _REQUEST_BYTES = 1 << 20
 _ENVIRONMENT_START = 47
 """Fields of /proc/PID/stat counted from the state: env_start and, behind it, env_end (proc_pid_stat(5))."""
@@ -152,6 +153,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str], imports: Se
     return (
         (is_launcher or imports == SERVERS)
         and command[0] == sys.executable
+        and len(_as_bytes(environment)) < _ROOM_BYTES
         and not (imports is not None and any(word.startswith(_OF_A_SCRIPT) for word in command))
         and all(
             value == imported_with.get(name)
@@ -406,11 +408,15 @@ def _run_in_container(command: Sequence[str], folder: str, status_fd: int) -> No
     os._exit(container_init.main([str(status_fd), folder, "python", *command], execute))
 
 
+def _as_bytes(environment: Mapping[str, str]) -> bytes:
+    return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+
+
 def _show_environment(environment: Mapping[str, str]) -> None:
     """Write the environment where /proc/PID/environ reads it: over the one that this process was started with."""
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = map(int, fields[_ENVIRONMENT_START : _ENVIRONMENT_START + 2])
-    text = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    text = _as_bytes(environment)
     assert len(text) <= end - start
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
