@@ -40,6 +40,7 @@ def state(aws: Aws, stage: DeployedStage, run_id: str) -> str:
 
 def give(terminal: Terminal, answer: str) -> None:
     if answer == CTRL_C:
+        time.sleep(0.5)  # what comes between the question and the read is taken with the next key only
         terminal.process.send_signal(signal.SIGINT)
     else:
         terminal.type(answer)
