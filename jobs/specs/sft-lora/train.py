@@ -177,7 +177,6 @@ def main() -> None:
         data_collator=lambda some: collate(some, tokenizer.pad_token_id, args.max_length if is_hpu else None),
         train_dataset=blocks,
         eval_dataset=evaluated,
-        processing_class=tokenizer,
         callbacks=[trainyard.Callback()],
         **with_it,
     )  # fmt: skip
@@ -192,6 +191,7 @@ def main() -> None:
     trainer.save_model(str(trainyard.output() / "adapter"))
     if not trainer.is_world_process_zero():
         return
+    tokenizer.save_pretrained(trainyard.output() / "adapter")  # not by the Trainer, whose releases name it differently
     tuned = trainer.model.eval()
     tuned.config.use_cache = True
     with (trainyard.output() / "generations.jsonl").open("w", encoding="utf-8") as file:

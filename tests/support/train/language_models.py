@@ -80,6 +80,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def difference(model: str, adapter: str, merged: str) -> float:
     import torch
+    import torch.distributed.tensor
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

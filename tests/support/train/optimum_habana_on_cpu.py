@@ -218,6 +218,8 @@ def _force(made: type[Any], **values: Any) -> None:
 
 def run_script(command: list[str]) -> None:
     """Run a script of one's own, which takes optimum-habana's classes itself, with what a CPU forces them to."""
+    # peft expects that somebody has imported it, from PyTorch 2.5 on. The transformers of 1.18.0 does not.
+    import torch.distributed.tensor  # noqa: F401
     from optimum import habana
 
     _force(habana.GaudiTrainingArguments, use_habana=False, use_lazy_mode=False, use_cpu=True)
