@@ -80,7 +80,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 def difference(model: str, adapter: str, merged: str) -> float:
     import torch
-    import torch.distributed.tensor
+    import torch.distributed.tensor  # which peft expects (optimum_habana_on_cpu.py)
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
