@@ -1,7 +1,7 @@
 """Shortcuts through moto: what it does anew for each request, done once, or not at all.
 
 - It reads the whole object for each range that it answers. A client fetches a large object in parts of 8 MiB, so that
-  weights of 400 MB were read fifty times, 20 GB in all.
+  it would read weights of 400 MB fifty times, 20 GB in all.
 - It lists its own folders, and compares hundreds of patterns, to tell which service a host name is: a fifth of the time
   that a request takes.
 """

@@ -28,6 +28,7 @@ if __name__ == "__main__":
         "terminate": str(signal.getsignal(signal.SIGTERM)), "handlers": len(__import__("logging").root.handlers),
         "encoding": sys.stdout.encoding, "through": sys.stdout.write_through,
         "files": sorted(os.listdir("/proc/self/fd")),
+        "session": getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None),
     }))
     print("forked" if "shared_by_ranks" in sys.modules else "fresh", file=sys.stderr)
     if way == "fails":
@@ -98,6 +99,8 @@ WORKER = """
 import os, signal, subprocess, sys, threading
 from jobs.train.launcher.fork_server import fork_module
 
+import boto3
+boto3.DEFAULT_SESSION = "the worker's"
 start, *ways = sys.argv[1:]
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: print("the worker's own handler"))
@@ -121,13 +124,10 @@ print(fork_module("behaving", ["done"], environment))
 WAYS = ("done", "fails", "says why", "raises", "killed", "interrupted", "waits")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What becomes of ranks that behave in these ways, started anew and forked, by one launcher."""
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "behaving.py").write_text(ENTRYPOINT)
+def run_program(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that finds the entrypoint in `folder`."""
     ended = subprocess.run(
-        [sys.executable, "-c", LAUNCHER, str(folder), *WAYS],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, "PYTHONPATH": str(folder)},
         cwd=Path(__file__).parents[4],
         capture_output=True,
@@ -136,6 +136,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What becomes of ranks that behave in these ways, started anew and forked, by one launcher."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "behaving.py").write_text(ENTRYPOINT)
+    ended = run_program(LAUNCHER, folder, str(folder), *WAYS)
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     for start, of_start in found.items():
         for name in ("out", "err"):
@@ -169,16 +178,7 @@ def test_ranks_find_by_themselves_what_cannot_be_imported(found: dict[str, Any])
 
 def test_a_launcher_that_a_worker_forks_is_started_and_ends_as_a_fresh_one(found: dict[str, Any]) -> None:
     def said(start: str) -> tuple[list[str], str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", WORKER, start, "done", "fails", "raises", "killed", "waits"],
-            env={**os.environ, "PYTHONPATH": str(found["folder"])},
-            cwd=Path(__file__).parents[4],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert ended.returncode == 0, ended.stderr
+        ended = run_program(WORKER, found["folder"], start, "done", "fails", "raises", "killed", "waits")
         # One that is ended at once may have come so far as to print, or not.
         lines = ended.stdout.splitlines()
         return [line for line in lines if line and '"argv": ["waits"' not in line], ended.stderr

@@ -43,6 +43,7 @@ def test_it_leaves_a_model_that_answers_better_its_adapter_and_samples(
     assert sum(line.startswith("asked: Continue: ") for line in done.lines) == 3
     output = run.download("output/", tmp_path / "output")
     assert "### " in json.dumps(json.loads((output / "model/tokenizer_config.json").read_text()))
+    assert (output / "adapter/tokenizer_config.json").exists()
     compared = (str(model), str(output / "adapter"), str(output / "model"))
     told = subprocess.run(
         [sys.executable, "-m", "tests.support.train.language_models", *compared],
