@@ -22,7 +22,7 @@ SAVING_TWICE = replace(HEEDLESS, at_notice="saves twice")
 FORGETFUL = replace(HEEDLESS, resumes=False)
 POLICIES = (HEEDLESS, LEAVING, SAVING, SAVING_TWICE, FORGETFUL)
 
-LAST = 2 * 30 + 2 * 2 + SPARE_SECONDS + NOTICE_MARGIN_SECONDS
+LAST = 1.25 * 30 + 2 * 2 + SPARE_SECONDS + NOTICE_MARGIN_SECONDS
 """The last save begins so long before the instance is gone, or up to a step later."""
 
 
@@ -42,14 +42,20 @@ def test_without_a_reclaim_only_the_start_and_the_saves_cost(policy: Policy) -> 
         # It works from 50 to the notice at 280: two saves, and 30 s of steps more
         (LEAVING, 2 * 90 + 30),
         (SAVING, 3 * 90),
-        # The save at the notice costs 10 s of steps; the last one begins a step's half after 323
-        (SAVING_TWICE, 2 * 90 + (400 - LAST + 1 - 250 - 10)),
+        # Its last one would be due at 341.5, and a regular one begins at 340
+        (SAVING_TWICE, 3 * 90),
         (FORGETFUL, 0),
     ],
 )
 def test_a_reclaim_costs_what_was_not_saved_and_the_restart(policy: Policy, kept: float) -> None:
     # Begun again at 450, ended at 1000
     assert useful_seconds(policy, COSTS, [400], end=1000) == kept + 5 * 90 + 50
+
+
+def test_the_last_save_of_two_at_a_notice_begins_as_late_as_it_may() -> None:
+    # The one at the notice costs 10 s of steps; three regular ones begin before, at 140, 240 and 340.
+    last = 440 - LAST + COSTS.step / 2 - 10
+    assert useful_seconds(SAVING_TWICE, COSTS, [440], end=440) == 3 * 90 + (last - 350)
 
 
 def test_a_checkpoint_counts_once_it_is_uploaded_and_saves_that_are_too_slow_save_nothing() -> None:

@@ -1,9 +1,13 @@
-"""Save while the training goes on: it stands still for a copy in the host's memory, no longer.
+"""Save while the training goes on: it stands still for a copy in the host's memory at most.
 
 What is large, the model and the optimizer's state, is copied at the end of a step. A thread writes the copy to disk, as
 the Trainer would, which leaves Python's lock to the training, and then has all that was saved uploaded
 (jobs/train/trainer/checkpoint.py). One save is under way at a time; the next one waits for it. The rest (scheduler,
 random state, counters) is small, and written while the training waits, so the folder holds what it always does.
+
+Nothing but the optimizer changes the weights of our own kinds, so there the next forward and backward pass go on beside
+the copy, and the optimizer's step waits for it. A script may change them anywhere: it waits for the copy. So does an
+accelerator, from whose memory the copy is made at once.
 
 All tensors of the copy lie in one buffer, which is taken once and used again: for BERT-base with AdamW 1.3 GB. New
 memory takes longer to touch than to copy into, seconds where the system has to make room for it, so a thread does that
@@ -19,6 +23,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,14 +54,23 @@ class BackgroundSave:
     Where the disk is full, it says what that means for the run.
     """
 
-    def __init__(self, run: S3Location, uploads: "CheckpointUploads") -> None:
+    def __init__(
+        self, run: S3Location, uploads: "CheckpointUploads", *, only_optimizer_changes_weights: bool = False
+    ) -> None:
+        """`only_optimizer_changes_weights`: between two of its steps all parameters stay as they are."""
         self._run = run
         self._uploads = uploads
+        self._copies_beside_training = only_optimizer_changes_weights
         self._snapshot: Snapshot | None = None
         self._has_looked = False
         self._names: frozenset[str] | None = None
         self.has_copied = False
         """True while a save need not write model and optimizer, for a copy of them is written later."""
+
+    @property
+    def copying_seconds(self) -> float:
+        """Time that the last copy took, which is waited for; 0: there was none."""
+        return self._snapshot.finish() if self._snapshot is not None else 0.0
 
     def make_room(self, trainer: Any) -> None:
         """Take the memory for copies, once; none is taken where the training waits until all is written."""
@@ -76,6 +90,9 @@ class BackgroundSave:
         needed, available = bytes_of(state), available_bytes()
         if available is None or 2 * needed <= available:  # as much again for whatever else needs some
             self._snapshot = Snapshot(state)
+            if self._copies_beside_training:
+                optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's has one within
+                optimizer.register_step_pre_hook(self._wait_for_copy)
             return
         log.info(
             "checkpoints: the training waits until they are written: a copy needs %.1f GB of memory, and %.1f GB "
@@ -92,7 +109,8 @@ class BackgroundSave:
     def copied_state(self, trainer: Any) -> Iterator[None]:
         """Copy model and optimizer, and leave the copy to be written.
 
-        The block writes the rest of the checkpoint while threads copy; with its end all is copied.
+        The block writes the rest of the checkpoint while threads copy. With its end all is copied, or goes on to be
+        until the optimizer's next step.
         """
         self._uploads.begin()  # the copy that it writes lies where the next one is to lie
         with _explained_writes(Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}", self._run):
@@ -101,7 +119,7 @@ class BackgroundSave:
                 yield
             finally:
                 self.has_copied = False
-                if self._snapshot is not None:
+                if self._snapshot is not None and not self._copies_beside_training:
                     self._snapshot.finish()
 
     def save_scheduler(self, trainer: Any, folder: Path) -> None:
@@ -117,9 +135,13 @@ class BackgroundSave:
             return
         from transformers.trainer import OPTIMIZER_NAME
 
-        copy = self._snapshot.begin(self._large_state(trainer))
+        snapshot, state = self._snapshot, self._large_state(trainer)
+        if self._copies_beside_training:
+            state["model"] = _with_copied_buffers(state["model"])
+        copy = snapshot.begin(state)
 
         def write(folder: Path) -> None:
+            snapshot.finish()
             with _explained_writes(folder, self._run):
                 trainer._save(str(folder), state_dict=copy["model"])  # noqa: SLF001 - what save_model calls
                 torch.save(copy["optimizer"], folder / OPTIMIZER_NAME)
@@ -127,12 +149,22 @@ class BackgroundSave:
         self._uploads.write_first(write)
         self.has_copied = True
 
+    def _wait_for_copy(self, *_: Any) -> None:
+        if self._snapshot is not None:
+            self._snapshot.finish()
+
     def _large_state(self, trainer: Any) -> dict[str, Any]:
         # As variables tied weights are one object, which a detached state does not show.
         model = trainer.model.state_dict(keep_vars=True)
         if self._names is not None:
             model = {name: weights for name, weights in model.items() if name in self._names}
         return {"model": model, "optimizer": trainer.optimizer.state_dict()}
+
+
+def _with_copied_buffers(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a model's state with copies of what a forward pass may change: all but parameters."""
+    copies = {id(each): each.clone() for each in model.values() if not isinstance(each, torch.nn.Parameter)}
+    return {name: copies.get(id(each), each) for name, each in model.items()}
 
 
 def _writes_a_copy(trainer: Any) -> bool:
@@ -202,7 +234,8 @@ class Snapshot:
         # NumPy fills without Python's lock: nobody waits for it but the first copy.
         self._touching = threading.Thread(target=self._room.fill, args=(0,), name="snapshot", daemon=True)
         self._touching.start()
-        self._copying: list[Future[None]] = []
+        self._began = 0.0
+        self._copying: list[Future[float]] = []
 
     def of(self, state: Any) -> Any:
         """Return `state`, any nesting of dictionaries, lists and tuples, with a copy in the place of each tensor.
@@ -216,6 +249,7 @@ class Snapshot:
     def begin(self, state: Any) -> Any:
         """Return what `of` does, which is a copy once `finish` has returned. Until then nobody may change `state`."""
         self._touching.join()
+        self._began = time.monotonic()
         tensors = _distinct(state)
         ends = list(itertools.accumulate(map(_room_of, tensors.values())))
         if ends and self._room.nbytes < ends[-1]:
@@ -227,11 +261,9 @@ class Snapshot:
         self._copying = _begin_to_copy([(tensor, copies[key]) for key, tensor in tensors.items()])
         return _with(copies, state)
 
-    def finish(self) -> None:
-        """Wait until all is copied that was begun."""
-        for part in self._copying:
-            part.result()
-        self._copying = []
+    def finish(self) -> float:
+        """Wait, in any thread, until all is copied that was begun, and return the seconds that it took."""
+        return max((part.result() - self._began for part in self._copying), default=0.0)
 
     def _place(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
         """Return a place for the tensor's copy, with a storage of its own.
@@ -303,8 +335,8 @@ def _room_of(tensor: torch.Tensor) -> int:
     return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _begin_to_copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Future[None]]:
-    """Copy what an accelerator holds, and return what copies the rest."""
+def _begin_to_copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Future[float]]:
+    """Copy what an accelerator holds, and return what copies the rest: at which time of the clock each was done."""
     for tensor, copy in pairs:
         if tensor.device.type != "cpu":
             copy.copy_(tensor.detach())
@@ -312,10 +344,11 @@ def _begin_to_copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Futur
     on_cpu = [pair for pair in pairs if pair[0].device.type == "cpu"]
     here = iter(sorted(on_cpu, key=lambda pair: -pair[0].nbytes))
 
-    def copy_the_next_ones() -> None:
+    def copy_the_next_ones() -> float:
         # NumPy, for PyTorch shares each copy among all its threads, which takes seconds where the cores are busy.
         for tensor, copy in here:
             np.copyto(_bytes(copy), _bytes(tensor))
+        return time.monotonic()
 
     threads = min(_THREADS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(threads)

@@ -1,7 +1,8 @@
 """The interval between checkpoints where a recipe says `auto`: as often as a save is worth the time that it takes.
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
-is lost with a save every sqrt(2 * C * M). C is measured at each save; M is `mean_hours_between_reclaims`, which is of
+is lost with a save every sqrt(2 * C * M). C is measured at each save, up to the time at which all is copied, though the
+training may go on beside that; M is `mean_hours_between_reclaims`, which is of
 one instance: the reclaim of any node ends the attempt for all, so that on n of them there is one every M / n. Where a
 notice comes first the training saves by itself, so that M is of those that come without. A save is not over until it is
 complete on S3, and the next one would wait for that: they are at least so far apart.
@@ -52,7 +53,7 @@ def interval(
     young = math.sqrt(2 * stall_seconds * mean_seconds_between_reclaims / nnodes / WITHOUT_NOTICE)
     of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
     formula = (
-        f"a save stops the training for {stall_seconds:.2f} s, and a reclaim{of_each} every "
+        f"a save holds the training up for at most {stall_seconds:.2f} s, and a reclaim{of_each} every "
         f"{mean_seconds_between_reclaims / 3600:g} h is assumed, 1 in {1 / WITHOUT_NOTICE:.0f} without notice: "
         f"by Young's formula {young:.0f} s"
     )
@@ -83,7 +84,7 @@ class RegularSaves(Callback):
 class ChosenSaves(Callback):
     """Asks the Trainer to save: after a few timed steps, then as often as that save has shown to be worth it, and last.
 
-    Rank 0 chooses for all, right after each save.
+    Rank 0 chooses for all, at the end of the step after each save.
     """
 
     def __init__(
@@ -93,10 +94,15 @@ class ChosenSaves(Callback):
         mean_hours_between_reclaims: float,
         warmup_steps: int,
         complete_seconds: Callable[[], float],
+        copying_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`complete_seconds` returns how long the last save took that is complete."""
+        """`complete_seconds` returns how long the last save took that is complete.
+
+        `copying_seconds` returns how long the last one copied, where the next step begins before that is done.
+        """
         self._rank = rank
         self._complete_seconds = complete_seconds
+        self._copying_seconds = copying_seconds
         self._mean_seconds = mean_hours_between_reclaims * 3600
         self._untimed_steps = warmup_steps
         self._step_seconds: deque[float] = deque(maxlen=50)
@@ -106,6 +112,8 @@ class ChosenSaves(Callback):
         self._ended_at: float | None = None
         """When the step before ended; None: there was none, or a save."""
         self._save_started: float | None = None
+        self._stall_seconds: float | None = None
+        """For how long the save stopped the training that was at the step before; None: there was none."""
         self._next_save: int | None = None
         self._said: int | None = None
 
@@ -113,19 +121,18 @@ class ChosenSaves(Callback):
         # A resumed attempt warms up and measures again: it may run on another instance.
         self._next_save = state.global_step + self._untimed_steps + TIMED_STEPS
 
-    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         if self._save_started is not None:
-            stall, self._save_started = time.monotonic() - self._save_started, None
-            self._next_save = self._rank.once(
-                f"next-save/{state.global_step}",
-                lambda: state.global_step + self._steps_after(stall, measured_at=state.global_step),
-            )
+            self._stall_seconds, self._save_started = time.monotonic() - self._save_started, None
 
     def on_prediction_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         self._has_evaluated = True
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         now = time.monotonic()
+        if self._stall_seconds is not None:
+            self._choose(self._stall_seconds, saved=state.global_step - 1)
+            self._stall_seconds = None
         if self._untimed_steps:
             self._untimed_steps -= 1
         elif self._ended_at is not None:
@@ -136,6 +143,12 @@ class ChosenSaves(Callback):
             control.should_save = True
             self._save_started = now
             self._ended_at = None
+
+    def _choose(self, stall_seconds: float, *, saved: int) -> None:
+        self._next_save = self._rank.once(
+            f"next-save/{saved}",
+            lambda: saved + self._steps_after(max(stall_seconds, self._copying_seconds()), measured_at=saved),
+        )
 
     def _steps_after(self, stall_seconds: float, *, measured_at: int) -> int:
         timed = self._step_seconds or self._evaluated_seconds
@@ -166,6 +179,7 @@ def asking_for_saves(
     mean_hours_between_reclaims: float,
     warmup_steps: int,
     complete_seconds: Callable[[], float],
+    copying_seconds: Callable[[], float] = lambda: 0.0,
 ) -> list[Any]:
     """Return the callback that asks for saves: every so many steps, or as often as is worth it; None: there is none."""
     if every is None:
@@ -178,5 +192,6 @@ def asking_for_saves(
             mean_hours_between_reclaims=mean_hours_between_reclaims,
             warmup_steps=warmup_steps,
             complete_seconds=complete_seconds,
+            copying_seconds=copying_seconds,
         )
     ]

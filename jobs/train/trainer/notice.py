@@ -14,8 +14,9 @@ Action = Literal["save", "stop", "leave"]
 SPARE_SECONDS = 2.0
 """Time for what comes after the last save: the rest of the metrics, and the end of the ranks' processes."""
 
-_SAVES = 2
-"""Another save may be under way when the last one begins, which waits for it."""
+_SLOWER = 1.25
+"""The last save may take so many times as long as the one before, though no training goes on beside it: S3's speed
+varies. What a late one loses is the time since the first save, six times as much as a quarter of a save of 13 s."""
 
 _STEPS = 2
 """Ranks agree on a step ahead, so that an action may come two steps after it was due."""
@@ -34,8 +35,18 @@ class Measured:
 
 
 def needed_seconds(measured: Measured) -> float:
-    """Return how long before the end the last save is due."""
-    return _SAVES * max(measured.save, measured.under_way) + _STEPS * measured.step + SPARE_SECONDS
+    """Return how long before the end the last save is due. It waits for one that is under way."""
+    return _saves_seconds(measured) + _STEPS * measured.step + SPARE_SECONDS
+
+
+def save_seconds(measured: Measured) -> float:
+    """Return how long the last save may take."""
+    return max(_SLOWER * measured.save, measured.under_way)
+
+
+def _saves_seconds(measured: Measured) -> float:
+    one = save_seconds(measured)
+    return one + (one - measured.under_way if measured.under_way else 0.0)
 
 
 def action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluates: bool = False) -> Action | None:
@@ -47,5 +58,7 @@ def action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluate
     is_measured = measured.save > 0 or measured.under_way > 0
     if left_seconds > needed_seconds(measured) and (is_measured or not evaluates):
         return None if has_saved else "save"
-    # One that takes longer than the last one did leaves no time for another.
-    return "leave" if has_saved and measured.under_way > measured.save else "stop"
+    # The save under way is the last one where it takes too long, or has begun too late, for another to come in time.
+    takes_long = measured.under_way > 0 and measured.under_way >= save_seconds(measured)
+    begun_late = measured.under_way > 0 and left_seconds < _saves_seconds(measured)
+    return "leave" if has_saved and (takes_long or begun_late) else "stop"

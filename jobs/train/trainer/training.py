@@ -173,6 +173,7 @@ class _Attempt:
             waits=self.heartbeats.still,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
+        self.background_save = BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=True)
         self.shutdown = Shutdown(rank, self.uploads)
 
     def say_start(self) -> None:
@@ -245,7 +246,7 @@ class _Attempt:
         return Options(
             sampler=as_it_comes if task.order is None else in_order(task.order, length),
             heartbeats=self.heartbeats,
-            background_save=BackgroundSave(rank.run, self.uploads),
+            background_save=self.background_save,
             loss_since_log=LossSinceLog(rank, resume),
             keeps_settings=bool(resume and resume.changed),
             reseed=reseed,
@@ -283,6 +284,7 @@ class _Attempt:
                 mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
                 warmup_steps=self.accelerator.warmup_steps,
                 complete_seconds=lambda: self.uploads.seconds,
+                copying_seconds=lambda: self.background_save.copying_seconds,
             ),
         )
 

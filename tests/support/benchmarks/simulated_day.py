@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jobs.train.launcher.shutdown import NOTICE_MARGIN_SECONDS, NOTICE_SECONDS
-from jobs.train.trainer.notice import Measured, action, needed_seconds
+from jobs.train.trainer.notice import Measured, action, needed_seconds, save_seconds
 
 DAY_SECONDS = 86_400.0
 
@@ -68,12 +68,23 @@ def _kept(policy: Policy, costs: Costs, seconds: float) -> float:
     if policy.at_notice == "nothing" or costs.save + costs.step > NOTICE_SECONDS:
         return regular
     if policy.at_notice == "saves twice":
-        measured = Measured(save=costs.save, step=costs.step)
-        if action(NOTICE_SECONDS - NOTICE_MARGIN_SECONDS, measured, has_saved=False) == "save":
+        left, measured = NOTICE_SECONDS - NOTICE_MARGIN_SECONDS, Measured(save=costs.save, step=costs.step)
+        saving = replace(measured, under_way=1e-9)
+        if action(left, measured, has_saved=False) == "save" and action(left, saving, has_saved=True) is None:
             # On the mean the step under way then ends half a step later; the save at the notice stalls, too.
-            last = NOTICE_SECONDS - NOTICE_MARGIN_SECONDS - needed_seconds(measured) + costs.step / 2
-            return _worked(policy, costs, seconds - NOTICE_SECONDS + max(0.0, last - costs.stall))
+            trained = max(0.0, left - needed_seconds(measured) + costs.step / 2 - costs.stall)
+            return _kept_by_last(policy, costs, seconds - NOTICE_SECONDS + trained, since=seconds - NOTICE_SECONDS)
     return until_notice if policy.at_notice != "saves" else max(until_notice, regular)
+
+
+def _kept_by_last(policy: Policy, costs: Costs, last: float, *, since: float) -> float:
+    """Return the work that is saved by the last save, which is due at `last`; the notice came at `since`."""
+    saves = max(0.0, last + costs.stall) // (policy.save_every_seconds + costs.stall)
+    begun = saves * (policy.save_every_seconds + costs.stall) - costs.stall
+    # A regular save that begins shortly before is the last one: there is no time for another.
+    if begun > max(since, last - save_seconds(Measured(save=costs.save))):
+        return saves * policy.save_every_seconds
+    return _worked(policy, costs, last)
 
 
 def _worked(policy: Policy, costs: Costs, seconds: float) -> float:

@@ -296,13 +296,24 @@ class Clock:
         return self.now
 
 
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_step_takes_the_time_from_end_to_end_without_saves_and_evaluations(
-    first_rank: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    *,
+    beside: bool,
+    first_rank: Callable[[int], Rank],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "trainyard")
     clock = Clock()
     monkeypatch.setattr(checkpoint_interval, "time", clock)
-    saves = ChosenSaves(first_rank(1), mean_hours_between_reclaims=6, warmup_steps=0, complete_seconds=lambda: 0.0)
+    saves = ChosenSaves(
+        first_rank(1),
+        mean_hours_between_reclaims=6,
+        warmup_steps=0,
+        complete_seconds=lambda: 0.0,
+        copying_seconds=lambda: 0.5 if beside else 0.0,
+    )
     state = SimpleNamespace(global_step=0, max_steps=10_000)
     control = SimpleNamespace(should_save=False)
     saves.on_train_begin(None, state, None)
@@ -315,9 +326,9 @@ def test_a_step_takes_the_time_from_end_to_end_without_saves_and_evaluations(
             saves.on_prediction_step(None, state, None)
             clock.now += 1000
         saves.on_step_end(None, state, control)
-        clock.now += 0.5 if control.should_save else 1.99
+        clock.now += (0.01 if beside else 0.5) if control.should_save else 1.99
         assert state.global_step <= 20
-    # A save stops the training for half a second: every 294 s, by Young's formula, and a step takes two
+    # A save takes half a second, or its copy does: every 294 s, by Young's formula, and a step takes two
     assert "checkpoints: every 147 steps (294 s)" in caplog.text
 
 
@@ -376,8 +387,8 @@ def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(
     launched = chosen.attempt(*by_default, nproc=2)
     [line] = [line for line in launched.lines if line.startswith("checkpoints: every")]
     assert re.match(
-        r"checkpoints: every \d+ steps \(\d+ s\), after one at step \d+ to measure a save: a save stops the training "
-        r"for \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's formula",
+        r"checkpoints: every \d+ steps \(\d+ s\), after one at step \d+ to measure a save: a save holds the training "
+        r"up for at most \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's formula",
         line,
     )
     # The first, after a few steps, is what the interval is taken from, which is longer than this training.

@@ -19,7 +19,7 @@ from jobs.train.trainer.notice import SPARE_SECONDS, Action, Measured, action
 from jobs.train.trainer.shutdown import Shutdown
 
 SAVES_OF_TWO_SECONDS = Measured(save=2, step=0.5)
-"""The last save has to begin 2 * 2 + 2 * 0.5 + 2 seconds before the end."""
+"""The last save has to begin 1.25 * 2 + 2 * 0.5 + 2 seconds before the end."""
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,26 @@ SAVES_OF_TWO_SECONDS = Measured(save=2, step=0.5)
         # At the notice it saves, and then trains on until the last save is due
         (110, SAVES_OF_TWO_SECONDS, False, "save"),
         (110, SAVES_OF_TWO_SECONDS, True, None),
-        (7.1, SAVES_OF_TWO_SECONDS, True, None),
-        (7.0, SAVES_OF_TWO_SECONDS, True, "stop"),
+        (5.6, SAVES_OF_TWO_SECONDS, True, None),
+        (5.5, SAVES_OF_TWO_SECONDS, True, "stop"),
         # Longer steps and slower saves have it begin earlier, also one that is slower than the last one was
-        (12.1, Measured(save=2, step=3), True, None),
-        (12.0, Measured(save=2, step=3), True, "stop"),
-        (23.0, Measured(save=10, step=0.5), True, "stop"),
-        (23.0, Measured(save=10, under_way=9, step=0.5), True, "stop"),
-        (27.1, Measured(save=10, under_way=12, step=0.5), True, None),
-        # Another one would not be complete in time after one that is so slow
-        (27.0, Measured(save=10, under_way=12, step=0.5), True, "leave"),
-        (40.0, Measured(under_way=30), True, "leave"),
+        (10.6, Measured(save=2, step=3), True, None),
+        (10.5, Measured(save=2, step=3), True, "stop"),
+        (15.5, Measured(save=10, step=0.5), True, "stop"),
+        (27.1, Measured(save=10, under_way=24, step=0.5), True, None),
+        # It waits for one that is under way, where both come in time
+        (19.1, Measured(save=10, under_way=9, step=0.5), True, None),
+        (19.0, Measured(save=10, under_way=9, step=0.5), True, "stop"),
+        (16.0, Measured(save=10, under_way=9, step=0.5), True, "stop"),
+        # Else that one is the last: it has begun too late, or takes long
+        (15.9, Measured(save=10, under_way=9, step=0.5), True, "leave"),
+        (15.6, Measured(save=10, under_way=0.1, step=0.5), True, "leave"),
+        (27.0, Measured(save=10, under_way=24, step=0.5), True, "leave"),
+        (40.0, Measured(under_way=38), True, "leave"),
         # The notice comes late, or saves take long: there is one save only
-        (7, SAVES_OF_TWO_SECONDS, False, "stop"),
-        (110, Measured(save=60), False, "stop"),
-        (50, Measured(save=20, under_way=30), False, "stop"),
+        (5.5, SAVES_OF_TWO_SECONDS, False, "stop"),
+        (110, Measured(save=90), False, "stop"),
+        (30, Measured(save=20, under_way=30), False, "stop"),
         (-40, SAVES_OF_TWO_SECONDS, False, "stop"),
         # Nothing is measured yet
         (110, Measured(), False, "save"),
@@ -58,7 +63,7 @@ def test_the_last_save_begins_as_late_as_what_is_measured_allows(
 def test_an_evaluation_goes_on_until_the_last_save_is_due_where_it_is_known_how_long_that_takes() -> None:
     assert action(110, SAVES_OF_TWO_SECONDS, has_saved=False, evaluates=True) == "save"
     assert action(110, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) is None
-    assert action(7, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) == "stop"
+    assert action(5.5, SAVES_OF_TWO_SECONDS, has_saved=True, evaluates=True) == "stop"
     assert action(110, Measured(step=0.5), has_saved=False, evaluates=True) == "stop"
 
 
@@ -115,7 +120,8 @@ def test_the_notice_of_any_node_has_all_save_at_the_same_two_steps_in_time_for_t
     assert last > early + 10
     assert {node.shutdown.reason for node in nodes} <= {f"notice of node {index}" for index in noticed}
     assert nodes[0].shutdown.reason == nodes[1].shutdown.reason
-    assert max(node.ended_at for node in nodes) <= by - SPARE_SECONDS - 0.2
+    # Half of what is spare is for a machine that is busy: its steps take longer than those before.
+    assert max(node.ended_at for node in nodes) <= by - SPARE_SECONDS / 2 - 0.2
 
 
 def test_a_stop_without_a_time_is_at_once_also_after_a_notice(first_rank: Callable[[int], Rank]) -> None:

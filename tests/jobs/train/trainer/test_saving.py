@@ -61,21 +61,66 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
     assert contents(tmp_path / "short of memory") == expected
 
 
-def trained(folder: Path, writes: Writes | None) -> Any:
-    """A model with tied weights after two steps, of which a checkpoint was made."""
+def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path / "plain", None, steps=3)
+    copy, copied = np.copyto, 0
+    at_forward: list[int] = []
+
+    def copy_slowly(*arguments: Any) -> None:
+        nonlocal copied
+        time.sleep(0.01)
+        copy(*arguments)
+        copied += 1
+
+    monkeypatch.setattr(np, "copyto", copy_slowly)
+
+    class WritesBeforeTheNext(Writes):
+        def begin(self) -> None:
+            for write in self.left:
+                write(tmp_path / "copied" / "checkpoint-2")
+            self.left.clear()
+
+    trained(
+        tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=lambda: at_forward.append(copied)
+    )
+    assert at_forward[:2] == [0, 0]
+    assert at_forward[2] < copied / 4, "the third step waited for the copy before it began"
+    assert contents(tmp_path / "copied") == contents(tmp_path / "plain")
+
+
+def trained(
+    folder: Path,
+    writes: Writes | None,
+    *,
+    steps: int = 2,
+    beside: bool = False,
+    at_forward: Callable[[], None] = lambda: None,
+) -> Any:
+    """A model with tied weights after some steps, of the second of which a checkpoint was made.
+
+    It has a buffer, which each forward pass changes.
+    """
     from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments, set_seed
 
     set_seed(7)
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     model = BertForMaskedLM(config)
+    model.register_buffer("passes", torch.zeros(3))
+
+    def count(*_: Any) -> None:
+        at_forward()
+        model.passes += 1
+
+    model.register_forward_pre_hook(count)
     examples = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]
     arguments = TrainingArguments(
-        output_dir=str(folder), max_steps=2, save_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
+        output_dir=str(folder), max_steps=steps, save_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
     )
     if writes is None:
         trainer = Trainer(model=model, args=arguments, train_dataset=examples)
     else:
-        options = Options(background_save=BackgroundSave(RUN, writes))  # type: ignore[arg-type]
+        save = BackgroundSave(RUN, writes, only_optimizer_changes_weights=beside)  # type: ignore[arg-type]
+        options = Options(background_save=save)
         trainer = trainer_class(Trainer)(model=model, args=arguments, train_dataset=examples, options=options)
     trainer.train()
     return model
