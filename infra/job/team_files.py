@@ -10,7 +10,7 @@ from jobs.contract.stage import SHARED_PREFIX
 
 _WRITE = (
     "s3:PutObject",
-    "s3:PutObjectTagging",  # checkpoints carry the tag by which they expire
+    "s3:PutObjectTagging",  # checkpoints and caches carry the tag by which they expire
     "s3:DeleteObject",  # leaves the version, which the lifecycle keeps for its time
     "s3:AbortMultipartUpload",
     "s3:ListMultipartUploadParts",

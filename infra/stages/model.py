@@ -264,8 +264,9 @@ class Stage:
     """FSx for Lustre that shows `shared/` of the data bucket as a file system to accelerated jobs: 1200, or a multiple
     of 2400. 0: none."""
     checkpoint_retention_days: limits.RetentionDays = 30
-    """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay. Tokenized
-    examples that are kept for further attempts go at the same age, and are made again when they are needed."""
+    """Checkpoints older than this are deleted: a run that has not resumed by then starts anew. Models stay. What is
+    kept for further attempts goes at the same age, and is made again when it is needed: tokenized examples, packages of
+    scripts, recipes of HPUs."""
     noncurrent_retention_days: limits.RetentionDays = 90
     """How long an overwritten or deleted object can be brought back."""
     log_retention_days: limits.LogRetentionDays = 90

@@ -17,7 +17,7 @@ from infra.network.stack import NetworkStack
 from infra.stages import Stage
 from infra.storage.shared_file_system import CONTAINER_PATH, SharedFileSystem, file_server_group
 from infra.storage.team_secret import TeamSecret, kinds_of
-from jobs.contract.run import CHECKPOINT_TAG, EXAMPLES_TAG
+from jobs.contract.run import CACHE_TAG, CHECKPOINT_TAG
 from jobs.contract.stage import DATA_BUCKET, RUN_BUCKET, SHARED_DATA_MOUNT, variable_names_parameter
 
 KMS_KEY = "kms-key"
@@ -58,7 +58,7 @@ class StorageStack(StageStack):
                     tag_filters=dict([tag]),
                     expiration=Duration.days(stage.checkpoint_retention_days),
                 )
-                for name, tag in (("old-checkpoints", CHECKPOINT_TAG), ("old-examples", EXAMPLES_TAG))
+                for name, tag in (("old-checkpoints", CHECKPOINT_TAG), ("old-caches", CACHE_TAG))
             ],
         )
         access_logs_arn = self.resolve(self._access_logs.bucket_arn)["Fn::GetAtt"]

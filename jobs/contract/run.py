@@ -61,9 +61,9 @@ cannot name a prefix that has a team and a run before `checkpoints/`."""
 KEPT_CHECKPOINT_TAG = ("trainyard:kind", "kept-checkpoint")
 """Tag, in its place, of the checkpoints that a run was told to keep: they do not expire."""
 
-EXAMPLES_TAG = ("trainyard:kind", "examples")
-"""Tag of the tokenized examples that are kept for further attempts, beside the team's other artifacts: they expire as
-checkpoints do, and are made again where they are missing."""
+CACHE_TAG = ("trainyard:kind", "cache")
+"""Tag of what is kept for further attempts beside a team's runs: tokenized examples, packages of scripts, recipes of
+HPUs. They expire as checkpoints do, and are made again where they are missing."""
 
 _MANIFEST = re.compile(rf"{CHECKPOINTS}step-(\d{{1,18}})/{re.escape(MANIFEST)}", re.ASCII)
 _ATTEMPT = re.compile(r"(\d{1,9})\.json", re.ASCII)

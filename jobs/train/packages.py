@@ -24,6 +24,7 @@ from jobs.aws import s3 as object_store
 from jobs.aws.hashing import sha256
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.run import CACHE_TAG
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -96,7 +97,7 @@ class Environment:
             self._install(packages, wheels)
             with tarfile.open(archive, "w") as packed:
                 packed.add(self._folder, arcname=".")
-            object_store.upload(self._s3, archive, place)
+            object_store.upload(self._s3, archive, place, tag=CACHE_TAG)
             names = sorted(path.name.split("-")[0] for path in self._folder.rglob("*.dist-info"))
             log.info("packages: %s in %.1f s", ", ".join(names) or "nothing new", time.monotonic() - started)
         archive.unlink()

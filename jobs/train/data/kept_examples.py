@@ -25,7 +25,7 @@ from jobs.contract.artifact import ArtifactFile, Manifest, fingerprint, location
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.contract.model_files import MODEL_TEXT
-from jobs.contract.run import EXAMPLES_TAG, MANIFEST
+from jobs.contract.run import CACHE_TAG, MANIFEST
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data.artifacts import identity_of, open_artifact
 from jobs.train.data.labelled_tokens import Prepared
@@ -118,7 +118,7 @@ class KeptExamples:
             if self._made_of() != (self._options, self._inputs):
                 return False  # the tables were changed while they were read
             names = object_store.files_below(prepared.folder)
-            sent = object_store.upload_all(self._s3, prepared.folder, names, self._location, tag=EXAMPLES_TAG)
+            sent = object_store.upload_all(self._s3, prepared.folder, names, self._location, tag=CACHE_TAG)
             manifest = Manifest(
                 kind=KIND,
                 version=_FORMAT,
@@ -129,7 +129,7 @@ class KeptExamples:
                 files={name: ArtifactFile(bytes=file.bytes, sha256=file.sha256) for name, file in sent.items()},
             )
             content = manifest.model_dump_json(indent=2).encode()
-            object_store.write(self._s3, self._location / MANIFEST, content, tag=EXAMPLES_TAG)
+            object_store.write(self._s3, self._location / MANIFEST, content, tag=CACHE_TAG)
         except TrainyardError as error:
             log.warning("warning: tokenized examples are not kept for the next attempt: %s", one_line(error))
             return False

@@ -23,6 +23,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.contract.recipe import hpu_trainer
+from jobs.contract.run import CACHE_TAG
 from jobs.train.accelerator import Accelerator
 from jobs.train.launcher.request import Launch
 from jobs.train.packages import image_packages
@@ -122,7 +123,7 @@ class RecipeCache:
 
         def upload(name: str) -> bool:
             try:
-                object_store.upload(self._s3, self._folder / name, self._place / name)
+                object_store.upload(self._s3, self._folder / name, self._place / name, tag=CACHE_TAG)
             except FileNotFoundError:
                 return False  # as above
             return True

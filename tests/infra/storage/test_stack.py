@@ -8,7 +8,7 @@ import pytest
 from infra.network.stack import NetworkStack
 from infra.stages import Stage, Team
 from infra.storage.stack import StorageStack
-from jobs.contract.run import CHECKPOINT_TAG, EXAMPLES_TAG
+from jobs.contract.run import CACHE_TAG, CHECKPOINT_TAG
 from tests.support.infra.synthesis import Templates, flatten, new_app, only, read_assembly, resources
 
 BUCKETS = {"AccessLogs8B620ECA", "Data666C94C7", "RunsE45A2291"}
@@ -116,12 +116,12 @@ def test_nothing_piles_up(made: Made) -> None:
         assert swept.get("ExpirationInDays") == (365 if name == "AccessLogs8B620ECA" else None)
 
 
-def test_old_checkpoints_and_kept_examples_expire_and_nothing_else_of_a_run_does(made: Made) -> None:
+def test_old_checkpoints_and_caches_expire_and_nothing_else_of_a_run_does(made: Made) -> None:
     storage = made(checkpoint_retention_days=12)["storage"]
     runs = resources(storage, "AWS::S3::Bucket")["RunsE45A2291"]
     expiring = [rule for rule in runs["LifecycleConfiguration"]["Rules"] if "ExpirationInDays" in rule]
     assert [(rule["ExpirationInDays"], rule["TagFilters"]) for rule in expiring] == [
-        (12, [{"Key": key, "Value": value}]) for key, value in (CHECKPOINT_TAG, EXAMPLES_TAG)
+        (12, [{"Key": key, "Value": value}]) for key, value in (CHECKPOINT_TAG, CACHE_TAG)
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.run import CACHE_TAG
 from jobs.train.packages import Environment
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def test_packages_are_installed_once_for_all_that_ask_for_the_same(
     assert found[0] == "of_mine"
     assert Path(found[1]).is_relative_to(tmp_path / "two/packages")
     assert not list((tmp_path / "one/packages").rglob("pydantic*")), "the image has it"
+    [archive] = s3.list_objects_v2(Bucket="runs", Prefix="packages/")["Contents"]
+    tags = s3.get_object_tagging(Bucket="runs", Key=archive["Key"])["TagSet"]
+    assert [(tag["Key"], tag["Value"]) for tag in tags] == [CACHE_TAG], "it would stay for ever"
 
 
 def test_what_would_replace_a_package_of_the_image_is_refused_by_its_name(s3: "S3Client", tmp_path: Path) -> None:

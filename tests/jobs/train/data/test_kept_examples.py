@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # re-exported from C++
 
 from jobs.contract.locations import S3Location
-from jobs.contract.run import EXAMPLES_TAG
+from jobs.contract.run import CACHE_TAG
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import kept_examples
 from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
@@ -113,7 +113,7 @@ def test_they_expire_as_checkpoints_do_and_belong_to_no_run(team: Team) -> None:
     assert team.stored()
     for key in team.stored():
         tags = team.s3.get_object_tagging(Bucket="runs", Key=key)["TagSet"]
-        assert [(tag["Key"], tag["Value"]) for tag in tags] == [EXAMPLES_TAG]
+        assert [(tag["Key"], tag["Value"]) for tag in tags] == [CACHE_TAG]
         assert key.startswith(f"{team.name}/artifacts/examples-")
 
 

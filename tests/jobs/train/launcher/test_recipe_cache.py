@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.contract.locations import S3Location
+from jobs.contract.run import CACHE_TAG
 from jobs.train.accelerator import CPU, Accelerator
 from jobs.train.launcher.recipe_cache import RecipeCache, fingerprint, recipe_cache
 from jobs.train.launcher.request import Launch, parse
@@ -59,6 +60,9 @@ def test_what_one_attempt_has_compiled_the_next_finds(
             assert found == {"7aa1.recipe": "compiled", "b3c2.recipe": "half and the other half"}
             assert cache.save(settled_seconds=0) == 0, "it is there already"
     assert any(line.startswith("recipes: 2 compiled before") for line in caplog.messages)
+    for name in ("7aa1.recipe", "b3c2.recipe"):
+        tags = s3.get_object_tagging(Bucket=place.bucket, Key=(place / name).key)["TagSet"]
+        assert [(tag["Key"], tag["Value"]) for tag in tags] == [CACHE_TAG], "it would stay for ever"
 
 
 def test_without_its_place_a_training_goes_on(s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
