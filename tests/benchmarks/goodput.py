@@ -43,9 +43,6 @@ from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
 
-FRESH = ("-c", "import sys; from jobs.train import launch; sys.exit(launch.main())")
-"""A launcher that imports everything for itself, as one in a container does, and not one that tests have forked."""
-
 MEAN_HOURS = (1.0, 6.0, 24.0)
 STOPPED_AT = 60
 FLAGS = (
@@ -160,17 +157,17 @@ def policies_of(costs: Costs, mean_hours: float) -> Sequence[Policy]:
 def measured() -> dict[str, float]:
     """Measure two attempts of one run, the first of which is stopped."""
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
-        run = new_run()
+        run = replace(new_run(), is_fresh=True)  # a launcher that imports for itself, as one in a container does
         folder = packed_tokens(Path(name) / "data")
         flags = (f"--data={publish(folder, run.s3, new_run().location).location}", f"--config={folder}", *FLAGS)
-        first = run.start(*flags, kind="pretrain-mlm", program=FRESH)
+        first = run.start(*flags, kind="pretrain-mlm")
         stall = _figure(r"holds the training up for at most ([\d.]+) s", first.wait_for_line("checkpoints: every"))
         upload = _figure(r"uploaded in ([\d.]+) s", first.wait_for_line("checkpoint: step "))
         first.wait_for_line(f"[progress] {STOPPED_AT}/")
         first.process.terminate()
         first.process.wait()
         times = [time.monotonic()]
-        second = run.start(*flags, kind="pretrain-mlm", attempt=2, program=FRESH)
+        second = run.start(*flags, kind="pretrain-mlm", attempt=2)
         for line in _ENDS.values():
             second.wait_for_line(line)
             times.append(time.monotonic())
