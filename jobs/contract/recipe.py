@@ -95,7 +95,7 @@ class Recipe(Arguments):
     """Evaluates after the last step. The model is on S3 by then: false ends a run whose evaluation fails."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
-    the training stands still for a checkpoint (measured) and mean_hours_between_reclaims; between one minute and 30."""
+    a save holds the training up (measured) and mean_hours_between_reclaims; between one minute and 30."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
     """Expected hours between two reclaims of one instance, for checkpoint_every_steps: auto; it is divided by the
     number of nodes, as the reclaim of any ends the attempt. The default is a cautious guess, no measurement: EC2

@@ -14,7 +14,8 @@ One process trains on tiny batches and saves every few steps, in four ways:
 A stall is the time from the end of a step to the start of the next. What steps lose is by how much they took longer
 than usual until the checkpoint was complete: here writing and checksums take the same cores. So does S3, which in truth
 is other machines; it runs at the lowest priority. The training takes one core, or OMP_NUM_THREADS. It ends with 1 where
-`meanwhile` stands still for more than 0.1 s, or its steps lose more than 0.7 s.
+`meanwhile` stands still for more than 0.1 s (on a GPU 0.2, where the copy is made at once), or its steps lose more than
+0.7 s.
 """
 
 import argparse
@@ -54,7 +55,7 @@ from tests.support.train.launching import Run
 LENGTH = 16
 TITLES = ("Trainer", "uploaded", "async_save", "meanwhile")
 EVERY_STEPS = 8
-MOST_SECONDS, MOST_LOST_SECONDS = 0.1, 0.7
+MOST_SECONDS, MOST_SECONDS_ON_GPU, MOST_LOST_SECONDS = 0.1, 0.2, 0.7
 """For which the training may stand still for a checkpoint, and which its steps may lose after that."""
 
 
@@ -109,13 +110,13 @@ def main() -> int:
             f"{statistics.median(watch.complete):.1f} s   steps lose {watch.lost():.1f} s meanwhile"
         )
     plain, *_, meanwhile = (statistics.median(watch.stalls) for watch in watches.values())
+    held_up = max(meanwhile, copying_seconds)
     print(f"its last copy took {copying_seconds:.2f} s")
-    print(f"ratio of the stalls: x{plain / meanwhile:.1f}")
+    print(f"ratio of how long a save holds the training up at most: x{plain / held_up:.1f}")
     lost = watches["meanwhile"].lost()
-    if meanwhile > MOST_SECONDS or lost > MOST_LOST_SECONDS:
-        print(
-            f"{MOST_SECONDS} s at most, and {MOST_LOST_SECONDS} s for the steps, not {meanwhile:.2f} s and {lost:.1f} s"
-        )
+    most = MOST_SECONDS_ON_GPU if options.cuda else MOST_SECONDS
+    if meanwhile > most or lost > MOST_LOST_SECONDS:
+        print(f"{most} s at most, and {MOST_LOST_SECONDS} s for the steps, not {meanwhile:.2f} s and {lost:.1f} s")
         return 1
     return 0
 

@@ -171,7 +171,7 @@ class _Parts(Callback):
             trainer,
             Options(
                 heartbeats=self.heartbeats,
-                background_save=BackgroundSave(rank.run, self.uploads),
+                background_save=BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=False),
                 loss_since_log=LossSinceLog(rank, resume),
                 checks_ties=False,
                 makes_up=self._make_up,

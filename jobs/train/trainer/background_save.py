@@ -54,9 +54,7 @@ class BackgroundSave:
     Where the disk is full, it says what that means for the run.
     """
 
-    def __init__(
-        self, run: S3Location, uploads: "CheckpointUploads", *, only_optimizer_changes_weights: bool = False
-    ) -> None:
+    def __init__(self, run: S3Location, uploads: "CheckpointUploads", *, only_optimizer_changes_weights: bool) -> None:
         """`only_optimizer_changes_weights`: between two of its steps all parameters stay as they are."""
         self._run = run
         self._uploads = uploads
@@ -90,9 +88,11 @@ class BackgroundSave:
         needed, available = bytes_of(state), available_bytes()
         if available is None or 2 * needed <= available:  # as much again for whatever else needs some
             self._snapshot = Snapshot(state)
-            if self._copies_beside_training:
-                optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's has one within
+            optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's has one within
+            if self._copies_beside_training and isinstance(optimizer, torch.optim.Optimizer):
                 optimizer.register_step_pre_hook(self._wait_for_copy)
+            else:
+                self._copies_beside_training = False
             return
         log.info(
             "checkpoints: the training waits until they are written: a copy needs %.1f GB of memory, and %.1f GB "
@@ -163,7 +163,11 @@ class BackgroundSave:
 
 def _with_copied_buffers(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a model's state with copies of what a forward pass may change: all but parameters."""
-    copies = {id(each): each.clone() for each in model.values() if not isinstance(each, torch.nn.Parameter)}
+    copies = {
+        id(each): each.clone()
+        for each in model.values()
+        if isinstance(each, torch.Tensor) and not isinstance(each, torch.nn.Parameter)
+    }
     return {name: copies.get(id(each), each) for name, each in model.items()}
 
 

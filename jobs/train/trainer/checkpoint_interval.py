@@ -2,10 +2,10 @@
 
 Young's formula (CACM 17:9, 1974): where a save takes C and instances are taken away every M on average, the least time
 is lost with a save every sqrt(2 * C * M). C is measured at each save, up to the time at which all is copied, though the
-training may go on beside that; M is `mean_hours_between_reclaims`, which is of
-one instance: the reclaim of any node ends the attempt for all, so that on n of them there is one every M / n. Where a
-notice comes first the training saves by itself, so that M is of those that come without. A save is not over until it is
-complete on S3, and the next one would wait for that: they are at least so far apart.
+training may go on beside that; M is `mean_hours_between_reclaims`, which is of one instance: the reclaim of any node
+ends the attempt for all, so that on n of them there is one every M / n. Where a notice comes first the training saves
+by itself, so that M is of those that come without. A save is not over until it is complete on S3, and the next one
+would wait for that: they are at least so far apart.
 """
 
 import logging

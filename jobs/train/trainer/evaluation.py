@@ -80,7 +80,9 @@ class Evaluations(Callback):
         if not self._is_due(state) or self._shutdown.reason:
             return
         if not self._run(state):
-            control.should_save = control.should_training_stop = True
+            control.should_training_stop = True
+            if not self._shutdown.leaves_with_save_under_way:
+                control.should_save = True
             return
         if self._best is not None:
             self._judge(self._best, state, control)

@@ -16,7 +16,8 @@ SPARE_SECONDS = 2.0
 
 _SLOWER = 1.25
 """The last save may take so many times as long as the one before, though no training goes on beside it: S3's speed
-varies. What a late one loses is the time since the first save, six times as much as a quarter of a save of 13 s."""
+varies. What a late one loses is the time since the save before, which may be the one at the notice: with saves of 13 s
+some thirty times as much as this quarter."""
 
 _STEPS = 2
 """Ranks agree on a step ahead, so that an action may come two steps after it was due."""
@@ -59,6 +60,11 @@ def action(left_seconds: float, measured: Measured, *, has_saved: bool, evaluate
     if left_seconds > needed_seconds(measured) and (is_measured or not evaluates):
         return None if has_saved else "save"
     # The save under way is the last one where it takes too long, or has begun too late, for another to come in time.
-    takes_long = measured.under_way > 0 and measured.under_way >= save_seconds(measured)
-    begun_late = measured.under_way > 0 and left_seconds < _saves_seconds(measured)
-    return "leave" if has_saved and (takes_long or begun_late) else "stop"
+    if not has_saved or not measured.under_way:
+        return "stop"
+    takes_long = measured.under_way >= save_seconds(measured)
+    if takes_long or left_seconds < _saves_seconds(measured):
+        return "leave"
+    # Else the last one waits for it, and its time is the same whenever it is asked for until then.
+    rest = save_seconds(measured) - measured.under_way
+    return None if rest > _STEPS * measured.step else "stop"

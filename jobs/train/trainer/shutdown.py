@@ -63,6 +63,8 @@ class Shutdown(Callback):
     def __init__(self, rank: "Rank", uploads: "CheckpointUploads") -> None:
         """`uploads` knows, on rank 0, how long saves take."""
         self.reason: str | None = None
+        self.leaves_with_save_under_way = False
+        """True after an evaluation was left in its midst with no time for another save than the one under way."""
         self.saved_step = 0
         """The step of the Trainer's newest save, or the one that it began with."""
         self._rank = rank
@@ -103,6 +105,7 @@ class Shutdown(Callback):
             self._save_is_due = True  # at the next step
         else:
             self.reason = decision.reason
+            self.leaves_with_save_under_way = decision.action == "leave" and not self._save_is_due
             raise _EvaluationLeftError
 
     def evaluated(self, evaluate: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:

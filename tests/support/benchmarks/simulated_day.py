@@ -26,7 +26,7 @@ class Costs:
 
     step: float
     stall: float
-    """For which the training stands still for a save, while it goes on."""
+    """For which a save holds the training up at most."""
     upload: float
     """After that, until the checkpoint counts."""
     restart: float

@@ -1,5 +1,6 @@
 """What is written while a training goes on is what the Trainer would have written while it stood still."""
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,16 +64,21 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 
 def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path / "plain", None, steps=3)
-    copy, copied = np.copyto, 0
-    at_forward: list[int] = []
+    copy, third_forward = np.copyto, threading.Event()
+    passes = 0
 
-    def copy_slowly(*arguments: Any) -> None:
-        nonlocal copied
-        time.sleep(0.01)
+    def copy_later(*arguments: Any) -> None:
+        assert third_forward.wait(20), "the third step waited for the copy before it began"
+        time.sleep(0.01)  # the optimizer has to wait for it
         copy(*arguments)
-        copied += 1
 
-    monkeypatch.setattr(np, "copyto", copy_slowly)
+    def at_forward() -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            third_forward.set()
+
+    monkeypatch.setattr(np, "copyto", copy_later)
 
     class WritesBeforeTheNext(Writes):
         def begin(self) -> None:
@@ -80,11 +86,7 @@ def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monke
                 write(tmp_path / "copied" / "checkpoint-2")
             self.left.clear()
 
-    trained(
-        tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=lambda: at_forward.append(copied)
-    )
-    assert at_forward[:2] == [0, 0]
-    assert at_forward[2] < copied / 4, "the third step waited for the copy before it began"
+    trained(tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=at_forward)
     assert contents(tmp_path / "copied") == contents(tmp_path / "plain")
 
 
