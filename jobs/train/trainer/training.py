@@ -136,6 +136,7 @@ class _Attempt:
     resume: Resume | None
     metrics: RunMetrics = field(init=False)
     uploads: CheckpointUploads = field(init=False)
+    background_save: BackgroundSave = field(init=False)
     shutdown: Shutdown = field(init=False)
     best: BestEvaluation | None = field(init=False)
     trackers: Trackers = field(init=False)
@@ -161,7 +162,6 @@ class _Attempt:
             saving_seconds=lambda: self.heartbeats.saving_seconds,
             also=self.trackers.log,
         )
-        retention = Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps)
         metric = recipe.metric_for_best_model
         self.best = BestEvaluation(metric, patience=recipe.early_stopping_patience) if metric else None
         self.uploads = CheckpointUploads(
@@ -169,7 +169,7 @@ class _Attempt:
             self.s3,
             recipe,
             self.metrics,
-            retention,
+            Retention(newest=recipe.keep_checkpoints, every_steps=recipe.keep_every_steps),
             waits=self.heartbeats.still,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
@@ -180,14 +180,9 @@ class _Attempt:
         """Log how the global batch is split, and what the training starts from."""
         if not self.rank.is_first:
             return
-        per_rank, accumulation = self.recipe.batch_of_rank(self.rank.world_size)
-        log.info(
-            "batch: %s = %s x %s sequences x %s accumulated",
-            self.recipe.global_batch_size,
-            counted(self.rank.world_size, "rank"),
-            per_rank,
-            accumulation,
-        )
+        ranks = counted(self.rank.world_size, "rank")
+        split = (self.recipe.global_batch_size, ranks, *self.recipe.batch_of_rank(self.rank.world_size))
+        log.info("batch: %s = %s x %s sequences x %s accumulated", *split)
         start = f"resumed from checkpoint step-{self.resume.step}" if self.resume else f"from {self.task.start}"
         log.info("start: %s", start)
 
@@ -211,7 +206,7 @@ class _Attempt:
             **task.schedule,
             **task.settings,
         }
-        trainer = trainer_class(accelerator.trainer_class())(
+        self._trainer = trainer_class(accelerator.trainer_class())(
             model=model,
             args=accelerator.training_arguments_class()(**arguments),
             train_dataset=task.train_data,
@@ -221,9 +216,8 @@ class _Attempt:
             options=self._options(),
             **gaudi_config.trainer_arguments(self.recipe, accelerator, self.rank, self.s3),
         )
-        self._trainer = trainer
-        trainer.remove_callback(PrinterCallback)
-        return trainer
+        self._trainer.remove_callback(PrinterCallback)
+        return self._trainer
 
     def _model(self) -> Any:
         model = self.task.model(self.resume.folder if self.resume else None)

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,15 @@ import pytest
 import torch
 
 from jobs.contract.locations import S3Location
+from jobs.kinds.pretrain_mlm import PretrainMlm
+from jobs.train.accelerator import CPU
+from jobs.train.rank import Rank
 from jobs.train.trainer import background_save
 from jobs.train.trainer.background_save import BackgroundSave, Snapshot, available_bytes
+from jobs.train.trainer.checkpoint_interval import ChosenSaves
+from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.trainer import Options, trainer_class
+from jobs.train.trainer.training import _Attempt
 
 RUN = S3Location("runs", "research/some-20260102-030405-0a1b/")
 MEMINFO = "MemTotal:  4000000 kB\nMemFree:  1000 kB\nMemAvailable:  3000000 kB\n"
@@ -64,6 +71,40 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 
 def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path / "plain", None, steps=3)
+    at_forward = begin_to_copy_at_the_third_forward_pass(monkeypatch)
+
+    class WritesBeforeTheNext(Writes):
+        def begin(self) -> None:
+            for write in self.left:
+                write(tmp_path / "copied" / "checkpoint-2")
+            self.left.clear()
+
+    trained(tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=at_forward)
+    assert contents(tmp_path / "copied") == contents(tmp_path / "plain")
+
+
+def test_our_own_kinds_copy_beside_the_next_step_and_count_the_copy_as_a_cost(
+    first_rank: Callable[[int], Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = first_rank(1)
+    rank.scratch.mkdir()
+    attempt = _Attempt(
+        rank=rank,
+        recipe=PretrainMlm(data="run://tokens", evaluate_every_steps=None),
+        task=SimpleNamespace(ordered_epoch=None, observers=lambda _: ()),  # type: ignore[arg-type]  # what it reads of one
+        s3=None,
+        accelerator=CPU,
+        heartbeats=Heartbeats(rank, compiles=False),
+        resume=None,
+    )
+    at_forward = begin_to_copy_at_the_third_forward_pass(monkeypatch)
+    trained(tmp_path, attempt.background_save, steps=3, at_forward=at_forward)
+    [saves] = [each for each in attempt._callbacks() if isinstance(each, ChosenSaves)]
+    assert saves._copying_seconds() == attempt.background_save.copying_seconds > 0.01
+
+
+def begin_to_copy_at_the_third_forward_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have copies wait for a third call of what this returns, and then take longer than a step does."""
     copy, third_forward = np.copyto, threading.Event()
     passes = 0
 
@@ -79,20 +120,12 @@ def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monke
             third_forward.set()
 
     monkeypatch.setattr(np, "copyto", copy_later)
-
-    class WritesBeforeTheNext(Writes):
-        def begin(self) -> None:
-            for write in self.left:
-                write(tmp_path / "copied" / "checkpoint-2")
-            self.left.clear()
-
-    trained(tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=at_forward)
-    assert contents(tmp_path / "copied") == contents(tmp_path / "plain")
+    return at_forward
 
 
 def trained(
     folder: Path,
-    writes: Writes | None,
+    writes: Writes | BackgroundSave | None,
     *,
     steps: int = 2,
     beside: bool = False,
@@ -121,8 +154,9 @@ def trained(
     if writes is None:
         trainer = Trainer(model=model, args=arguments, train_dataset=examples)
     else:
-        save = BackgroundSave(RUN, writes, only_optimizer_changes_weights=beside)  # type: ignore[arg-type]
-        options = Options(background_save=save)
+        if isinstance(writes, Writes):
+            writes = BackgroundSave(RUN, writes, only_optimizer_changes_weights=beside)  # type: ignore[arg-type]
+        options = Options(background_save=writes)
         trainer = trainer_class(Trainer)(model=model, args=arguments, train_dataset=examples, options=options)
     trainer.train()
     return model
