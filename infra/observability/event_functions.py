@@ -14,6 +14,7 @@ from aws_cdk import aws_sqs as sqs
 from infra.constructs.stage_stack import StageStack
 from infra.observability.alerts import Alerts
 from infra.observability.function import EventFunction
+from infra.observability.functions.replace_at_notice import REPLACED_TAG
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from infra.observability.queue_rules import admit_dead_letters, queue_rules
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
@@ -190,6 +191,52 @@ class EventFunctions:
             "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
             "own and are told by their tags, and each environment has a record of its own.",
             *("*", instances, environments, records),
+        )
+
+    def replace_at_notice(self) -> None:
+        """Make the function that asks for another instance at the notice that one is taken away."""
+        function = self._function(
+            "ReplaceAtNotice",
+            "replace_at_notice",
+            "Another instance boots while the one that Spot takes away still trains",
+            STAGE=self._stage.name,
+            VCPUS=json.dumps({queue.row.name: queue.row.vcpus for queue in self._queues}),
+            RECLAIMS_BEFORE_ON_DEMAND=json.dumps(self._stage.reclaims_before_on_demand if self._successors else None),
+            RECLAIM_REASON=RECLAIM_REASON,
+            EXITED_REASON=EXITED_REASON,
+            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
+        )
+        self._read_jobs(function)
+        of_stage = {"aws:ResourceTag/trainyard:stage": self._stage.name}
+        instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
+        environments = self._stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
+        allow = function.execution_role.allow
+        allow("Look", ["batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "ec2:DescribeInstances"], "*")
+        allow(
+            "AskForInstances",
+            ["batch:UpdateComputeEnvironment"],
+            environments,
+            conditions={"StringEquals": of_stage},
+        )
+        allow(
+            "TagInstancesOfStage",
+            ["ec2:CreateTags"],
+            instances,
+            conditions={"StringEquals": of_stage, "ForAllValues:StringEquals": {"aws:TagKeys": [REPLACED_TAG]}},
+        )
+        function.execution_role.explain(
+            "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
+            "own and are told by their tags.",
+            *("*", instances, environments),
+        )
+        events.Rule(
+            self._stack,
+            "SpotNotices",
+            description="EC2 takes a Spot instance of the account away; the event has no tags",
+            event_pattern=events.EventPattern(
+                source=["aws.ec2"], detail_type=["EC2 Spot Instance Interruption Warning"]
+            ),
+            targets=[targets.LambdaFunction(function, dead_letter_queue=self._dead_letters)],
         )
 
     def move_to_on_demand(self, run_bucket: str, runs_arn: str) -> None:

@@ -109,6 +109,8 @@ class ObservabilityStack(StageStack):
         functions.report(self._namespace)
         functions.tag_instances()
         functions.watch_instances(self._namespace, self._published(INSTANCE_LOG_GROUP))
+        if self.stage_row.replace_at_notice:
+            functions.replace_at_notice()
         if successors:
             functions.move_to_on_demand(
                 run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)

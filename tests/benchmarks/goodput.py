@@ -5,8 +5,9 @@ python -m tests.benchmarks.goodput --picture jobs/docs/goodput.svg   draws them 
 python -m tests.benchmarks.goodput --instance-seconds 240            another machine's figure in place of one of PARTS
 python -m tests.benchmarks.goodput --measure                         measures what it can of PARTS here first
 
-Goodput is the time of steps that are not lost over the time in which an instance is held; a day of that time is
-simulated, with reclaims at random (a Poisson process). EC2 gives notice of each, two minutes before. Six ways to train:
+Goodput is the time of steps that are not lost over the time that passes while an instance is held; a day of that time
+is simulated, with reclaims at random (a Poisson process). EC2 gives notice of each, two minutes before. Six ways to
+train:
 
     trainyard              saves by Young's formula (checkpoint_every_steps: auto, which assumes a reclaim every 6 h);
                            saves at the notice, trains on, saves again shortly before the end, and leaves
@@ -17,6 +18,9 @@ simulated, with reclaims at random (a Poisson process). EC2 gives notice of each
     published tutorial     saves every 5,000 steps and never resumes: what counts is what the day's end still has
 
 All resume from the last complete checkpoint, but for the tutorial, and all start as fast.
+
+A second table is about what a new instance takes: without and with `replace_at_notice` of infra/settings.py, which has
+the next one boot before the last is gone. Both are then paid for.
 """
 
 import argparse
@@ -44,6 +48,7 @@ from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
 
 MEAN_HOURS = (1.0, 6.0, 24.0)
+INSTANCE_SECONDS = (10.0, 60.0, 120.0, 240.0)
 STOPPED_AT = 60
 FLAGS = (
     "--max-steps=100000",
@@ -61,7 +66,7 @@ class Part:
     seconds: float
     source: str
     restarts: bool = False
-    """True where it is a part of a restart, from an instance that is held to the first step on it."""
+    """True where it is a part of a restart, from an instance on which the job can start to the first step on it."""
 
 
 _SAVING = "saving: BERT-base, on two quiet cores of which S3 takes a share"
@@ -75,7 +80,6 @@ PARTS = {
         meaning="an instance starts, and has the image",
         seconds=0.0,
         source="not measured, for it takes an account",
-        restarts=True,
     ),
     "launcher": Part(meaning="the launcher starts, and imports", seconds=2.8, source=_START_UP, restarts=True),
     "data": Part(meaning="tokenizer and examples are fetched", seconds=1.1, source=_START_UP, restarts=True),
@@ -109,8 +113,8 @@ def main() -> None:
         print(f"{seconds[name]:8.2f} s  {part.meaning} ({source})")
     costs = costs_of(seconds)
     if options.restart_seconds is not None:
-        costs = replace(costs, restart=options.restart_seconds)
-    print(f"{costs.restart:8.2f} s  a restart in all")
+        costs = replace(costs, restart=options.restart_seconds, instance=0.0)
+    print(f"{costs.instance + costs.restart:8.2f} s  a restart in all")
     figures = simulated(costs, days=options.days, seed=options.seed)
     table = Table(box=None, pad_edge=False)
     table.add_column("a reclaim every")
@@ -118,7 +122,15 @@ def main() -> None:
         table.add_column(name, justify="right")
     for number, hours in enumerate(MEAN_HOURS):
         table.add_row(f"{hours:g} h", *(f"{100 * each[number]:.2f} %" for each in figures.values()))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    replaced = Table(box=None, pad_edge=False)
+    replaced.add_column("a reclaim every 1 h, and an instance takes")
+    for taken in INSTANCE_SECONDS:
+        replaced.add_column(f"{taken:g} s", justify="right")
+    for name, shares in with_instances(costs, days=options.days, seed=options.seed).items():
+        replaced.add_row(name, *(f"{100 * share:.2f} %" for share in shares))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    console.print(replaced)
     if options.picture:
         options.picture.write_text(drawn(figures))
 
@@ -126,6 +138,23 @@ def main() -> None:
 def costs_of(seconds: Mapping[str, float]) -> Costs:
     restart = sum(seconds[name] for name, part in PARTS.items() if part.restarts)
     return Costs(restart=restart, **{name: seconds[name] for name, part in PARTS.items() if not part.restarts})
+
+
+def with_instances(costs: Costs, *, days: int = 1000, seed: int = 1) -> dict[str, list[float]]:
+    """Goodput of ours at a reclaim each hour, with and without another instance at the notice, by INSTANCE_SECONDS."""
+    ours = policies_of(costs, 1.0)[0]
+    early = replace(ours, is_replaced=True)
+    return {
+        name: [
+            goodput(policy, replace(costs, instance=taken), mean_hours=1.0, days=days, seed=seed, is_paid=is_paid)
+            for taken in INSTANCE_SECONDS
+        ]
+        for name, policy, is_paid in (
+            ("started when the job waits again", ours, False),
+            ("replace_at_notice", early, False),
+            ("replace_at_notice, of the time that is paid for", early, True),
+        )
+    }
 
 
 def simulated(costs: Costs, *, days: int = 1000, seed: int = 1) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.train.launcher.shutdown import NOTICE_MARGIN_SECONDS
 from jobs.train.trainer.notice import SPARE_SECONDS
-from tests.benchmarks.goodput import MEAN_HOURS, PARTS, costs_of, drawn, simulated
+from tests.benchmarks.goodput import INSTANCE_SECONDS, MEAN_HOURS, PARTS, costs_of, drawn, simulated, with_instances
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput, reclaims, useful_seconds
 
 DOCS = Path(__file__).parents[2] / "jobs/docs"
@@ -70,6 +70,25 @@ def test_a_checkpoint_counts_once_it_is_uploaded_and_saves_that_are_too_slow_sav
     assert useful_seconds(SAVING_TWICE, slow, [400], end=400) == useful_seconds(LEAVING, slow, [400], end=400)
 
 
+def test_an_instance_that_is_asked_for_at_the_notice_boots_meanwhile_and_is_paid_for() -> None:
+    replaced = replace(SAVING_TWICE, is_replaced=True)
+    for taken, waited in ((0, 0), (60, 0), (115, 0), (175, 60)):  # 115 s are left when it is asked for
+        costs = replace(COSTS, instance=taken)
+        expected = replace(COSTS, restart=COSTS.restart + waited)
+        # The first instance is waited for in full.
+        begun = useful_seconds(SAVING_TWICE, COSTS, [440 - taken], end=440 - taken)
+        assert useful_seconds(replaced, costs, [440], end=440) == pytest.approx(begun)
+        kept = useful_seconds(replaced, costs, [440], end=1000) - useful_seconds(replaced, costs, [440], end=440)
+        assert kept == useful_seconds(SAVING_TWICE, expected, [], end=560)
+    costs = replace(COSTS, instance=100)
+    early, paid = (
+        goodput(replaced, costs, mean_hours=1, days=50, seed=1, is_paid=is_paid) for is_paid in (False, True)
+    )
+    late = goodput(SAVING_TWICE, costs, mean_hours=1, days=50, seed=1)
+    assert early > late > paid
+    assert goodput(SAVING_TWICE, costs, mean_hours=1, days=50, seed=1, is_paid=True) == late
+
+
 def test_more_reclaims_leave_less_and_their_number_is_the_rate() -> None:
     for policy in POLICIES:
         found = [goodput(policy, COSTS, mean_hours=hours, days=200, seed=1) for hours in (1, 6, 24, 1e9)]
@@ -84,7 +103,7 @@ def test_more_reclaims_leave_less_and_their_number_is_the_rate() -> None:
 def test_two_saves_at_the_notice_are_above_every_alternative_at_every_rate(*, step: float, stall: float) -> None:
     parts = {"instance": 60.0, "launcher": 2.0, "data": 5.0, "checkpoint": 1.0, "first-step": 2.0}
     costs = costs_of({"step": step, "stall": stall, "upload": 2.0, **parts})
-    assert costs.restart == 70
+    assert (costs.instance, costs.restart) == (60, 10)
     ours, *others = simulated(costs, days=50).values()
     for number, hours in enumerate(MEAN_HOURS):
         assert ours[number] > max(other[number] for other in others), hours
@@ -93,7 +112,15 @@ def test_two_saves_at_the_notice_are_above_every_alternative_at_every_rate(*, st
 def test_the_page_and_its_picture_show_what_is_simulated_of_the_durations_in_the_table() -> None:
     figures = simulated(costs_of({name: part.seconds for name, part in PARTS.items()}))
     assert (DOCS / "goodput.svg").read_text() == drawn(figures), "python -m tests.benchmarks.goodput --picture …"
-    rows = re.findall(r"^\| ([^:|]+): [^|]*\| (.* %) \|$", (DOCS / "how-saving-works.md").read_text(), re.MULTILINE)
+    page = (DOCS / "how-saving-works.md").read_text()
+    rows = re.findall(r"^\| ([^:|]+): [^|]*\| (.* %) \|$", page, re.MULTILINE)
     assert dict(rows) == {
         name: " | ".join(f"{100 * share:.2f} %" for share in found) for name, found in figures.items()
     }
+    by_instance = with_instances(costs_of({name: part.seconds for name, part in PARTS.items()}))
+    rows = re.findall(r"^\| ([^:|]+) \| (.* %) \|$", page, re.MULTILINE)
+    assert {" ".join(name.replace("`", "").split()): shares for name, shares in rows} == {
+        name: " | ".join(f"{100 * share:.2f} %" for share in found) for name, found in by_instance.items()
+    }
+    header = " | ".join(f"{taken:g} s" for taken in INSTANCE_SECONDS)
+    assert f"| A new instance takes | {header} |" in page

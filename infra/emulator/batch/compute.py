@@ -64,6 +64,8 @@ class ComputeEnvironment:
         if changes.get("computeResources"):
             properties["computeResources"] = {**properties.get("computeResources", {}), **changes["computeResources"]}
         _check_environment(properties)
+        if "desiredvCpus" in (changes.get("computeResources") or {}):
+            _check_desired_vcpus(properties["computeResources"], self.resources.get("desiredvCpus", 0))
         self.properties = properties
 
     def describe(self, tags: Mapping[str, str]) -> dict[str, Any]:
@@ -151,6 +153,17 @@ def _check_environment(properties: Mapping[str, Any]) -> None:
         raise ClientException("computeResources.minvCpus must be between 0 and maxvCpus")
     if not resources.get("securityGroupIds") and not resources.get("launchTemplate"):
         raise ClientException("computeResources.securityGroupIds must be given, or a launch template that has some")
+
+
+def _check_desired_vcpus(resources: Mapping[str, Any], present: float) -> None:
+    """Batch raises it on request, and never lowers it (user guide, "Error message when you update desiredvCpus")."""
+    if resources["desiredvCpus"] < present:
+        raise ClientException(
+            "Manually scaling down compute environment is not supported. Disconnecting job queues from compute "
+            "environment will cause it to scale-down to minvCpus."
+        )
+    if not resources.get("minvCpus", 0) <= resources["desiredvCpus"] <= resources["maxvCpus"]:
+        raise ClientException("computeResources.desiredvCpus must be between minvCpus and maxvCpus")
 
 
 def _check_queue(properties: Mapping[str, Any], environments: list[ComputeEnvironment]) -> None:

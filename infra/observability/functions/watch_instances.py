@@ -149,6 +149,17 @@ def metrics(instances: Iterable[Instance], rules: Rules) -> list[dict[str, Any]]
     return lines
 
 
+def environments_of(batch: Any, stage: str) -> dict[str, dict[str, Any]]:
+    """Return a stage's compute environments by the name that their instances carry."""
+    return {
+        name: environment
+        for page in batch.get_paginator("describe_compute_environments").paginate()
+        for environment in page["computeEnvironments"]
+        if environment.get("tags", {}).get("trainyard:stage") == stage
+        and (name := environment.get("computeResources", {}).get("tags", {}).get("Name"))
+    }
+
+
 class Account:
     """The calls to AWS."""
 
@@ -162,15 +173,7 @@ class Account:
         self._sns: Any = boto3.client("sns")
 
     def environments(self) -> dict[str, dict[str, Any]]:
-        """Return the stage's compute environments by the name that their instances carry."""
-        pages = self._batch.get_paginator("describe_compute_environments").paginate()
-        return {
-            name: environment
-            for page in pages
-            for environment in page["computeEnvironments"]
-            if environment.get("tags", {}).get("trainyard:stage") == self._rules.stage
-            and (name := environment.get("computeResources", {}).get("tags", {}).get("Name"))
-        }
+        return environments_of(self._batch, self._rules.stage)
 
     def instances(self, **which: Any) -> list[Instance]:
         """Return the stage's instances, or those of them that are asked for."""

@@ -13,6 +13,7 @@ from jobs.client.storage import newest_checkpoint
 from jobs.contract.acceptance import NOT_PROVEN, PROVEN, RECLAIM, Evidence
 from jobs.contract.errors import JobFailedError, TrainyardError
 from jobs.contract.locations import S3Location
+from jobs.contract.records import Attempt
 from jobs.contract.run import run_prefix
 from jobs.contract.stage import DeployedStage
 
@@ -51,10 +52,21 @@ def reclaim(context: Context, ids: Ids) -> list[Evidence]:
         )
     text = (
         f"{ended.run_id}: attempt 1 came to step {first.last_step}, attempt {later[-1].number} went on from step "
-        f"{later[-1].resumed_from_step} to {later[-1].last_step}"
+        f"{later[-1].resumed_from_step} to {later[-1].last_step}{_pause(first, later[0])}"
     )
     resumed = Evidence(claim="resumes", outcome=PROVEN, text=text, ids=runs.ids_of(ended))
     return [resumed, _spot(context, ended, ids)]
+
+
+def _pause(first: Attempt, second: Attempt) -> str:
+    """Return how long a reclaim kept the training from its steps; the first part is what goodput's simulation lacks."""
+    seconds = (second.started_at - (first.finished_at or first.last_seen_at)).total_seconds()
+    text = f"; {seconds:.0f} s passed between attempts {first.number} and {second.number}"
+    if second.training_started_at:
+        text += (
+            f", and {(second.training_started_at - second.started_at).total_seconds():.0f} s more until a step began"
+        )
+    return text
 
 
 def _saved(context: Context, stage: DeployedStage, ids: Ids) -> Job:

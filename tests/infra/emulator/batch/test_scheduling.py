@@ -96,6 +96,23 @@ def test_more_capacity_starts_what_waited(batch: Batch) -> None:
     assert batch.ended(job_id)["status"] == "SUCCEEDED"
 
 
+def test_instances_are_asked_for_but_never_sent_away(batch: Batch) -> None:
+    environment = batch.environment(max_vcpus=4)
+
+    def ask(vcpus: int) -> None:
+        batch.client.update_compute_environment(
+            computeEnvironment=environment, computeResources={"desiredvCpus": vcpus}
+        )
+
+    ask(2)
+    ask(4)
+    with pytest.raises(batch.client.exceptions.ClientException, match="between minvCpus and maxvCpus"):
+        ask(5)
+    # AWS Batch user guide, "Error message when you update the desiredvCpus setting"
+    with pytest.raises(batch.client.exceptions.ClientException, match=r"Manually scaling down .* is not supported"):
+        ask(3)
+
+
 def test_a_job_waits_for_what_it_depends_on(batch: Batch, gate: Path) -> None:
     queue = batch.queue()
     first = batch.submit(batch.definition(*held(gate)), queue)

@@ -157,7 +157,7 @@ def world(embedded_aws: EmbeddedAws, _network: dict[str, Any]) -> Iterator[World
         environment = batch.create_compute_environment(
             computeEnvironmentName=f"{name}-{unique}",
             type="MANAGED",
-            computeResources={"type": kind, **_network},
+            computeResources={"type": kind, **_network, "tags": {"Name": f"{name}-{unique}"}},
             tags=STAGE_TAGS,
         )["computeEnvironmentArn"]
         queues[name] = batch.create_job_queue(
