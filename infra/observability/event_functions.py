@@ -200,11 +200,7 @@ class EventFunctions:
             "replace_at_notice",
             "Another instance boots while the one that Spot takes away still trains",
             STAGE=self._stage.name,
-            VCPUS=json.dumps({queue.row.name: queue.row.vcpus for queue in self._queues}),
-            RECLAIMS_BEFORE_ON_DEMAND=json.dumps(self._stage.reclaims_before_on_demand if self._successors else None),
-            RECLAIM_REASON=RECLAIM_REASON,
-            EXITED_REASON=EXITED_REASON,
-            INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
+            VCPUS=json.dumps({queue.row.name: queue.row.vcpus for queue in self._queues if queue.queue.accelerated}),
         )
         self._read_jobs(function)
         of_stage = {"aws:ResourceTag/trainyard:stage": self._stage.name}

@@ -113,8 +113,8 @@ def main() -> None:
         print(f"{seconds[name]:8.2f} s  {part.meaning} ({source})")
     costs = costs_of(seconds)
     if options.restart_seconds is not None:
-        costs = replace(costs, restart=options.restart_seconds, instance=0.0)
-    print(f"{costs.instance + costs.restart:8.2f} s  a restart in all")
+        costs = replace(costs, restart=options.restart_seconds)
+    print(f"{costs.instance + costs.restart:8.2f} s  a new instance and a restart in all")
     figures = simulated(costs, days=options.days, seed=options.seed)
     table = Table(box=None, pad_edge=False)
     table.add_column("a reclaim every")

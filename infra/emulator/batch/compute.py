@@ -1,6 +1,7 @@
 """Compute environments and job queues: what Batch's API shows of them, and what the scheduler asks them.
 
-Capacity is maxvCpus. No instance is started: a job that fits runs on this machine.
+Capacity is maxvCpus. No instance is started: a job that fits runs on this machine. So desiredvCpus is what was last
+asked for, where Batch itself changes it as its queues need it.
 """
 
 import copy

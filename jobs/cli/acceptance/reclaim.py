@@ -59,7 +59,7 @@ def reclaim(context: Context, ids: Ids) -> list[Evidence]:
 
 
 def _pause(first: Attempt, second: Attempt) -> str:
-    """Return how long a reclaim kept the training from its steps; the first part is what goodput's simulation lacks."""
+    """Return, in words, the time between two attempts, and from the second one's start to its first step."""
     seconds = (second.started_at - (first.finished_at or first.last_seen_at)).total_seconds()
     text = f"; {seconds:.0f} s passed between attempts {first.number} and {second.number}"
     if second.training_started_at:

@@ -5,23 +5,12 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.replace_at_notice import REPLACED_TAG, Rules, handler, why_not
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
-from jobs.contract.retries import EXITED_REASON, RECLAIM_REASON
-from jobs.contract.sweep import SWEEP_TAG
+from infra.observability.functions.replace_at_notice import REPLACED_TAG, Account, handler, replace, why_not
 from tests.infra.observability.functions.conftest import STAGE_TAGS, World
 
-RULES = Rules(
-    stage="test",
-    vcpus={"dl1.24xlarge": 96},
-    reclaims_before_on_demand=3,
-    reclaim_reason=RECLAIM_REASON,
-    exited_reason=EXITED_REASON,
-    interrupted_exit_code=INTERRUPTED_EXIT_CODE,
-)
-RECLAIMED = {"statusReason": f"{RECLAIM_REASON} (instance i-0123456789abcdef0) terminated."}
-FAILED = {"statusReason": EXITED_REASON, "container": {"exitCode": 1}}
-ENVIRONMENT = {"state": "ENABLED", "computeResources": {"desiredvCpus": 96, "maxvCpus": 192}}
+ENVIRONMENT = {"state": "ENABLED", "status": "VALID", "computeResources": {"desiredvCpus": 96, "maxvCpus": 192}}
+FULL = {**ENVIRONMENT, "computeResources": {"desiredvCpus": 97, "maxvCpus": 192}}
+FAILED = {"statusReason": "Essential container in task exited"}
 
 
 def job(*attempts: dict[str, Any], allowed: int = 5, **more: Any) -> dict[str, Any]:
@@ -31,44 +20,28 @@ def job(*attempts: dict[str, Any], allowed: int = 5, **more: Any) -> dict[str, A
 @pytest.mark.parametrize(
     ("running", "environment", "why"),
     [
-        (job(), ENVIRONMENT, None),
-        (job(RECLAIMED), ENVIRONMENT, None),
-        (job(FAILED, FAILED), ENVIRONMENT, None),
-        (None, ENVIRONMENT, "no job of a run is on it"),
-        (job(allowed=1), ENVIRONMENT, "the job's attempts are spent"),
-        (job(FAILED, allowed=2), ENVIRONMENT, "the job's attempts are spent"),
-        (job(RECLAIMED, RECLAIMED), ENVIRONMENT, "the job moves to On-Demand"),
-        (job(RECLAIMED, RECLAIMED, tags={SWEEP_TAG: "sweep-1"}), ENVIRONMENT, None),
-        (job(), {**ENVIRONMENT, "state": "DISABLED"}, "its compute environment is disabled"),
-        (
-            job(),
-            {"state": "ENABLED", "computeResources": {"desiredvCpus": 97, "maxvCpus": 192}},
-            "its compute environment may have no more instances",
-        ),
+        ([job()], ENVIRONMENT, None),
+        ([job(FAILED, FAILED)], ENVIRONMENT, None),
+        ([], ENVIRONMENT, "no job of a run is on it"),
+        ([job(isTerminated=True)], ENVIRONMENT, "the job is being ended"),
+        ([job(allowed=1)], ENVIRONMENT, "the job's attempts are spent"),
+        ([job(FAILED, allowed=2)], ENVIRONMENT, "the job's attempts are spent"),
+        ([job(FAILED, allowed=2), job(allowed=2)], ENVIRONMENT, None),
+        ([job()], {**ENVIRONMENT, "state": "DISABLED"}, "its compute environment is disabled, or being changed"),
+        ([job()], {**ENVIRONMENT, "status": "UPDATING"}, "its compute environment is disabled, or being changed"),
+        ([job()], FULL, "its compute environment may have no more instances"),
     ],
 )
-def test_an_instance_is_replaced_where_its_job_runs_on_spot_again(
-    running: dict[str, Any] | None, environment: dict[str, Any], why: str | None
+def test_another_instance_is_asked_for_where_the_job_starts_again(
+    running: list[dict[str, Any]], environment: dict[str, Any], why: str | None
 ) -> None:
-    assert why_not(running, environment, 96, RULES) == why
-
-
-def test_without_on_demand_instances_every_reclaim_is_followed_by_spot() -> None:
-    rules = Rules(**{**vars(RULES), "reclaims_before_on_demand": None})
-    assert why_not(job(RECLAIMED, RECLAIMED), ENVIRONMENT, 96, rules) is None
+    assert why_not(running, environment, 96) == why
 
 
 @pytest.fixture(autouse=True)
 def _stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, value in {
-        "STAGE": STAGE_TAGS["trainyard:stage"],
-        "VCPUS": json.dumps({"dl1.24xlarge": 96}),
-        "RECLAIMS_BEFORE_ON_DEMAND": "3",
-        "RECLAIM_REASON": RECLAIM_REASON,
-        "EXITED_REASON": EXITED_REASON,
-        "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
-    }.items():
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("STAGE", STAGE_TAGS["trainyard:stage"])
+    monkeypatch.setenv("VCPUS", json.dumps({"dl1.24xlarge": 96}))
 
 
 class Instances:
@@ -77,16 +50,17 @@ class Instances:
     def __init__(self, world: World) -> None:
         self._ec2, self._batch = world.aws.client("ec2"), world.batch
         self.name = world.spot.rpartition("/")[2]
-        self._batch.update_compute_environment(
-            computeEnvironment=self.name, computeResources={"desiredvCpus": 96, "maxvCpus": 288}
-        )
+        self.allow(desiredvCpus=96, maxvCpus=96 * 3)
 
-    def start(self, **tags: str) -> str:
+    def allow(self, **vcpus: int) -> None:
+        self._batch.update_compute_environment(computeEnvironment=self.name, computeResources=vcpus)
+
+    def start(self, *, instance_type: str = "dl1.24xlarge", **tags: str) -> str:
         image = self._ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
         named = {"Name": self.name, **STAGE_TAGS, **{f"trainyard:{key}": value for key, value in tags.items()}}
         specification = {"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in named.items()]}
         [instance] = self._ec2.run_instances(
-            ImageId=image, MinCount=1, MaxCount=1, InstanceType="dl1.24xlarge", TagSpecifications=[specification]
+            ImageId=image, MinCount=1, MaxCount=1, InstanceType=instance_type, TagSpecifications=[specification]
         )["Instances"]
         return str(instance["InstanceId"])
 
@@ -100,6 +74,9 @@ class Instances:
             },
             None,
         )
+
+    def end(self, instance: str) -> None:
+        self._ec2.terminate_instances(InstanceIds=[instance])
 
     def tags_of(self, instance: str) -> set[str]:
         found = self._ec2.describe_tags(Filters=[{"Name": "resource-id", "Values": [instance]}])["Tags"]
@@ -139,6 +116,23 @@ def test_one_more_instance_is_asked_for_once(
     assert instances.desired_vcpus == 288
     instances.warn(instances.start(run=running["jobName"]))
     assert instances.desired_vcpus == 288, "all that the environment may have"
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["asked_for_vcpus"] == 0
+
+
+def test_where_the_number_has_grown_since_it_was_read_batch_is_asked_again(world: World, instances: Instances) -> None:
+    running = world.reached(world.submit("sleep", "600"), "RUNNING")
+
+    class Late(Account):
+        """Reads the compute environment, and then Batch starts instances for other jobs."""
+
+        def running_jobs(self, run: str, environment: str) -> list[dict[str, Any]]:
+            if instances.desired_vcpus == 96:
+                instances.allow(desiredvCpus=96 * 3, maxvCpus=96 * 5)
+            return super().running_jobs(run, environment)
+
+    done = replace(Late("test"), instances.start(run=running["jobName"]), {"dl1.24xlarge": 96})
+    assert done is not None
+    assert (done["asked_for_vcpus"], instances.desired_vcpus) == (96, 96 * 4)
 
 
 def test_nodes_that_batch_starts_one_by_one_are_replaced_too(world: World, instances: Instances) -> None:
@@ -156,7 +150,16 @@ def test_instances_without_a_job_and_those_of_others_are_not_replaced(
     last = world.reached(world.submit("sleep", "600", retryStrategy={"attempts": 1}), "RUNNING")
     idle = instances.start()
     stranger = instances.start(run=last["jobName"], stage="other")
-    for instance in (idle, stranger, *(instances.start(run=one["jobName"]) for one in (ended, elsewhere, last))):
+    cpus = instances.start(run=last["jobName"], instance_type="m5.large")
+    gone = instances.start(run=last["jobName"])
+    instances.end(gone)
+    for instance in (
+        idle,
+        stranger,
+        cpus,
+        gone,
+        *(instances.start(run=one["jobName"]) for one in (ended, elsewhere, last)),
+    ):
         instances.warn(instance)
         assert REPLACED_TAG not in instances.tags_of(instance)
     assert instances.desired_vcpus == 96
