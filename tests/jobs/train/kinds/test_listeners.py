@@ -1,6 +1,7 @@
 """Every kind of job is launched by a test that looks for sockets which others could connect to."""
 
 import ast
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -66,8 +67,9 @@ def test_a_socket_that_is_open_for_a_moment_fails_the_run(run: Run) -> None:
         launched.wait()
 
 
-def test_a_run_of_which_no_listener_was_seen_proves_nothing(run: Run) -> None:
-    launched = run.start(program=("-c", "import time; time.sleep(0.5)"))
-    with pytest.raises(AssertionError, match="no listening socket was seen"):
-        launched.wait()
-    assert launched.process.returncode == 0
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_ranks_that_run_without_a_listener_to_be_seen_fail_the_run(run: Run, *, has_ranks: bool) -> None:
+    rank = "import os, subprocess; subprocess.run(['sleep', '1.5'], env={**os.environ, 'RANK': '0'})"
+    launched = run.start(program=("-c", rank if has_ranks else rank.replace("RANK", "NONE")))
+    with pytest.raises(AssertionError, match="no listening socket was seen") if has_ranks else nullcontext():
+        assert launched.wait() == 0

@@ -94,9 +94,9 @@ def test_two_ranks_save_the_same_step_at_sigterm_and_at_a_spot_notice(
     # Spot had no capacity, so the Spot queue had gone on to an On-Demand instance
     assert record.capacity == "on-demand"
 
-    # WHEN EC2 has given notice so long ago that there is time for one save, or for two
+    # WHEN EC2 has given notice so long ago that there is time for one save, however fast the steps are
     metadata.news[LIFE_CYCLE] = "spot"
-    notice = metadata.give_notice(12)
+    notice = metadata.give_notice(8)
     second = run.start(*long_recipe, nproc=2, attempt=2, options=["--capacity=spot"], **metadata.environment)
     assert second.wait() == 75
     assert [attempt.capacity for attempt in run.receipt().attempts] == ["on-demand", "spot"]
