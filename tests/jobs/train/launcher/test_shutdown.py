@@ -139,8 +139,10 @@ def test_a_rebalance_recommendation_saves_and_goes_on_and_the_final_evaluation_i
 def test_a_notice_in_the_first_step_and_sigterm_in_an_evaluation_beside_an_upload_save_and_end(
     run: Run, long_recipe: tuple[str, ...], metadata: MetadataService, s3_endpoint: str
 ) -> None:
-    # Several evaluations follow a checkpoint before the next one, which waits for its upload.
-    recipe = (*long_recipe, "--eval-batch-size=4", "--evaluate-every-steps=2", "--checkpoint-every-steps=12")
+    # Several evaluations follow a checkpoint before the next one, which waits for its upload. They have many batches:
+    # SIGTERM in the last one is answered a step later.
+    often = ("--evaluate-every-steps=2", "--checkpoint-every-steps=12")
+    recipe = (*long_recipe, "--epochs=40", "--eval-batch-size=1", *often)
 
     # WHEN a notice comes while the first step takes long, as one does for which graphs are compiled
     first = run.start(*recipe, nproc=1, attempt=1, **metadata.environment)
@@ -152,7 +154,7 @@ def test_a_notice_in_the_first_step_and_sigterm_in_an_evaluation_beside_an_uploa
     first.wait_for_line(f"{notice}: saving step {held.step + 1}, and training on")
     assert first.wait() == 75
     later = saved_step(first, notice)
-    assert held.step + 1 < later < 120
+    assert held.step + 1 < later
     for step in (held.step + 1, later):
         assert f"checkpoint: step {step}, " in first.output
     assert run.complete_checkpoints()[-1] == later
