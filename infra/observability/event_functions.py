@@ -15,6 +15,7 @@ from infra.constructs.stage_stack import StageStack
 from infra.observability.alerts import Alerts
 from infra.observability.function import EventFunction
 from infra.observability.functions.replace_at_notice import REPLACED_TAG
+from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from infra.observability.queue_rules import admit_dead_letters, queue_rules
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
@@ -102,15 +103,7 @@ class EventFunctions:
         members = self._stack.format_arn(service="ecs", resource="container-instance", resource_name="*")
         instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
         function.execution_role.allow("FindInstances", ["ecs:DescribeContainerInstances"], members)
-        function.execution_role.allow(
-            "TagInstancesOfStage",
-            ["ec2:CreateTags"],
-            instances,
-            conditions={
-                "StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name},
-                "ForAllValues:StringEquals": {"aws:TagKeys": ["trainyard:team", "trainyard:run"]},
-            },
-        )
+        self._tag_instances(function, *TAGS)
         function.execution_role.explain(
             "Batch starts instances and clusters under names of its own: which are the stage's, their tag says.",
             members,
@@ -180,12 +173,7 @@ class EventFunctions:
             conditions={"StringEquals": of_stage},
         )
         allow("EndInstances", ["ec2:TerminateInstances"], instances, conditions={"StringEquals": of_stage})
-        allow(
-            "TagInstancesOfStage",
-            ["ec2:CreateTags"],
-            instances,
-            conditions={"StringEquals": of_stage, "ForAllValues:StringEquals": {"aws:TagKeys": [JOINED_TAG]}},
-        )
+        self._tag_instances(function, JOINED_TAG)
         allow("RecordWhy", ["ssm:DeleteParameter", "ssm:GetParameter", "ssm:PutParameter"], records)
         function.execution_role.explain(
             "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
@@ -203,23 +191,13 @@ class EventFunctions:
             VCPUS=json.dumps({queue.row.name: queue.row.vcpus for queue in self._queues if queue.queue.accelerated}),
         )
         self._read_jobs(function)
-        of_stage = {"aws:ResourceTag/trainyard:stage": self._stage.name}
+        of_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}}
         instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
         environments = self._stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
         allow = function.execution_role.allow
         allow("Look", ["batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "ec2:DescribeInstances"], "*")
-        allow(
-            "AskForInstances",
-            ["batch:UpdateComputeEnvironment"],
-            environments,
-            conditions={"StringEquals": of_stage},
-        )
-        allow(
-            "TagInstancesOfStage",
-            ["ec2:CreateTags"],
-            instances,
-            conditions={"StringEquals": of_stage, "ForAllValues:StringEquals": {"aws:TagKeys": [REPLACED_TAG]}},
-        )
+        allow("AskForInstances", ["batch:UpdateComputeEnvironment"], environments, conditions=of_stage)
+        self._tag_instances(function, REPLACED_TAG)
         function.execution_role.explain(
             "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
             "own and are told by their tags.",
@@ -323,6 +301,18 @@ class EventFunctions:
             environment=environment,
             dead_letters=self._dead_letters,
             log_retention_days=self._stage.log_retention_days,
+        )
+
+    def _tag_instances(self, function: EventFunction, *keys: str) -> None:
+        """Let it give the stage's instances these tags, and no others."""
+        function.execution_role.allow(
+            "TagInstancesOfStage",
+            ["ec2:CreateTags"],
+            self._stack.format_arn(service="ec2", resource="instance", resource_name="*"),
+            conditions={
+                "StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name},
+                "ForAllValues:StringEquals": {"aws:TagKeys": list(keys)},
+            },
         )
 
     def _read_jobs(self, function: EventFunction) -> None:
