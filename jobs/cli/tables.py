@@ -91,7 +91,10 @@ def print_line(line: Text, *, on: Console) -> None:
             breaks.append(word.start())
             used = 0
         used += cell_len(word[0])
-    for part in line.divide(breaks):
+    *begun, last = line.divide(breaks)
+    for part in begun:
+        part.rstrip()  # the blank at a break would be a column too many, and the terminal would begin a line for it
+    for part in (*begun, last):
         on.print(part, no_wrap=True, overflow="ignore", crop=False)
 
 
