@@ -161,6 +161,7 @@ def plan(
             *_refusal(lambda: check_push(arguments, spec.team, stage)),
             *_refusal(lambda: check_trackers(arguments, spec.team, stage)),
             *_refusal(lambda: _check_ranks(spec, arguments, placement)),
+            *_refusal(lambda: _check_compiling(arguments, placement.instance_type)),
             *_refusal(lambda: check_hpu_trainer(hpu_trainer(arguments), stage.row_of(spec.kind), stage.release)),
             *_refusal(lambda: _check_team_reads(in_s3, spec.team, stage)),
         ]
@@ -333,6 +334,15 @@ def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> N
             f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
             next_step="leave resources.min_nnodes out"
             + (", or set deepspeed_zero_stage to 0" if hasattr(arguments, "deepspeed_zero_stage") else ""),
+        )
+
+
+def _check_compiling(arguments: Arguments, row: InstanceType) -> None:
+    if getattr(arguments, "torch_compile", False) and row.accelerator == "hpu":
+        raise UsageError(
+            f"arguments.torch_compile: it is for GPUs and CPUs, and the job runs on {row.name}, for whose HPUs "
+            "Habana's bridge compiles by itself",
+            next_step="leave it out",
         )
 
 

@@ -11,6 +11,8 @@ ended on 31 October 2026. The way out is the Trainer of transformers, which has 
 
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,9 @@ GAUDI_CONFIG = {
     "use_torch_autocast": True,
 }
 """What the published configurations Habana/bert-base-uncased and -large-… hold."""
+
+COMPILING_STEPS = 3
+"""optimum-habana's own examples and its "Accelerating Training" guide leave out so many first steps in lazy mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +88,7 @@ class Accelerator:
     @property
     def warmup_steps(self) -> int:
         """The number of first steps of each shape that throughput leaves out: on an HPU they compile its graph."""
-        # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
-        return 3 if self.name == "hpu" else 0
+        return COMPILING_STEPS if self.name == "hpu" else 0
 
     def device(self, local_rank: int) -> "torch.device":
         """Return the device for the tensors of a rank without a Trainer.
@@ -275,6 +279,25 @@ class Accelerator:
                 "steps_per_print": 1 << 30,  # our own lines say how far it is
             }
         }
+
+    def check_compiler(self) -> None:
+        """Raise ConfigurationError where torch.compile cannot work: on an HPU, and without a compiler.
+
+        A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
+        (torch/_inductor/config.py, `cpp.cxx`).
+        """
+        if self.name == "hpu":
+            raise ConfigurationError(
+                "torch_compile is for GPUs and CPUs, and this job runs on hpu, whose bridge compiles by itself",
+                next_step="leave out torch_compile",
+            )
+        of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
+        variable, names = ("CC", ["gcc", "clang"]) if self.name == "cuda" else ("CXX", of_cpu)
+        if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else names)):
+            raise ConfigurationError(
+                f"torch_compile needs a compiler on {self.name}, and there is no {' and no '.join(names)} here",
+                next_step="use the image `cuda`, which has one, or leave out torch_compile",
+            )
 
     def trainer_arguments(
         self, *, gaudi_config: Mapping[str, Any] | None = None, fused_adam: bool = True

@@ -1,17 +1,19 @@
 """Pre-training BERT by masked language modelling: this project's job beside the plain Trainer, on one accelerator.
 
 python -m tests.benchmarks.pretraining_speed --device cuda               BERT-base, 32 x 512 tokens, 200 steps, bf16
-python -m tests.benchmarks.pretraining_speed --device cuda --batch 128   more sequences a step, on both sides
+python -m tests.benchmarks.pretraining_speed --device cuda --batch 128   more sequences a step, on all sides
+python -m tests.benchmarks.pretraining_speed --device cuda --batch 128 --compile    with `torch_compile`, too
 python -m tests.benchmarks.pretraining_speed --device cpu --layers 2 --hidden 128 --heads 2 --length 128 --steps 40
 
-Both sides pre-train once over the same made-up tokens, in the same batch sizes, with the same rate of learning:
+All sides pre-train once over the same made-up tokens, in the same batch sizes, with the same rate of learning:
 
     plain Trainer   BertForMaskedLM and Trainer of transformers with their defaults, an Arrow table of `datasets`, and
                     DataCollatorForLanguageModeling, which is given the table's special tokens mask
     entrypoint      jobs.train.launch pretrain-mlm, with metrics and the model on S3 as in any run
+    compiled        the same with `torch_compile: true`
 
 In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
-of the log count. Their order and masks differ, so in the end both models are given the same held-out sequences with the
+of the log count. Their order and masks differ, so in the end all models are given the same held-out sequences with the
 same masks, and their losses must agree to `--tolerance`.
 
 Utilisation is the arithmetic of a step over what the card could do in its time. Two kinds of arithmetic are counted,
@@ -28,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,22 +38,11 @@ from typing import Any
 import numpy as np
 
 from jobs.kinds.pretrain_mlm import PretrainMlm
+from tests.benchmarks.compiled_model import arithmetic_of_a_step, peak_of
 from tests.benchmarks.masking import SPECIAL, VOCABULARY, arrow_table, memory_map
 from tests.support.benchmarks.launched import finished, launcher
 from tests.support.train.launching import NewRun
 from tests.support.train.packing import publish
-
-PEAKS = {
-    "H200": 989e12,  # nvidia.com, H200 data sheet: 1,979 with sparsity
-    "H100 NVL": 835e12,  # nvidia.com, H100 data sheet: 1,671 with sparsity
-    "H100 PCIe": 756e12,  # the same: 1,513
-    "H100": 989e12,  # the same, SXM: 1,979
-    "A100": 312e12,  # nvidia.com, A100 data sheet
-    "L40S": 362e12,  # nvidia.com, L40S data sheet
-}
-"""Operations a second in bf16, dense, by what the driver calls the card; the first that fits."""
-
-SIDES = ("plain Trainer", "entrypoint")
 
 Result = dict[str, Any]
 """`steps_per_second`, `loss` of the last line of the log, `eval_loss`; of the plain side also `device` and `peak`."""
@@ -67,6 +59,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--held-out", type=int, default=256, help="sequences")
+    parser.add_argument("--compile", action="store_true", help="compile the model, as a third side")
     parser.add_argument("--rounds", type=int, default=2, help="in turns; the fastest of each side counts")
     parser.add_argument("--tolerance", type=float, default=0.05, help="of the held-out losses")
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
@@ -76,14 +69,18 @@ def main() -> None:
             options.plain, PretrainMlm.model_validate_json((options.plain / "job.json").read_text()), options
         )
         return
-    results: dict[str, list[Result]] = {side: [] for side in SIDES}
+    ours: dict[str, dict[str, Any]] = {"entrypoint": {}}
+    if options.compile:
+        ours["compiled"] = {"torch_compile": True}
+    results: dict[str, list[Result]] = {side: [] for side in ("plain Trainer", *ours)}
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
         folder = Path(name)
         job = _save_data(folder, options)
         data = publish(folder / "packed", new_run().s3, new_run().location).location
         for _ in range(options.rounds):
             results["plain Trainer"].append(_plain(folder, options.device))
-            results["entrypoint"].append(_entrypoint(new_run, job, str(data), options.device))
+            for side, more in ours.items():
+                results[side].append(_entrypoint(new_run, job, {"data": str(data), **more}, options.device))
             for side, rounds in results.items():
                 print(f"{side:<14} {rounds[-1]}", file=sys.stderr, flush=True)
     _report(results, job, options)
@@ -108,24 +105,14 @@ def _report(results: dict[str, list[Result]], job: PretrainMlm, options: argpars
             f"{side:<14} {rate:8.3f} {rate * tokens:11,.0f} {rate * needed / peak:7.1%} {rate * every / peak:7.1%} "
             f"{result['loss']:10.4f} {result['eval_loss']:9.4f}"
         )
-    print(f"speed-up       x{best['entrypoint']['steps_per_second'] / plain['steps_per_second']:.2f}")
-    apart = best["entrypoint"]["eval_loss"] - plain["eval_loss"]
-    print(f"held-out loss of the entrypoint less the plain Trainer's: {apart:+.4f}")
-    if abs(apart) > options.tolerance:
-        sys.exit(f"the held-out losses are further apart than {options.tolerance}")
-
-
-def arithmetic_of_a_step(job: PretrainMlm, batch: int, length: int) -> tuple[float, float]:
-    """Operations: those that the task needs, and 6 N D with attention."""
-    width = job.hidden_size
-    layers = job.layers * (4 * width * width + 2 * width * job.intermediate_size)
-    attention = 12 * job.layers * width * length  # a token, forward and backward: scores, and what they weigh
-    head = width * width + width * VOCABULARY
-    places = max(1, round(job.mask_fraction * length))
-    tokens = batch * length
-    needed = (6 * layers + attention) * tokens + 6 * head * batch * places
-    embeddings = width * (VOCABULARY + max(512, length) + 2)  # the words' are the head's matrix as well
-    return needed, (6 * (layers + width * width + embeddings) + attention) * tokens
+    for side, result in best.items():
+        if side == "plain Trainer":
+            continue
+        apart = result["eval_loss"] - plain["eval_loss"]
+        faster = result["steps_per_second"] / plain["steps_per_second"]
+        print(f"{side}: x{faster:.2f} as fast as the plain Trainer, its held-out loss {apart:+.4f}")
+        if abs(apart) > options.tolerance:
+            sys.exit(f"the held-out losses are further apart than {options.tolerance}")
 
 
 def _save_data(folder: Path, options: argparse.Namespace) -> PretrainMlm:
@@ -166,9 +153,9 @@ def made_up_tokens(sequences: int, length: int) -> "np.typing.NDArray[np.int64]"
     return ids
 
 
-def _entrypoint(new_run: NewRun, job: PretrainMlm, data: str, device: str) -> Result:
+def _entrypoint(new_run: NewRun, job: PretrainMlm, more: Mapping[str, Any], device: str) -> Result:
     run = new_run()
-    given = job.model_dump(exclude_defaults=True) | {"data": data}
+    given = job.model_copy(update=dict(more)).model_dump(exclude_defaults=True)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     finished(run.start(*flags, kind="pretrain-mlm", TRAINYARD_ACCELERATOR=device))
     lines = [line for line in run.metrics() if "loss" in line]
@@ -238,7 +225,7 @@ def _train_plainly(folder: Path, job: PretrainMlm, options: argparse.Namespace) 
         callbacks=[watch],
     ).train()
     first, *_, last = watch.logged
-    peak = _peak(options.device)
+    peak = peak_of(options.device)
     rate = (last[1] - first[1]) / (last[0] - first[0])
     print(json.dumps({"steps_per_second": rate, "loss": last[2], "eval_loss": _held_out_loss(model, job), **peak}))
 
@@ -259,26 +246,6 @@ def _held_out_loss(model: Any, job: PretrainMlm) -> float:
             batch = data.__getitems__(range(start, min(start + job.eval_batch_size, len(data))))
             sums += masked(**{name: values.to(model.device) for name, values in batch.items()})["sums"].sum(0).cpu()
     return float(sums[0] / sums[1])
-
-
-def _peak(device: str) -> Result:
-    """Operations a second that this accelerator can do at most, and who says so."""
-    import torch
-
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    for card, peak in PEAKS.items():
-        if card in name:
-            return {"device": name, "peak": peak, "peak_source": "its data sheet"}
-    size, kind = (8192, torch.bfloat16) if device == "cuda" else (2048, torch.float32)
-    left, right = (torch.randn(size, size, dtype=kind, device=device) for _ in range(2))
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        (left @ right).flatten()[0].item()  # waits for it
-        return time.perf_counter() - started
-
-    fastest = min(seconds() for _ in range(10))
-    return {"device": name, "peak": 2 * size**3 / fastest, "peak_source": f"a product of {size} x {size}, measured"}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ What it cannot show where the engine hands in no NVIDIA card is the last check: 
 place of AWS's installer of EFA.
 """
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,35 @@ from tests.support.images.source_tree import SourceTree
 pytestmark = [pytest.mark.docker, pytest.mark.cuda_image, pytest.mark.timeout(3600)]
 
 
+BUILD = """
+include=$(python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+printf '#include <Python.h>\\nvoid *loader(void) { return PyLong_FromLong(7); }\\n' > /tmp/loader.c
+gcc /tmp/loader.c -O3 -shared -fPIC -I "$include" -o /tmp/loader.so
+python -c 'import ctypes; assert ctypes.PyDLL("/tmp/loader.so").loader'
+"""
+
+
+def _with_headers(engine: Any, base: str) -> str:
+    """Return a base that has Python's headers, as Docker's own image of Python does and the stand-in does not."""
+    if base.startswith("public.ecr.aws/"):
+        return base
+    made = f"FROM {base}\nRUN apt-get update -q && apt-get install -yq --no-install-recommends libpython3.11-dev\n"
+    image, _ = engine.images.build(
+        fileobj=io.BytesIO(made.encode()), network_mode="host", rm=True, tag=f"{base}-headers"
+    )
+    return str(image.tags[0])
+
+
 def test_the_cuda_image_is_built_and_passes_its_test(
     docker_engine: Any, base_image: str, tree: SourceTree, tmp_path: Path
 ) -> None:
     with efa_mirror(tree, tmp_path) as mirror:
-        arguments = ("--build-arg", f"BASE_IMAGE={base_image}", "--build-arg", f"EFA_MIRROR={mirror}")
+        arguments = (
+            "--build-arg",
+            f"BASE_IMAGE={_with_headers(docker_engine, base_image)}",
+            "--build-arg",
+            f"EFA_MIRROR={mirror}",
+        )
         built = tree.images("build", "cuda", *arguments, "--network", "host", "-o", "json")
     assert built.returncode == 0, built.stderr
     print(built.stdout)  # size and time, for whoever asks for them with -s
@@ -39,3 +64,5 @@ def test_the_cuda_image_is_built_and_passes_its_test(
     cuda, nccl = docker_engine.containers.run(name, ["python", "-c", code], remove=True).decode().split()
     assert locked(image("cuda"), release())["nvidia-cuda-runtime"].startswith(cuda)
     assert nccl == "True"
+    # What Triton does at its first kernel, as the job's user (triton/runtime/build.py).
+    docker_engine.containers.run(name, ["sh", "-c", BUILD], remove=True)

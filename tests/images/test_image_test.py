@@ -33,7 +33,7 @@ USER 0:0
 ENV HF_TOKEN=hf_of_somebody
 RUN chmod o+w /opt/trainyard/jobs/contract/errors.py && chown 1000 /opt/trainyard/jobs/contract/plan.py \\
     && printf -- '-----BEGIN PRIVATE KEY-----\\nAAAA\\n' > /etc/ssl/key.pem \\
-    && mkdir -p /root/.cache/pip && echo > /usr/local/bin/gcc && chmod +x /usr/local/bin/gcc \\
+    && mkdir -p /root/.cache/pip && echo > /usr/local/bin/git && chmod +x /usr/local/bin/git \\
     && rm -r $(python -c 'import transformers; print(transformers.__path__[0])') \\
     && echo > /opt/trainyard/jobs/train/launch.py
 LABEL org.opencontainers.image.version=9.9.9
@@ -167,7 +167,7 @@ def test_a_broken_image_fails_with_a_row_for_each_reason(tested: Images, docker_
         ("world-writable", "everybody may write: /opt/trainyard/jobs/contract/errors.py"),
         ("ownership", "the job's user owns what lies outside /home/trainyard: /opt/trainyard/jobs/contract/plan.py"),
         ("leftovers", "left behind by the build: /root/.cache/pip"),
-        ("build tools", "nothing is built in it: /usr/local/bin/gcc"),
+        ("build tools", "nothing but C is compiled in it: /usr/local/bin/git"),
         ("versions", "nvidia-nccl-cu[0-9]+ is missing, not"),
         ("imports", "import transformers: ModuleNotFoundError"),
         ("SIGTERM", "the launcher ended before it asked for its run"),

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from jobs.images.checks import container
@@ -12,6 +13,9 @@ from jobs.images.lock import contents
 
 _SHOWN = 5
 """Paths that a message names."""
+
+_C_COMPILER = frozenset({"as", "cc", "gcc", "ld"})
+"""Programs that Debian's gcc brings."""
 
 
 def world_writable(subject: Subject) -> str:
@@ -41,12 +45,16 @@ def leftovers(subject: Subject) -> str:
 def build_tools(subject: Subject) -> str:
     if contents(subject.image).torch == "base":
         raise LeftOut("Habana's base brings its compilers with it")
+    if contents(subject.image).torch == "default":
+        _none(subject, "build_tools", "nothing but C is compiled in it", but=_C_COMPILER)
+        return "a C compiler, which torch.compile needs on a GPU, and no other build tool"
     _none(subject, "build_tools", "nothing is built in it")
     return "no compiler, no build tool, no git"
 
 
-def _none(subject: Subject, kind: str, reason: str) -> None:
-    found: Sequence[str] = _walk(subject)[kind]
+def _none(subject: Subject, kind: str, reason: str, *, but: frozenset[str] = frozenset()) -> None:
+    """Raise CheckFailedError where paths of a kind are there that are not called one of `but`."""
+    found: Sequence[str] = [path for path in _walk(subject)[kind] if PurePosixPath(path).name not in but]
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise CheckFailedError(f"{reason}: {', '.join(found[:_SHOWN])}{more}")

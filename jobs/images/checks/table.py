@@ -93,7 +93,7 @@ CHECKS = (
     ),
     Check(
         name="build tools",
-        shows="no compiler and no build tool",
+        shows="no compiler but the one that torch.compile needs on a GPU, and no build tool",
         run=files.build_tools,
     ),
     Check(

@@ -7,6 +7,7 @@ fine-tuning. Step n trains on the same sequences with the same masks whatever th
 an attempt was interrupted before it.
 """
 
+import contextlib
 import json
 import logging
 import math
@@ -76,6 +77,8 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     _stay_offline(arguments)
     accelerator = of_rank(os.environ)
     settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
+    if arguments.torch_compile:
+        accelerator.check_compiler()
     s3 = object_store.connect() if rank.is_first_on_node else None
 
     def fetch() -> dict[str, Any]:
@@ -111,13 +114,15 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             start="random weights" if inputs.model is None else f"the weights of {arguments.model}",
             train_data=train_data,
             eval_data=eval_data,
-            collate=MaskedSequences.collate,
-            evaluate=lambda trainer: evaluate(trainer, eval_data),
+            # An HPU would compile another graph for a batch without a mask.
+            collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
+            evaluate=lambda trainer: evaluate(trainer, eval_data, compiled=arguments.torch_compile),
             save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
             leave=lambda folder, model: write_fill_ins(folder, model, eval_data, _tokenizer(model)),
             schedule={"max_steps": arguments.max_steps},
             settings=settings,
             ordered_epoch=sequences,
+            compiled=arguments.torch_compile,
         ),
         s3=s3,
         accelerator=accelerator,
@@ -208,6 +213,13 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
 
 def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
     """Return the model that the training starts from, whose head works on the masked places."""
+    model = _first_model(arguments, inputs, accelerator)
+    if arguments.torch_compile:
+        model.compile_parts()
+    return model
+
+
+def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
     if inputs.model is None:
         assert inputs.config is not None  # noqa: S101 - where there is no model
         return new_model(inputs.config, accelerator)
@@ -233,9 +245,15 @@ def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
     return BertForMaskedLM(BertConfig.from_dict(config, **accelerator.model_arguments()))
 
 
-def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
-    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses."""
-    sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
+def evaluate(trainer: Any, data: MaskedSequences, *, compiled: bool = False) -> dict[str, float]:
+    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses.
+
+    `compiled`: its model is. It is not for this: that would take other graphs, one of them for the last, smaller batch.
+    """
+    import torch
+
+    with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+        sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
     loss = float(sums[0] / sums[1])
     return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 

@@ -22,9 +22,11 @@ ends its own (ProcessGroupNCCL.cpp, getDumpTimeout), by its default 60 s, for wh
 def import_environment(nproc_per_node: int) -> dict[str, str]:
     """Return the variables that PyTorch, transformers and datasets read when they are imported."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    share = str(max(1, cores // nproc_per_node))
     return {
-        # Each rank's share of the cores; PyTorch takes them all for each of its processes.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // nproc_per_node))),
+        # Each rank's share of the cores; PyTorch takes them all for each of its processes, and torch.compile up to 32.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share),
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", share),
         # The one rank of a node that tokenizes turns it on for that time (jobs.train.data.labelled_tokens).
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

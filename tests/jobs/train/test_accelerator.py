@@ -1,14 +1,19 @@
 """The choice of what to train on: what is refused, and what is said about it."""
 
+import re
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.train import accelerator
-from jobs.train.accelerator import choose, of_rank
+from jobs.train.accelerator import Accelerator, Name, choose, of_rank
 from tests.support.train.launching import Run
+
+CPUS = "clang++" if sys.platform == "darwin" else "g++"
 
 NEXT = "Next: run on an instance and in an image that have it, or ask for 'cpu' or 'auto'"
 
@@ -94,6 +99,38 @@ def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
         PYTHONPATH=str(tmp_path / "packages"),
     )
     assert "accelerator: hpu (asked for), the Trainer of transformers in eager mode\n" in launched.lines
+
+
+@pytest.mark.parametrize(
+    ("name", "compiler", "complaint"),
+    [
+        ("cuda", "gcc", None),
+        ("cuda", "clang", None),
+        ("cpu", CPUS, None),
+        ("cuda", "g++", "torch_compile needs a compiler on cuda, and there is no gcc and no clang here\nNext: use the"),
+        (
+            "cpu",
+            "gcc",
+            rf"torch_compile needs a compiler on cpu, and there is no {re.escape(CPUS)} here\nNext: use the",
+        ),
+        ("hpu", "gcc", "torch_compile is for GPUs and CPUs, and this job runs on hpu.*\nNext: leave out"),
+    ],
+)
+def test_compiling_is_refused_where_nothing_can_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Name, compiler: str, complaint: str | None
+) -> None:
+    program = tmp_path / compiler
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    accelerator = Accelerator(name=name, devices=1, reason="a test")
+    with nullcontext() if complaint is None else pytest.raises(ConfigurationError, match=complaint):
+        accelerator.check_compiler()
+    # PyTorch and Triton take the one that these name
+    if name != "hpu":
+        monkeypatch.setenv("CC" if name == "cuda" else "CXX", str(program))
+        accelerator.check_compiler()
 
 
 def test_more_ranks_than_cards_are_refused_with_a_number_that_works(node: Callable[..., None]) -> None:

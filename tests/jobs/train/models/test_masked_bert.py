@@ -56,6 +56,25 @@ def test_the_loss_and_its_gradients_are_those_of_a_head_on_every_place(model: Be
         torch.testing.assert_close(parameter.grad, of_whole[name].grad, atol=1e-6, rtol=1e-4)
 
 
+def test_where_nothing_is_padded_it_needs_no_mask_of_that(model: BertForMaskedLM) -> None:
+    data = MaskedSequences(Rows(8), masking())
+    batch = data.collate_unpadded(data.__getitems__(range(7)))
+    assert "attention_mask" not in batch
+    given = {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+    found, expected = model.train()(**batch), model(**given)
+    assert torch.equal(found["sums"], expected["sums"])
+    found["loss"].backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    expected["loss"].backward()
+    for found_one, parameter in zip(gradients, model.parameters(), strict=True):
+        assert found_one is not None
+        assert parameter.grad is not None
+        assert torch.equal(found_one, parameter.grad)
+    # The last one is padded
+    assert "attention_mask" in data.collate_unpadded(data.__getitems__(range(8)))
+
+
 def test_a_batch_with_nothing_masked_has_a_loss_of_zero(model: BertForMaskedLM) -> None:
     batch = MaskedSequences(Rows(2), masking()).__getitems__([0])
     batch["labels"][:] = IGNORED
