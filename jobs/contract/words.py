@@ -129,6 +129,9 @@ def result_label(key: str) -> str:
 
 
 def figure(value: Any) -> str:
+    """Return a metric as people read it; None is NaN or infinity, which JSON has no word for."""
+    if value is None:
+        return "no number"
     if isinstance(value, float):
         return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
     return str(value)

@@ -27,3 +27,8 @@ def test_a_result_is_called_what_people_call_it(key: str, label: str) -> None:
 
 def test_the_rows_of_a_result_begin_with_what_is_known() -> None:
     assert result_rows({"eval_macro_f1": 0.5, "eval_loss": 0.25}) == [("loss", "0.250"), ("macro F1", "0.500")]
+
+
+def test_a_metric_that_was_not_a_number_is_called_so() -> None:
+    """A receipt is JSON, which has no NaN: it holds null."""
+    assert result_rows({"eval_loss": None, "eval_accuracy": 0.5}) == [("accuracy", "0.500"), ("loss", "no number")]
