@@ -50,8 +50,8 @@ class Limits(Strict):
     """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
     hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
     """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and an HPU's compilations have 15
-    minutes at least."""
+    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and batches that are compiled
+    have 15 minutes at least."""
     stop_if_idle_minutes: float | None = Field(default=None, ge=0)
     """A run whose cards (of a job on CPUs: those) did nothing for so long ends, with where each rank was in its log,
     and is not started again; 0: never. Default: 30 on accelerator instances; a notebook has idle_timeout_hours."""

@@ -2,7 +2,7 @@
 
 waiting    nodes that are jobs of their own waited for each other
 starting   from an attempt's start to its first step: containers, inputs, the checkpoint, the model
-compiling  what steps took longer because an HPU compiled a graph for a new shape of a batch
+compiling  what steps took longer because a graph was compiled for a new shape of a batch (HPUs, torch_compile)
 working    steps, evaluations and the last uploads; of a job that does not train, all of it
 saving     the training stood still for a checkpoint, or for the model that it leaves
 idle       further time after the first step in which no card did anything: input that is late, a hang, a slow upload

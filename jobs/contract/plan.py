@@ -338,11 +338,14 @@ def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> N
 
 
 def _check_compiling(arguments: Arguments, row: InstanceType) -> None:
-    if getattr(arguments, "torch_compile", False) and row.accelerator == "hpu":
+    if getattr(arguments, "torch_compile", False) and row.accelerator != "cuda":
+        why = (
+            "on HPUs it would take Habana's backend, which nobody could try"
+            if row.accelerator == "hpu"
+            else f"the image {row.image} has no compiler"
+        )
         raise UsageError(
-            f"arguments.torch_compile: it is for GPUs and CPUs, and the job runs on {row.name}, for whose HPUs "
-            "Habana's bridge compiles by itself",
-            next_step="leave it out",
+            f"arguments.torch_compile: it is for GPUs, and the job is for {row.name}; {why}", next_step="leave it out"
         )
 
 

@@ -67,7 +67,7 @@ class Attempt(BaseModel):
     resumed_from_step: int = 0
     last_step: int = 0
     compiling_seconds: float = 0.0
-    """What its steps have taken longer because an HPU compiled a graph for each new shape of a batch."""
+    """What its steps have taken longer because a graph was compiled for each new shape of a batch."""
     saving_seconds: float = 0.0
     """Time that its training stood still for checkpoints, and for the model that it leaves."""
     cards: CardUse | None = None

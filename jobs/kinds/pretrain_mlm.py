@@ -56,8 +56,9 @@ class PretrainMlm(Recipe):
     eval_sequences: int = Field(default=4096, ge=1)
     """Held-out sequences that are evaluated, evenly spread over those there are."""
     torch_compile: bool = False
-    """Has PyTorch compile the model on GPUs, at its first step: a third faster there where the GPU is the limit, which
-    takes many sequences at once (`max_batch_size_per_rank`). On CPUs too, given a compiler; not on HPUs."""
+    """Has PyTorch compile the model at its first steps; on GPUs only. Its kernels then take a quarter less time, which
+    pays where they are the limit and not the host: with many sequences at once (max_batch_size_per_rank). A laptop that
+    stands in for GPUs needs g++."""
     deepspeed_zero_stage: Literal[0, 1] = 0
     """1: DeepSpeed shards the optimizer's states over the ranks (ZeRO-1); on HPU only."""
 

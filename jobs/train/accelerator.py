@@ -46,7 +46,8 @@ GAUDI_CONFIG = {
 """What the published configurations Habana/bert-base-uncased and -large-… hold."""
 
 COMPILING_STEPS = 3
-"""optimum-habana's own examples and its "Accelerating Training" guide leave out so many first steps in lazy mode."""
+"""optimum-habana's own examples and its "Accelerating Training" guide leave out so many first steps in lazy mode; with
+torch.compile the first one compiles, forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,22 +282,23 @@ class Accelerator:
         }
 
     def check_compiler(self) -> None:
-        """Raise ConfigurationError where torch.compile cannot work: on an HPU, and without a compiler.
+        """Raise ConfigurationError where torch.compile was not made to work: on an HPU, and without a compiler.
 
         A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
         (torch/_inductor/config.py, `cpp.cxx`).
         """
         if self.name == "hpu":
             raise ConfigurationError(
-                "torch_compile is for GPUs and CPUs, and this job runs on hpu, whose bridge compiles by itself",
+                "torch_compile is for GPUs; on HPUs it would take Habana's backend, which nobody could try",
                 next_step="leave out torch_compile",
             )
         of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
         variable, names = ("CC", ["gcc", "clang"]) if self.name == "cuda" else ("CXX", of_cpu)
         if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else names)):
+            has_one = "use the image `cuda`, which has gcc" if self.name == "cuda" else f"install {names[0]}"
             raise ConfigurationError(
                 f"torch_compile needs a compiler on {self.name}, and there is no {' and no '.join(names)} here",
-                next_step="use the image `cuda`, which has one, or leave out torch_compile",
+                next_step=f"{has_one}, or leave out torch_compile",
             )
 
     def trainer_arguments(

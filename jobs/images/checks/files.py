@@ -47,6 +47,8 @@ def build_tools(subject: Subject) -> str:
         raise LeftOut("Habana's base brings its compilers with it")
     if contents(subject.image).torch == "default":
         _none(subject, "build_tools", "nothing but C is compiled in it", but=_C_COMPILER)
+        if not _walk(subject)["build_tools"]:
+            raise CheckFailedError("it has no C compiler, which torch.compile needs on a GPU")
         return "a C compiler, which torch.compile needs on a GPU, and no other build tool"
     _none(subject, "build_tools", "nothing is built in it")
     return "no compiler, no build tool, no git"

@@ -119,10 +119,7 @@ class MaskedSequences:
 
     @staticmethod
     def collate_unpadded(batch: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-        """Return the batch without `attention_mask` where nothing in it is padded.
-
-        Attention then has faster kernels, and the host knows it without asking the device.
-        """
+        """Return the batch without `attention_mask` where nothing in it is padded: the device need not be asked."""
         return {name: values for name, values in batch.items() if name != "attention_mask" or not values.all()}
 
     def _rows(self, numbers: "NDArray[np.int64]") -> "NDArray[np.int64]":

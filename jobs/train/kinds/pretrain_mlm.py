@@ -7,7 +7,6 @@ fine-tuning. Step n trains on the same sequences with the same masks whatever th
 an attempt was interrupted before it.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -116,7 +115,7 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             eval_data=eval_data,
             # An HPU would compile another graph for a batch without a mask.
             collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
-            evaluate=lambda trainer: evaluate(trainer, eval_data, compiled=arguments.torch_compile),
+            evaluate=lambda trainer: evaluate(trainer, eval_data),
             save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
             leave=lambda folder, model: write_fill_ins(folder, model, eval_data, _tokenizer(model)),
             schedule={"max_steps": arguments.max_steps},
@@ -245,15 +244,9 @@ def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:
     return BertForMaskedLM(BertConfig.from_dict(config, **accelerator.model_arguments()))
 
 
-def evaluate(trainer: Any, data: MaskedSequences, *, compiled: bool = False) -> dict[str, float]:
-    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses.
-
-    `compiled`: its model is. It is not for this: that would take other graphs, one of them for the last, smaller batch.
-    """
-    import torch
-
-    with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-        sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
+def evaluate(trainer: Any, data: MaskedSequences) -> dict[str, float]:
+    """Return the mean loss of all masked tokens, and its exponential: among how many tokens the model guesses."""
+    sums = trainer.predict(data).predictions.astype(float).sum(axis=0)
     loss = float(sums[0] / sums[1])
     return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 

@@ -30,6 +30,6 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         "report_to": [],  # trackers.py has those of the recipe, which can end no training
         "run_name": rank.run.key.strip("/").rpartition("/")[2],
         # The Trainer would log the mean of the other steps in place of a loss that is no number; optimum-habana's does
-        # not. To find one it waits at each step until the device has done it, instead of preparing the next.
+        # not. To find one, the host would wait at each step until the device has done it, and only then begin the next.
         "logging_nan_inf_filter": False,
     }

@@ -1,7 +1,7 @@
 """The heartbeats of a rank that trains: it goes on, and this is where it is. The launcher of its node watches them.
 
 There is one at each batch, step, evaluated batch and save, each a write of one line. What may take long says so
-beforehand: the start, a save, and on an HPU the batches that follow one of a new shape, for which it compiles graphs.
+beforehand: the start, a save, and the batches that follow one of a new shape, where graphs are compiled for those.
 """
 
 import itertools

@@ -146,7 +146,11 @@ def trainer_class(base: type[Any]) -> type[Any]:
             # Before the Trainer logs, which sets the sum to zero, and saves, which needs it.
             if self._loss_since_log is not None:
                 self._loss_since_log.note(tr_loss)
-            return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+            done = super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+            # What was logged it takes off by subtraction, and NaN less NaN is NaN: all later lines would be it, too.
+            if self._globalstep_last_logged == self.state.global_step:
+                tr_loss.zero_()
+            return done
 
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             # The heartbeat comes first: the copy of the state may wait for the save before.

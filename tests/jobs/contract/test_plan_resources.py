@@ -152,14 +152,19 @@ def test_the_trainer_of_transformers_is_refused_in_a_release_whose_own_knows_no_
     assert "--hpu-trainer=optimum-habana" in command_of(plan(spec(), replace(STAGE, release="1.20.0"), run_id=RUN_ID))
 
 
-def test_compiling_is_refused_where_the_bridge_of_the_hpus_does_it() -> None:
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("dl1.24xlarge", "on HPUs it would take Habana's backend, which nobody could try"),
+        ("m6i.4xlarge", "the image cpu has no compiler"),
+    ],
+)
+def test_compiling_is_refused_where_it_cannot_work(row: str, why: str) -> None:
     asked = spec(job="pretrain-mlm", arguments={"data": "data://shared/packed", "torch_compile": True})
     with pytest.raises(UsageError) as caught:
-        plan(asked, STAGE, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "arguments.torch_compile: it is for GPUs and CPUs, and the job runs on dl1.24xlarge, for whose HPUs Habana's "
-        "bridge compiles by itself\nNext: leave it out"
-    )
+        plan(asked, replace(STAGE, instance_type=instance_type(row)), run_id=RUN_ID)
+    said = f"arguments.torch_compile: it is for GPUs, and the job is for {row}; {why}\nNext: leave it out"
+    assert str(caught.value) == said
     on_cuda = replace(STAGE, instance_type=instance_type("p4d.24xlarge"))
     assert "--torch-compile=true" in command_of(plan(asked, on_cuda, run_id=RUN_ID))
 

@@ -107,13 +107,13 @@ def test_the_launcher_takes_the_trainer_of_the_job_and_says_so(
         ("cuda", "gcc", None),
         ("cuda", "clang", None),
         ("cpu", CPUS, None),
-        ("cuda", "g++", "torch_compile needs a compiler on cuda, and there is no gcc and no clang here\nNext: use the"),
         (
-            "cpu",
-            "gcc",
-            rf"torch_compile needs a compiler on cpu, and there is no {re.escape(CPUS)} here\nNext: use the",
+            "cuda",
+            "g++",
+            "needs a compiler on cuda, and there is no gcc and no clang here\nNext: use the image `cuda`, which",
         ),
-        ("hpu", "gcc", "torch_compile is for GPUs and CPUs, and this job runs on hpu.*\nNext: leave out"),
+        ("cpu", "gcc", rf"needs a compiler on cpu, and there is no {re.escape(CPUS)} here\nNext: install "),
+        ("hpu", "gcc", "torch_compile is for GPUs; on HPUs it would take Habana's backend.*\nNext: leave out"),
     ],
 )
 def test_compiling_is_refused_where_nothing_can_compile(

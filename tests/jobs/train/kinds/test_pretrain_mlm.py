@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import safetensors.torch
 import torch
 from pydantic import ValidationError
 
@@ -88,7 +87,6 @@ def test_a_compiled_training_resumes_as_if_nothing_had_been(
     assert losses[0] > losses[-1] + 1, "it did not learn"
     [attempt] = run.receipt().attempts
     assert attempt.compiling_seconds > 1, "nothing was compiled"
-    assert "_orig_mod" not in str(safetensors.torch.load(weights).keys())
 
     run.s3.delete_object(Bucket=run.location.bucket, Key=f"{run.location.key}checkpoints/step-32/manifest.json")
     second = run.attempt(*flags, kind=KIND, nproc=2, attempt=2, **made)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from jobs.train.data.masked_tokens import IGNORED, MaskedSequences
 from jobs.train.models.masked_bert import BertForMaskedLM
@@ -73,6 +74,33 @@ def test_where_nothing_is_padded_it_needs_no_mask_of_that(model: BertForMaskedLM
         assert torch.equal(found_one, parameter.grad)
     # The last one is padded
     assert "attention_mask" in data.collate_unpadded(data.__getitems__(range(8)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo itself
+def test_compiled_it_learns_the_same_by_one_graph_for_all_layers(model: BertForMaskedLM) -> None:
+    data = MaskedSequences(Rows(8), masking())
+    batch = data.collate_unpadded(data.__getitems__(range(7)))
+    model.train()(**batch)["loss"].backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    names = list(model.state_dict())
+
+    counter = CompileCounterWithBackend("aot_eager")
+    model.compile_parts(counter)
+    model(**batch)["loss"].backward()
+    assert counter.frame_count == 3, "embeddings, a layer, the head"
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, expected[name])
+    assert list(model.state_dict()) == names
+
+    # Neither a padded batch nor an evaluation is compiled
+    model(**data.__getitems__(range(8)))["loss"].backward()
+    model.eval()
+    with torch.no_grad():
+        evaluated = model(**batch)["sums"]
+    assert counter.frame_count == 3
+    assert torch.equal(evaluated[:, 1], torch.full((7,), 19.0))
 
 
 def test_a_batch_with_nothing_masked_has_a_loss_of_zero(model: BertForMaskedLM) -> None:

@@ -12,19 +12,22 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
-from transformers import TrainerState
+from transformers import Trainer, TrainerState, TrainingArguments
 
 from jobs.aws import s3 as object_store
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import Progress
 from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.contract.words import time_left
+from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
 from jobs.train.channel import RankStatus
 from jobs.train.rank import Rank
 from jobs.train.stored_checkpoints import Throughput
 from jobs.train.trainer import heartbeat, metrics
+from jobs.train.trainer.arguments import training_arguments
 from jobs.train.trainer.metrics import MetricsFiles, RunMetrics, tag
+from jobs.train.trainer.trainer import Options, trainer_class
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -277,3 +280,32 @@ def test_lines_that_cannot_be_read_are_left_out_with_a_warning(
     assert caplog.messages == [
         f"warning: {run}metrics.jsonl: left out 9 lines that cannot be read, the first at line 2"
     ]
+
+
+class OneBadLoss(torch.nn.Module):
+    """A model whose second loss is no number, and whose gradients are numbers all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.steps = 0
+
+    def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.steps += 1
+        loss = 1 + (self.weight * value).mean()
+        return {"loss": loss + math.nan if self.steps == 2 else loss}
+
+
+def test_a_loss_that_is_no_number_is_logged_as_such_and_spoils_no_later_line(tmp_path: Path) -> None:
+    recipe = PretrainMlm(data="run://tokens", log_every_steps=1, global_batch_size=2, learning_rate=1e-4)
+    given = training_arguments(recipe, rank_of(0, tmp_path, S3Location("runs", "research/run/")))
+    trainer = trainer_class(Trainer)(
+        model=OneBadLoss(),
+        args=TrainingArguments(**given, max_steps=4, use_cpu=True),
+        train_dataset=[{"value": torch.ones(1)}] * 4,
+        options=Options(),
+    )
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert [math.isnan(loss) for loss in losses] == [False, True, False, False]
+    assert losses[2:] == [pytest.approx(1, abs=1e-2)] * 2
