@@ -68,7 +68,7 @@ def main() -> None:
         _train_plainly(options.folder, options)
         return
     results: dict[str, list[Result]] = {side: [] for side in (*PLAIN, *OURS)}
-    with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
+    with tempfile.TemporaryDirectory() as name, launcher(Path(name), is_fresh=True) as new_run:
         folder = Path(name)
         _save(folder, options)
         flags = _flags(new_run, folder, options)

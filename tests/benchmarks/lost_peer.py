@@ -39,7 +39,7 @@ def main() -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     device = parser.parse_args().device
-    with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
+    with tempfile.TemporaryDirectory() as name, launcher(Path(name), is_fresh=True) as new_run:
         folder = Path(name)
         flags = (*finetuning(new_run().s3, save_tiny_bert(folder / "tiny-bert"), folder), *LONGER)
         whole, run = new_run(), new_run()

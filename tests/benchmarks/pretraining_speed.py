@@ -73,7 +73,7 @@ def main() -> None:
     if options.compile:
         ours["compiled"] = {"torch_compile": True}
     results: dict[str, list[Result]] = {side: [] for side in ("plain Trainer", *ours)}
-    with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
+    with tempfile.TemporaryDirectory() as name, launcher(Path(name), is_fresh=True) as new_run:
         folder = Path(name)
         job = _save_data(folder, options)
         data = publish(folder / "packed", new_run().s3, new_run().location).location

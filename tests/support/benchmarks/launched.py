@@ -32,17 +32,18 @@ def differences(run: Run, whole: Run, *, model: str = f"{MODEL}model.safetensors
 
 
 @contextlib.contextmanager
-def launcher(folder: Path, address: str = "127.0.0.1") -> Iterator[NewRun]:
+def launcher(folder: Path, address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[NewRun]:
     """Makes runs, all in one bucket; what they leave is gone afterwards. A rank takes OMP_NUM_THREADS cores, or one.
 
-    `address`: where their S3 listens.
+    `address`: where their S3 listens. `is_fresh`: it and each launcher are new processes, which need less than those
+    that are forked: a machine that has a GPU may have little else.
     """
-    with s3_server(address) as endpoint, s3_client(endpoint) as s3:
+    with s3_server(address, is_fresh=is_fresh) as endpoint, s3_client(endpoint) as s3:
         environment = {**environment_of(endpoint), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         numbers = itertools.count(1)
 
         def new_run() -> Run:
             location = S3Location(RUNS, f"research/benchmark-20260102-030405-{next(numbers):04x}/")
-            return Run(s3, location, environment, folder / "scratch", Path(sys.executable))
+            return Run(s3, location, environment, folder / "scratch", Path(sys.executable), is_fresh)
 
         yield new_run

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 DATA, RUNS = "data", "runs"
+
+_ROOT = Path(__file__).parents[3]
 
 _SERVER = """
 import gc
@@ -39,10 +42,17 @@ signal.sigwait({signal.SIGTERM})
 
 
 @contextlib.contextmanager
-def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
-    """Its URL; it listens on `address` only. It ends with the block."""
+def s3_server(address: str = "127.0.0.1", *, is_fresh: bool = False) -> Iterator[str]:
+    """Its URL; it listens on `address` only. It ends with the block.
+
+    `is_fresh`: it is a new process, which needs moto's server and S3, but nothing of the embedded AWS's other services.
+    """
     command, environment = [sys.executable, "-c", _SERVER, address], {"PATH": os.environ["PATH"]}
-    server = warm_launcher.start(command, environment, warm_launcher.SERVERS)
+    server: subprocess.Popen[str] | warm_launcher.WarmLauncher
+    if is_fresh:
+        server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
+    else:
+        server = warm_launcher.start(command, environment, warm_launcher.SERVERS)
     assert server.stdout is not None
     with server.stdout as printed:
         try:
