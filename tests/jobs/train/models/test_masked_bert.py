@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from jobs.train.data.masked_tokens import IGNORED, MaskedSequences
 from jobs.train.models.masked_bert import BertForMaskedLM
@@ -78,6 +77,8 @@ def test_where_nothing_is_padded_it_needs_no_mask_of_that(model: BertForMaskedLM
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # by Dynamo itself
 def test_compiled_it_learns_the_same_by_one_graph_for_all_layers(model: BertForMaskedLM) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds, which no other test needs
+
     data = MaskedSequences(Rows(8), masking())
     batch = data.collate_unpadded(data.__getitems__(range(7)))
     model.train()(**batch)["loss"].backward()
