@@ -11,8 +11,6 @@ ended on 31 October 2026. The way out is the Trainer of transformers, which has 
 
 import importlib.util
 import os
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +34,6 @@ HPU_TRAINER_VARIABLE = "TRAINYARD_HPU_TRAINER"
 HPU_DEVICES = ("/dev/accel", "accel[0-9]*"), ("/dev", "hl[0-9]*")
 """Folders and names of the Gaudi driver's cards: /dev/accel/accelN, older ones /dev/hlN (control nodes are none)."""
 
-
 GAUDI_CONFIG = {
     "use_fused_adam": True,
     "use_fused_clip_norm": True,
@@ -44,10 +41,6 @@ GAUDI_CONFIG = {
     "use_torch_autocast": True,
 }
 """What the published configurations Habana/bert-base-uncased and -large-… hold."""
-
-COMPILING_STEPS = 3
-"""optimum-habana's own examples and its "Accelerating Training" guide leave out so many first steps in lazy mode; with
-torch.compile the first one compiles, forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +53,8 @@ class Accelerator:
     reason: str
     hpu_trainer: HpuTrainer = "optimum-habana"
     """Whose Trainer an HPU has."""
+    torch_compile: bool = False
+    """The job has PyTorch compile its model."""
 
     def __str__(self) -> str:
         plain = self.name == "hpu" and not self.has_gaudi_trainer
@@ -87,9 +82,15 @@ class Accelerator:
         return chosen
 
     @property
+    def compiles(self) -> bool:
+        """Return whether a graph is compiled for each new shape of a batch."""
+        return self.name == "hpu" or self.torch_compile
+
+    @property
     def warmup_steps(self) -> int:
-        """The number of first steps of each shape that throughput leaves out: on an HPU they compile its graph."""
-        return COMPILING_STEPS if self.name == "hpu" else 0
+        """The number of first steps of each shape that throughput leaves out: those in which its graph is compiled."""
+        # optimum-habana's own examples and its "Accelerating Training" guide give 3 for lazy mode.
+        return 3 if self.compiles else 0
 
     def device(self, local_rank: int) -> "torch.device":
         """Return the device for the tensors of a rank without a Trainer.
@@ -280,26 +281,6 @@ class Accelerator:
                 "steps_per_print": 1 << 30,  # our own lines say how far it is
             }
         }
-
-    def check_compiler(self) -> None:
-        """Raise ConfigurationError where torch.compile was not made to work: on an HPU, and without a compiler.
-
-        A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
-        (torch/_inductor/config.py, `cpp.cxx`).
-        """
-        if self.name == "hpu":
-            raise ConfigurationError(
-                "torch_compile is for GPUs; on HPUs it would take Habana's backend, which nobody could try",
-                next_step="leave out torch_compile",
-            )
-        of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
-        variable, names = ("CC", ["gcc", "clang"]) if self.name == "cuda" else ("CXX", of_cpu)
-        if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else names)):
-            has_one = "use the image `cuda`, which has gcc" if self.name == "cuda" else f"install {names[0]}"
-            raise ConfigurationError(
-                f"torch_compile needs a compiler on {self.name}, and there is no {' and no '.join(names)} here",
-                next_step=f"{has_one}, or leave out torch_compile",
-            )
 
     def trainer_arguments(
         self, *, gaudi_config: Mapping[str, Any] | None = None, fused_adam: bool = True

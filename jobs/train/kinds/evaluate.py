@@ -174,7 +174,7 @@ def _trainer(
             if metrics is not None:
                 metrics.show(self.done, len(eval_dataloader), "evaluating", at_once=self.done == len(eval_dataloader))
 
-    heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu")
+    heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     alone = rank.world_size == 1
     accelerator.prepare(alone=alone)
     with pretrained.explained_loading(arguments.model, "it cannot be loaded as a classifier"):

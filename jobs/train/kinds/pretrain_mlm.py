@@ -11,6 +11,9 @@ import json
 import logging
 import math
 import os
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
 from jobs.contract import model_files
-from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
 from jobs.contract.locations import S3, S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import CPU, Accelerator, of_rank
@@ -74,10 +77,10 @@ def preload(arguments: PretrainMlm) -> None:
 def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     _stay_offline(arguments)
-    accelerator = of_rank(os.environ)
+    accelerator = replace(of_rank(os.environ), torch_compile=arguments.torch_compile)
     settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
-    if arguments.torch_compile:
-        accelerator.check_compiler()
+    if accelerator.torch_compile:
+        check_compiler(accelerator)
     s3 = object_store.connect() if rank.is_first_on_node else None
 
     def fetch() -> dict[str, Any]:
@@ -121,11 +124,32 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             schedule={"max_steps": arguments.max_steps},
             settings=settings,
             ordered_epoch=sequences,
-            compiled=arguments.torch_compile,
         ),
         s3=s3,
         accelerator=accelerator,
     )
+
+
+def check_compiler(accelerator: Accelerator) -> None:
+    """Raise ConfigurationError where torch.compile was not made to work: on an HPU, and without a compiler.
+
+    A GPU's kernels are of Triton, which needs one of C to load them (triton/runtime/build.py); a CPU's are C++
+    (torch/_inductor/config.py, `cpp.cxx`).
+    """
+    name = accelerator.name
+    if name == "hpu":
+        raise ConfigurationError(
+            "torch_compile is for GPUs; on HPUs it would take Habana's backend, which nobody could try",
+            next_step="leave out torch_compile",
+        )
+    of_cpu = ["clang++" if sys.platform == "darwin" else "g++"]
+    variable, compilers = ("CC", ["gcc", "clang"]) if name == "cuda" else ("CXX", of_cpu)
+    if not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else compilers)):
+        has_one = "use the image `cuda`, which has gcc" if name == "cuda" else f"install {compilers[0]}"
+        raise ConfigurationError(
+            f"torch_compile needs a compiler on {name}, and there is no {' and no '.join(compilers)} here",
+            next_step=f"{has_one}, or leave out torch_compile",
+        )
 
 
 def _stay_offline(arguments: PretrainMlm) -> None:
@@ -213,7 +237,7 @@ def masked_data(arguments: PretrainMlm, inputs: Inputs) -> tuple[TrainingOrder, 
 def bert(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerator) -> Any:
     """Return the model that the training starts from, whose head works on the masked places."""
     model = _first_model(arguments, inputs, accelerator)
-    if arguments.torch_compile:
+    if accelerator.torch_compile:
         model.compile_parts()
     return model
 

@@ -137,7 +137,7 @@ class _Parts(Callback):
         self._is_over = False
         args.save_only_model = False  # a checkpoint without the optimizer is none to go on from
         platform.accelerator.prepare()
-        self.heartbeats = Heartbeats(rank, compiles=platform.accelerator.name == "hpu", is_patient=True)
+        self.heartbeats = Heartbeats(rank, compiles=platform.accelerator.compiles, is_patient=True)
         self.metrics = RunMetrics(
             rank,
             platform.s3 if rank.is_first else None,

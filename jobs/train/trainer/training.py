@@ -24,7 +24,7 @@ from jobs.contract.recipe import Recipe
 from jobs.contract.run import MODEL
 from jobs.contract.words import counted, result_label
 from jobs.train import gaudi_config, hub
-from jobs.train.accelerator import COMPILING_STEPS, Accelerator
+from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
 from jobs.train.trainer import tied_weights
@@ -79,8 +79,6 @@ class Task:
     """Further training arguments, on top of the recipe's and the accelerator's."""
     ordered_epoch: int | None = None
     """Without `order`: `train_data` has the items of all steps in their order, and so many of them make an epoch."""
-    compiled: bool = False
-    """PyTorch compiles the model at its first batch of a shape."""
     observers: Callable[[CheckpointUploads], Sequence[Any]] = lambda _: ()
     """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
@@ -100,7 +98,7 @@ def train(
     was asked to stop: it has saved, and a next one goes on.
     """
     transformers.logging.set_verbosity_error()  # a warning tells that a head is new, the point of a fine-tuning
-    heartbeats = Heartbeats(rank, compiles=accelerator.name == "hpu" or task.compiled)
+    heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     _check_size(task, recipe)
     resume = checkpoint_of_recipe(rank, s3 or object_store.connect(), recipe, ahead)
     attempt = _Attempt(
@@ -156,7 +154,7 @@ class _Attempt:
             throughput=resume.throughput if resume else Throughput(),
             samples_per_step=recipe.global_batch_size,
             samples_per_epoch=self.task.ordered_epoch,
-            warmup_steps=self._warmup_steps,
+            warmup_steps=self.accelerator.warmup_steps,
             changed=resume.changed if resume else None,
             arguments=recipe.model_dump(mode="json"),
             memory=self.accelerator.memory,
@@ -177,11 +175,6 @@ class _Attempt:
         )
         self.background_save = BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=True)
         self.shutdown = Shutdown(rank, self.uploads)
-
-    @property
-    def _warmup_steps(self) -> int:
-        """The number of first steps of each shape that compile something, and say nothing of the others."""
-        return COMPILING_STEPS if self.task.compiled else self.accelerator.warmup_steps
 
     def say_start(self) -> None:
         """Log how the global batch is split, and what the training starts from."""
@@ -283,7 +276,7 @@ class _Attempt:
                 "auto" if recipe.checkpoint_every_steps == "auto" else None,  # the Trainer saves every so many itself
                 self.rank,
                 mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
-                warmup_steps=self._warmup_steps,
+                warmup_steps=self.accelerator.warmup_steps,
                 complete_seconds=lambda: self.uploads.seconds,
                 copying_seconds=lambda: self.background_save.copying_seconds,
             ),

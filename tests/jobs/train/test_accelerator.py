@@ -11,6 +11,7 @@ import pytest
 from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.train import accelerator
 from jobs.train.accelerator import Accelerator, Name, choose, of_rank
+from jobs.train.kinds.pretrain_mlm import check_compiler
 from tests.support.train.launching import Run
 
 CPUS = "clang++" if sys.platform == "darwin" else "g++"
@@ -126,11 +127,11 @@ def test_compiling_is_refused_where_nothing_can_compile(
         monkeypatch.delenv(variable, raising=False)
     accelerator = Accelerator(name=name, devices=1, reason="a test")
     with nullcontext() if complaint is None else pytest.raises(ConfigurationError, match=complaint):
-        accelerator.check_compiler()
+        check_compiler(accelerator)
     # PyTorch and Triton take the one that these name
     if name != "hpu":
         monkeypatch.setenv("CC" if name == "cuda" else "CXX", str(program))
-        accelerator.check_compiler()
+        check_compiler(accelerator)
 
 
 def test_more_ranks_than_cards_are_refused_with_a_number_that_works(node: Callable[..., None]) -> None:

@@ -91,7 +91,7 @@ def test_our_own_kinds_copy_beside_the_next_step_and_count_the_copy_as_a_cost(
     attempt = _Attempt(
         rank=rank,
         recipe=PretrainMlm(data="run://tokens", evaluate_every_steps=None),
-        task=SimpleNamespace(ordered_epoch=None, compiled=False, observers=lambda _: ()),  # type: ignore[arg-type]  # what it reads of one
+        task=SimpleNamespace(ordered_epoch=None, observers=lambda _: ()),  # type: ignore[arg-type]  # what it reads of one
         s3=None,
         accelerator=CPU,
         heartbeats=Heartbeats(rank, compiles=False),
