@@ -83,9 +83,14 @@ test: lint suite
 # Many tests watch real processes by the clock. One that fails while others take the cores counts as failed where it also
 # fails alone; the first run has said so all the same.
 NOT_BY_HAND := not habana_image and not cuda_image
-suite: install
+suite: $(VENV)/.compiled
 	pytest -m "$(NOT_BY_HAND)" --numprocesses 4 --dist loadfile --no-loadscope-reorder || \
 		{ echo "==> what failed beside others, once more and alone"; pytest -m "$(NOT_BY_HAND)" --last-failed --last-failed-no-failures none; }
+
+# What was just installed is not compiled yet: four processes that begin together would each compile it for themselves.
+$(VENV)/.compiled: $(VENV)/.installed
+	@pytest --collect-only --quiet >/dev/null 2>&1 || true
+	@touch $@
 
 gaudi-image: install
 	.ci/docker-engine pytest -m habana_image tests/images

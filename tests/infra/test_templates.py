@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from infra.emulator import cdk_cli
 from infra.emulator.credentials import Credentials
@@ -225,6 +224,8 @@ def _schema(resource_type: str) -> dict[str, Any]:
     """CloudFormation's own schema of a type, as cfn-lint carries it; empty for custom resources."""
     if not resource_type.startswith("AWS::"):
         return {}
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER  # takes a second, which no other process needs
+
     schema: dict[str, Any] = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", resource_type).schema
     return schema
 
