@@ -4,6 +4,7 @@ cdk synth                 the templates of all stages, into cdk.out; needs no ac
 cdk deploy 'dev/*'        one stage (with `-c stage=dev` the others are not even synthesised)
 """
 
+import gc
 import sys
 from collections.abc import Iterable
 
@@ -46,6 +47,8 @@ def main() -> None:
     app = cdk.App()
     build(app, selected_stages(app.node.try_get_context("stage")))
     app.synth()
+    # The interpreter would search all of the CDK for what can be freed, a twelfth of the whole, and then end anyway.
+    gc.freeze()
 
 
 if __name__ == "__main__":
