@@ -83,16 +83,14 @@ def main(url: str) -> int:
     os.environ["LAMBDA_TASK_ROOT"] = task_root
     sys.path.insert(0, task_root)
     sys.meta_path.insert(0, OnlyWhatLambdaHas(task_root))
-    # What a module loads stays, the SDK above all. To search it for what can be freed, now and at the end, would take a
-    # third of the CPU time of a function that is called once.
-    gc.disable()
     try:
         handler = _load(package["handler"])
     except Exception as error:  # noqa: BLE001 - whatever the module does, the caller is told
         _send(url, _failure(error, kind=_kind_of_load_failure(error), handler=package["handler"]))
         return 1
+    # What the module has loaded stays, the SDK above all. To search it for what can be freed, mostly at the end, takes
+    # a quarter of the CPU time of a function that is called once.
     gc.freeze()
-    gc.enable()
     while True:
         # For as long as it takes: nobody may call the function for a while.
         work = json.loads(_request(f"{url}/next"))["work"]
