@@ -18,11 +18,12 @@ from infra.observability.functions.replace_at_notice import REPLACED_TAG
 from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from infra.observability.queue_rules import admit_dead_letters, queue_rules
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG, Queue, team_queue_name
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON
 from jobs.contract.stage import parameter_path
+from jobs.contract.sweep import NO_POINT_LEFT_REASON
 
 _STATE_CHANGE = "Batch Job State Change"
 
@@ -86,7 +87,7 @@ class EventFunctions:
             RECLAIM_REASON=RECLAIM_REASON,
             EXITED_REASON=EXITED_REASON,
             INTERRUPTED_EXIT_CODE=str(INTERRUPTED_EXIT_CODE),
-            NO_FAILURES=json.dumps([MOVED_REASON, DUPLICATE_REASON]),
+            NO_FAILURES=json.dumps([MOVED_REASON, DUPLICATE_REASON, NO_POINT_LEFT_REASON]),
             NO_CAPACITY_REASON=SPOT_WAITED_TOO_LONG,
         )
         self._read_jobs(function)
@@ -212,6 +213,33 @@ class EventFunctions:
             ),
             targets=[targets.LambdaFunction(function, dead_letter_queue=self._dead_letters)],
         )
+
+    def end_sweeps(self) -> None:
+        """Make the function that cancels the workers of a sweep for which no point is left."""
+        function = self._function(
+            "EndSweep",
+            "end_sweep",
+            "No instance starts for a sweep that has no point left",
+            STAGE=self._stage.name,
+            SWEEP_OVER_EXIT_CODE=str(SWEEP_OVER_EXIT_CODE),
+            NO_POINT_LEFT_REASON=NO_POINT_LEFT_REASON,
+        )
+        self._read_jobs(function)
+        workers = self._stack.format_arn(service="batch", resource="job", resource_name="*:*")
+        function.execution_role.allow(
+            "CancelWaitingWorkers",
+            ["batch:CancelJob"],
+            workers,
+            # Batch does not support tags on the ARNs of an array's children (API reference, "ListTagsForResource"):
+            # the function looks at the parent's.
+            conditions={"StringEqualsIfExists": {"aws:ResourceTag/trainyard:stage": self._stage.name}},
+        )
+        function.execution_role.explain(
+            "Workers are children of array jobs that are not known beforehand. CancelJob ends none that has started.",
+            workers,
+        )
+        queues = [queue.arn for queue in self._queues]
+        self._on_state_change("EndedJobs", function, queues, status=["SUCCEEDED", "FAILED"])
 
     def move_to_on_demand(self, run_bucket: str, runs_arn: str) -> None:
         """Make the function that moves jobs to On-Demand; `runs_arn` is the ARN of `run_bucket`."""

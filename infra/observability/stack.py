@@ -108,6 +108,7 @@ class ObservabilityStack(StageStack):
         )
         functions.report(self._namespace)
         functions.tag_instances()
+        functions.end_sweeps()
         functions.watch_instances(self._namespace, self._published(INSTANCE_LOG_GROUP))
         if self.stage_row.replace_at_notice:
             functions.replace_at_notice()

@@ -12,7 +12,7 @@ from rich.console import Console
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.spec_file import read_specs
-from jobs.client.batch import read_stage
+from jobs.client.batch import read_stage, room_of
 from jobs.client.estimate import Estimate, Measured, Work, estimate, of_sweep
 from jobs.client.past_runs import PastRun, measured, past_runs
 from jobs.client.prices import current_prices
@@ -21,6 +21,7 @@ from jobs.client.throughputs import model_name, throughputs
 from jobs.contract.arguments import Columns
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.contract.placement import place
 from jobs.contract.plan import arguments_in_s3
 from jobs.contract.recipe import hpu_trainer
 from jobs.contract.spec import JobSpec
@@ -48,7 +49,10 @@ def show_estimate(
         points = spec.point_specs() or [spec]
         counts: dict[str, tuple[int, str]] = {}
         works = [_work(aws, stage, point, examples, counts) for point in points]
-        workers = SweepSize.of(spec.sweep, len(points)).workers if spec.sweep else None
+        workers = None
+        if spec.sweep is not None:
+            room = room_of(aws, stage, place(spec, stage))
+            workers = SweepSize.of(spec.sweep, len(points), room=room).workers
         found, unknown = _estimates(aws, stage, points, works, workers)
         if not found:
             models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))

@@ -81,7 +81,13 @@ def resume(
     check_requirements(stage, spec, pack)
     prices_of = partial(current_prices, aws)
     planned = plan(
-        with_code, stage, run_id=run.run_id, continued=continued, prices_of=prices_of, points_left=points_left
+        with_code,
+        stage,
+        run_id=run.run_id,
+        continued=continued,
+        prices_of=prices_of,
+        room_of=partial(batch.room_of, aws, stage),
+        points_left=points_left,
     )
     planned = replace(planned, pack=pack)
     changes = changed(before.entrypoint_arguments().decisive(), planned.spec.entrypoint_arguments().decisive())

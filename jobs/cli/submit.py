@@ -19,7 +19,7 @@ from jobs.cli.list import ListedRun, show_runs
 from jobs.cli.live import LiveView, detaching
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_specs, with_absolute_paths
-from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, terminate_id
+from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, room_of, terminate_id
 from jobs.client.batch import submit as submit_job
 from jobs.client.code import packed, put_code
 from jobs.client.follow import follow
@@ -214,7 +214,9 @@ def plan_run(
     notes: list[str] = []
     try:
         prices_of = partial(current_prices, aws)
-        planned = replace(plan(resolved, stage, run_id=run_id, awaited=awaited, prices_of=prices_of), pack=pack)
+        room = partial(room_of, aws, stage)
+        planned = plan(resolved, stage, run_id=run_id, awaited=awaited, prices_of=prices_of, room_of=room)
+        planned = replace(planned, pack=pack)
     except UsageError as error:
         errors.append(error)
     errors += check_inputs(aws, stage, resolved, awaited=awaited, look_inside=look_inside, note=notes.append)

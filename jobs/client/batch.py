@@ -19,6 +19,7 @@ from jobs.aws.errors import is_throttling, is_transient
 from jobs.client.job import UNSUCCESSFUL, Job, job_from, part_ids
 from jobs.contract.dependencies import DEPENDENCY_FAILED
 from jobs.contract.errors import MaybeSubmittedError, NotFoundError, TrainyardError
+from jobs.contract.placement import Placement
 from jobs.contract.plan import Plan
 from jobs.contract.retries import DUPLICATE_REASON
 from jobs.contract.run import is_run_id
@@ -136,6 +137,22 @@ def _stop_duplicate(aws: Aws, job_id: str, *, of: str) -> None:
             error,
             job_id,
         )
+
+
+def room_of(aws: Aws, stage: DeployedStage, placement: Placement) -> int:
+    """Return how many instances the queue of a placement can hold: those of its enabled compute environments.
+
+    A job has an instance to itself.
+    """
+    queue = stage.queues[placement.queue_name]
+    [described] = aws.batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
+    names = [item["computeEnvironment"] for item in described["computeEnvironmentOrder"]]
+    environments = aws.batch.describe_compute_environments(computeEnvironments=names)["computeEnvironments"]
+    return sum(
+        item["computeResources"]["maxvCpus"] // placement.instance_type.vcpus
+        for item in environments
+        if item["state"] == "ENABLED"
+    )
 
 
 def find_job(aws: Aws, stage: DeployedStage, run_id: str) -> Job | None:

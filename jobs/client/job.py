@@ -14,7 +14,7 @@ from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from jobs.contract.records import Receipt
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
-from jobs.contract.sweep import SWEEP_TAG
+from jobs.contract.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
 
 CANCELLED = "CANCELLED"
 """The state of a job that somebody ended on purpose. Batch itself calls it FAILED."""
@@ -150,7 +150,7 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
     physical_queue = detail["jobQueue"].rsplit("/", 1)[-1]
     tags = detail.get("tags", {})
     points = int(tags.get(SWEEP_TAG, 0))
-    gang = parts if _children(detail) else []
+    gang = [part for part in parts if not _is_needless(part)] if _children(detail) else []
     by_node = {int(re.split("[#:]", part["jobId"])[-1]): _attempts(part) for part in parts}
     # The workers of a sweep start and end each for itself: of attempts of them all nobody can speak.
     attempts = () if points else _attempts_of_gang(list(by_node.values())) if gang else _attempts(detail)
@@ -159,11 +159,13 @@ def job_from(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], *, q
         _streams(of_node, node=node, of_sweep=points > 0) for node, of_node in by_node.items()
     )
     states = [part["status"] for part in gang]
+    state = CANCELLED if _is_cancelled(detail) else _state_of_gang(detail["status"], states)
     return Job(
         id=detail["jobId"],
         run_id=detail["jobName"],
-        state=CANCELLED if _is_cancelled(detail) else _state_of_gang(detail["status"], states),
-        reason=_reason_of_gang(detail, gang),
+        state=state,
+        # Batch gives a success a reason like a failure's.
+        reason="" if state == "SUCCEEDED" else _reason_of_gang(detail, gang),
         queue=queue_names.get(physical_queue, physical_queue),
         team=tags.get("trainyard:team", ""),
         kind=tags.get("trainyard:job", ""),
@@ -195,6 +197,11 @@ def _is_cancelled(detail: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_needless(child: Mapping[str, Any]) -> bool:
+    """Return whether a worker of a sweep was cancelled before it started, since no point was left for it."""
+    return child["status"] == "FAILED" and child.get("statusReason") == NO_POINT_LEFT_REASON
+
+
 def _was_ended_by_someone(detail: Mapping[str, Any]) -> bool:
     """Return whether TerminateJob or CancelJob ended the job, as Batch's JobDetail says."""
     return bool(detail.get("isTerminated") or detail.get("isCancelled"))
@@ -212,20 +219,22 @@ def _state_of_gang(status: str, states: Sequence[str]) -> str:
     They run as soon as one of them does; else they are where the least advanced is.
     """
     alive = [state for state in STATES if state in states and state not in ENDED]
+    if status == "FAILED" and states and all(state == "SUCCEEDED" for state in states):
+        return "SUCCEEDED"  # only workers that nothing was left for were cancelled, by which Batch fails their parent
     if status in ENDED or not alive:
         return status
     return "RUNNING" if "RUNNING" in alive else alive[0]
 
 
 def _reason_of_gang(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any]]) -> str:
-    """Return the reason of the node that decided the end; of a success none, which Batch gives one like a failure's.
+    """Return the reason of the node that decided the end.
 
     Of the whole job Batch says only that a child failed, unless somebody ended it.
     """
     failed = [child for child in children if child["status"] == "FAILED"]
     if detail["status"] == "FAILED" and failed and not _was_ended_by_someone(detail):
         detail = min(failed, key=lambda child: min(map(_rank, _attempts(child)[-1:]), default=_LAST))
-    return "" if detail["status"] == "SUCCEEDED" else str(detail.get("statusReason", ""))
+    return str(detail.get("statusReason", ""))
 
 
 def _attempts_of_gang(of_nodes: Sequence[Sequence[JobAttempt]]) -> tuple[JobAttempt, ...]:

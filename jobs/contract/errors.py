@@ -11,7 +11,8 @@
     └── StoppedError      130    the user pressed Ctrl-C; what ran here was stopped
 
 A container has exit codes of its own, since AWS Batch decides by them whether to start it again:
-0 done, 1 the job's own fault (never retried), `INTERRUPTED_EXIT_CODE` "interrupted, resume me" (retried).
+0 done, 1 the job's own fault (never retried), `INTERRUPTED_EXIT_CODE` "interrupted, resume me" (retried), and of a
+sweep's worker `SWEEP_OVER_EXIT_CODE` (never retried).
 """
 
 import difflib
@@ -19,6 +20,9 @@ from collections.abc import Iterable, Sequence
 
 INTERRUPTED_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: a temporary failure, the caller is invited to try again."""
+
+SWEEP_OVER_EXIT_CODE = 3
+"""A worker of a sweep found no point left to begin, and not all of its points have succeeded."""
 
 _MOST_NAMED = 16
 """A longer list of names helps nobody."""

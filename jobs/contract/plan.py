@@ -135,12 +135,16 @@ def plan(
     awaited: tuple[Awaited, ...] = (),
     continued: Continued | None = None,
     prices_of: Callable[[InstanceType], Prices] = recorded,
+    room_of: Callable[[Placement], int] | None = None,
     points_left: int | None = None,
 ) -> Plan:
     """Return the plan of a submission: place the job, check budgets and arguments, find its inputs, make the request.
 
     `prices_of` says what an hour of an instance type costs. A Spot price that is not the recorded one goes with the
     job: its budget and its receipt count with it.
+
+    `room_of` says how many instances a job's queue can hold; it is asked about sweeps only, which have no more workers
+    than that. None: unknown.
 
     `points_left`: of a sweep that is resumed, the points that are left; None: all.
     References to runs are resolved before (jobs.client.references), to the runs in `awaited` too.
@@ -169,7 +173,8 @@ def plan(
     run_location = S3Location(stage.run_bucket, run_prefix(spec.team, run_id))
     sweep = None
     if spec.sweep is not None:
-        sweep = SweepSize.of(spec.sweep, points_left or len(points(spec.sweep)))
+        room = room_of(placement) if room_of else None
+        sweep = SweepSize.of(spec.sweep, points_left or len(points(spec.sweep)), room=room)
     options = _launcher_options(
         spec, placement, prices, allow_changes=continued is not None and continued.allow_changes
     )

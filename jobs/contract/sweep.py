@@ -39,6 +39,9 @@ SWEEP_CLAIMS = "claims/"
 SWEEP_TAG = "trainyard:sweep"
 """Tag of a sweep's job; its value is how many points the job has to run."""
 
+NO_POINT_LEFT_REASON = "no point of the sweep is left for this worker"
+"""The reason of a worker that was cancelled before it started, since the others had taken all points."""
+
 BEST = "@best"
 """Ends the name of a run in place of the best point's id: `run://name@best/model`."""
 
@@ -105,7 +108,7 @@ class Sweep(Strict):
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
     """Seeds what random draws: the same spec has the same points."""
     parallel: int | None = Field(default=None, ge=1, le=MAX_POINTS)
-    """So many points run at once at most, each on an instance. Default: all of them, as far as the stage has room."""
+    """Points that run at once, each on an instance. Default, and at most: as many as the stage has room for."""
     metric: str | None = None
     """The result that ranks the points: eval_loss, …. Default: the one by which a run of the kind is known."""
     direction: Literal["minimize", "maximize"] | None = None
@@ -218,8 +221,14 @@ class SweepSize:
     """So many children run them."""
 
     @classmethod
-    def of(cls, sweep: Sweep, count: int) -> "SweepSize":
-        return cls(points=count, workers=max(1, min(sweep.parallel or count, count)))
+    def of(cls, sweep: Sweep, count: int, *, room: int | None = None) -> "SweepSize":
+        """Return the size of a sweep of `count` points.
+
+        `room`: instances that its queue can hold. More workers than that would wait until the others have run their
+        points, and start an instance each to find nothing to do. None: unknown.
+        """
+        most = [number for number in (sweep.parallel, room) if number is not None]
+        return cls(points=count, workers=max(1, min([count, *most])))
 
     @property
     def rounds(self) -> int:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.contract.budget import LEAST_SECONDS, SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, NotFoundError, TrainyardError
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE, NotFoundError, TrainyardError
 from jobs.contract.halving import Verdict
 from jobs.contract.instance_types import instance_type
 from jobs.contract.job_kind import JobKind
@@ -87,7 +87,11 @@ class Worker:
         """Those that came; with the first one the worker ends, once its point has saved."""
 
     def work(self) -> int:
-        """Run points until there are none. Returns the exit code for Batch: 1 where any of its points failed."""
+        """Run points until there are none, or the budget is used up.
+
+        Returns the exit code for Batch: `SWEEP_OVER_EXIT_CODE` if any of its points has failed, or a point is left that
+        the budget does not allow. By it, and by 0, Batch's other workers are known to have nothing left to do.
+        """
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         claims = self._claims()
@@ -107,7 +111,7 @@ class Worker:
                 continue
             if (over := self._over(of_new_point=True)) is not None:
                 print(f"error: point {number} is not begun: {over}", flush=True)
-                return 1
+                return SWEEP_OVER_EXIT_CODE
             taken = self._claim(number)
             if taken is None:
                 continue
@@ -115,7 +119,7 @@ class Worker:
             if ended is None:
                 return INTERRUPTED_EXIT_CODE
             ends.append(ended)
-        return 0 if all(ended in ("succeeded", "stopped early") for ended in ends) else 1
+        return 0 if all(ended in ("succeeded", "stopped early") for ended in ends) else SWEEP_OVER_EXIT_CODE
 
     def _claims(self) -> dict[int, Claim]:
         """Return who has which point, of this job."""

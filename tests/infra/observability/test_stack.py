@@ -98,14 +98,15 @@ def test_queues_that_teams_share_are_watched_beside_those_of_a_team(everything: 
 
 def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
     handlers = {function["Handler"] for function in plain.all("AWS::Lambda::Function").values()}
-    assert handlers == {"report_job.handler", "tag_instances.handler", "watch_instances.handler"}
+    always = ("end_sweep", "report_job", "tag_instances", "watch_instances")
+    assert handlers == {f"{file}.handler" for file in always}
     assert _moves(plain) == {}
     assert not [name for name in plain.all("AWS::Events::Rule") if name.startswith("SpotJobs")]
 
 
 def test_functions_run_the_newest_python_without_the_policy_that_writes_to_every_log(everything: Observed) -> None:
     functions = everything.all("AWS::Lambda::Function")
-    assert len(functions) == 7
+    assert len(functions) == 8
     dead_letters = everything.arn("observability", everything.only("observability", "AWS::SQS::Queue"))
     for function in functions.values():
         assert function["Runtime"] == "python3.14"
@@ -226,6 +227,16 @@ def test_instances_of_the_stage_are_replaced_at_a_notice_where_the_settings_say_
     told = everything.environment("replace_at_notice")
     row = Stage(name="test", teams=()).row
     assert json.loads(told["VCPUS"]) == {row.name: row.vcpus}, "those of accelerators"
+
+
+def test_only_workers_of_arrays_can_be_cancelled_when_a_sweep_has_no_point_left(plain: Observed) -> None:
+    role = plain.role("observability", "EndSweepRole")
+    job = "arn:aws:batch:us-east-1:123456789012:job/0f1e2d3c-1111-2222-3333-444455556666"
+    of_stage = {"aws:ResourceTag/trainyard:stage": "test"}
+    assert role.decide_in("batch:CancelJob", f"{job}:7", {}) == "allowed", "Batch tags no child"
+    assert role.decide_in("batch:CancelJob", f"{job}:7", {"aws:ResourceTag/trainyard:stage": "prod"}) != "allowed"
+    assert role.decide_in("batch:CancelJob", job, of_stage) != "allowed"
+    assert role.decide_in("batch:TerminateJob", f"{job}:7", of_stage) != "allowed"
 
 
 def test_what_jobs_report_of_their_accelerators_becomes_a_metric_of_the_dashboard(plain: Observed) -> None:

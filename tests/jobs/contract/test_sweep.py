@@ -117,6 +117,13 @@ def test_there_are_no_more_workers_than_points(parallel: int | None, left: int |
     assert plan(swept, STAGE, run_id=RUN_ID, points_left=left).request["arrayProperties"] == {"size": size}
 
 
+@pytest.mark.parametrize(("parallel", "room", "size"), [(None, 4, 4), (5, 3, 3), (2, 4, 2), (None, 9, 6)])
+def test_there_are_no_more_workers_than_the_queue_holds_instances(parallel: int | None, room: int, size: int) -> None:
+    planned = plan(spec(sweep={**GRID, "parallel": parallel}), STAGE, run_id=RUN_ID, room_of=lambda _: room)
+    assert planned.request["arrayProperties"] == {"size": size}
+    assert planned.instances == size
+
+
 @pytest.mark.parametrize(("parallel", "left"), [(1, None), (4, 1)])
 def test_a_single_worker_is_no_array_which_batch_would_refuse(parallel: int, left: int | None) -> None:
     planned = plan(spec(sweep={**GRID, "parallel": parallel}), STAGE, run_id=RUN_ID, points_left=left)

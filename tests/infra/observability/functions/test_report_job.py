@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from infra.observability.functions.report_job import SWEEP_TAG, Rules, handler, report
+from infra.observability.functions.report_job import SWEEP_TAG, Rules, handler, report, with_children
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, RECLAIM_REASON, RETRY_RULES
+from jobs.contract.sweep import NO_POINT_LEFT_REASON
 from tests.infra.observability.functions.conftest import World
 from tests.support.infra.messages import Inbox
 from tests.support.waiting import wait_until
@@ -30,7 +31,7 @@ def rules(world: World, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Rules:
         "RECLAIM_REASON": RECLAIM_REASON,
         "EXITED_REASON": EXITED_REASON,
         "INTERRUPTED_EXIT_CODE": str(INTERRUPTED_EXIT_CODE),
-        "NO_FAILURES": json.dumps([MOVED_REASON, DUPLICATE_REASON]),
+        "NO_FAILURES": json.dumps([MOVED_REASON, DUPLICATE_REASON, NO_POINT_LEFT_REASON]),
         "NO_CAPACITY_REASON": SPOT_WAITED_TOO_LONG,
     }.items():
         monkeypatch.setenv(name, value)
@@ -169,6 +170,12 @@ def test_workers_of_a_sweep_are_reclaimed_each_for_itself_and_its_failed_points_
     assert said.failed
     assert "is a sweep, not all of whose points have succeeded" in said.text
     assert "Look: trainyard sweep rates --stage test" in said.text
+    # A sweep whose waiting workers were cancelled, since no point was left, has failed only if one of its points has.
+    ended = {"status": "FAILED", "arrayProperties": {"size": 3}, "statusReason": "Array Child Job failed"}
+    well: dict[str, Any] = {"status": "SUCCEEDED", "attempts": [{"container": {"exitCode": 0}}]}
+    needless: dict[str, Any] = {"status": "FAILED", "statusReason": NO_POINT_LEFT_REASON, "attempts": []}
+    for children, has_failed in (([well, needless, needless], False), ([needless, failed, well], True)):
+        assert report(with_children({**job, **ended}, children, rules), rules).failed is has_failed
     # One that Spot has taken away too often goes on nowhere: that is a failure.
     lost = {"status": "FAILED", "statusReason": EXITED_REASON, "attempts": [EXITED, EXITED]}
     assert report({**job, **lost, "arrayProperties": {"size": 4}}, rules).failed

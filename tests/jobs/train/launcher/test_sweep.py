@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
 from jobs.contract.launcher_options import LauncherOptions
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.sweep import Claim, PointRecord, SweepRecord
@@ -150,7 +150,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
 
     spending = threading.Thread(target=others_spend)
     spending.start()
-    assert worker.work() == 1
+    assert worker.work() == SWEEP_OVER_EXIT_CODE
     spending.join()
     stopped = claim(run, 1)
     assert (stopped.ended, stopped.starts) == ("stopped", 1)
@@ -158,7 +158,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     assert "--max-hours 20" in stopped.reason
     assert not (tmp_path / "begun-2").exists()
     # Another worker that comes then begins none either, and says why.
-    assert make_worker(child=1, max_hours=10).work() == 1
+    assert make_worker(child=1, max_hours=10).work() == SWEEP_OVER_EXIT_CODE
     assert "error: point 2 is not begun: budget: max_hours 10 reached: " in capfd.readouterr().out
     assert "claims/job/2.json" not in run.keys("claims/")
 
@@ -198,7 +198,7 @@ def test_a_point_that_takes_too_long_or_was_interrupted_too_often_has_failed_and
     run.write("claims/job/1.json", Claim(child=0, starts=2).model_dump_json().encode())
     (tmp_path / "go-3").touch()
     # WHEN
-    assert make_worker(sweep_timeout_seconds=12).work() == 1
+    assert make_worker(sweep_timeout_seconds=12).work() == SWEEP_OVER_EXIT_CODE
     # THEN
     assert claim(run, 1).reason == "it was interrupted in each of its 2 attempts"
     assert (claim(run, 2).ended, claim(run, 2).reason) == ("failed", "its timeout_hours were over: 0.00333333")

@@ -1,0 +1,62 @@
+"""Cancels the workers of a sweep that have not started, once no point is left for them.
+
+Without it Batch would start each of them when it has an instance, only for the worker to find nothing to do.
+
+EventBridge calls it with the end of every job. A worker is a child of an array job. It exits with 0, or with the code
+`SWEEP_OVER_EXIT_CODE`, when it has found no point to take; from then on no worker will find one. A worker that has run
+before and waits to start again, after a reclaim, keeps its point and is left alone.
+
+Children are cancelled one by one, which does not affect the others, and makes their parent FAILED when all have ended
+(AWS Batch user guide, "Array jobs"). CancelJob leaves alone what is starting or running (AWS Batch API reference,
+"CancelJob"). Whoever reads the parent's state knows the cancelled children by their reason.
+"""
+
+import json
+import os
+from typing import Any
+
+from infra.observability.functions.reclaims import containers
+
+SWEEP_TAG = "trainyard:sweep"
+"""Tag of a sweep's job (jobs/contract/sweep.py)."""
+
+_WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
+
+
+def found_no_point(child: dict[str, Any], sweep_over_exit_code: int) -> bool:
+    """Return whether a worker, as DescribeJobs shows it, has ended because no point was left for it."""
+    attempts = child.get("attempts", [])
+    code = containers(attempts[-1])[0].get("exitCode") if attempts else None
+    return child["status"] in ("SUCCEEDED", "FAILED") and code in (0, sweep_over_exit_code)
+
+
+def handler(event: dict[str, Any], _context: object) -> None:
+    """Lambda's entry; `event` is a 'Batch Job State Change'."""
+    import boto3  # noqa: PLC0415 - the judgement above is used and tested without it
+
+    job_id = event["detail"]["jobId"]
+    parent_id, is_child, _ = job_id.partition(":")
+    if not is_child:
+        return
+    batch: Any = boto3.client("batch")
+    found = {job["jobId"]: job for job in batch.describe_jobs(jobs=[parent_id, job_id])["jobs"]}
+    tags = found[parent_id].get("tags", {}) if parent_id in found else {}
+    if SWEEP_TAG not in tags or tags.get("trainyard:stage") != os.environ["STAGE"] or job_id not in found:
+        return
+    if not found_no_point(found[job_id], int(os.environ["SWEEP_OVER_EXIT_CODE"])):
+        return
+    pages = batch.get_paginator("list_jobs")
+    waiting = [
+        child["jobId"]
+        for state in _WAITING
+        for page in pages.paginate(arrayJobId=parent_id, jobStatus=state)
+        for child in page["jobSummaryList"]
+    ]
+    cancelled = []
+    for start in range(0, len(waiting), 100):  # the service's limit
+        for child in batch.describe_jobs(jobs=waiting[start : start + 100])["jobs"]:
+            if not child.get("attempts"):
+                batch.cancel_job(jobId=child["jobId"], reason=os.environ["NO_POINT_LEFT_REASON"])
+                cancelled.append(child["jobId"])
+    if cancelled:
+        print(json.dumps({"sweep": found[parent_id]["jobName"], "job": parent_id, "cancelled": cancelled}))

@@ -1,0 +1,80 @@
+"""A sweep with no point left starts no further worker; a reclaimed worker keeps its point."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.observability.functions.end_sweep import found_no_point, handler
+from jobs.client.job import job_from
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, SWEEP_OVER_EXIT_CODE
+from jobs.contract.sweep import NO_POINT_LEFT_REASON
+from tests.infra.observability.functions.conftest import World
+
+TAGS = {"trainyard:stage": "test", "trainyard:run": "r", "trainyard:team": "research", "trainyard:job": "script"}
+SWEEP = {**TAGS, "trainyard:sweep": "3"}
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGE", "test")
+    monkeypatch.setenv("SWEEP_OVER_EXIT_CODE", str(SWEEP_OVER_EXIT_CODE))
+    monkeypatch.setenv("NO_POINT_LEFT_REASON", NO_POINT_LEFT_REASON)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        ("SUCCEEDED", 0, True),
+        ("FAILED", SWEEP_OVER_EXIT_CODE, True),
+        ("FAILED", 1, False),  # it could not read the points, say: another worker may
+        ("FAILED", INTERRUPTED_EXIT_CODE, False),
+        ("RUNNABLE", 0, False),
+    ],
+)
+def test_a_worker_that_found_no_point_is_told_by_its_exit_code(status: str, code: int, *, expected: bool) -> None:
+    child: dict[str, Any] = {"status": status, "attempts": [{"container": {"exitCode": code}}]}
+    assert found_no_point(child, SWEEP_OVER_EXIT_CODE) is expected
+
+
+def test_workers_that_never_started_are_cancelled_when_one_has_found_no_point(world: World, tmp_path: Path) -> None:
+    # GIVEN a sweep of four workers, two of which run; then there is room for none, and one of the two is reclaimed
+    allow(world, vcpus=2 * 96)
+    script = f"while test ! -e {tmp_path}/go; do sleep 0.1; done"
+    parent = world.submit("sh", "-c", script, arrayProperties={"size": 4}, tags=SWEEP)
+    children = [f"{parent}:{index}" for index in range(4)]
+    world.reached(children[0], "RUNNING")
+    world.reached(children[1], "RUNNING")
+    allow(world, vcpus=0)
+    world.reclaim(children[1])
+
+    # WHEN the other one ends well
+    handler(world.event(children[0]), None)
+    assert world.job(children[2])["status"] == "RUNNABLE", "nothing has ended yet"
+    (tmp_path / "go").touch()
+    world.reached(children[0], "SUCCEEDED")
+    handler(world.event(children[0]), None)
+
+    # THEN the two that never started are cancelled, and the reclaimed one waits, runs, and makes the sweep a success
+    assert [world.job(child)["status"] for child in children] == ["SUCCEEDED", "RUNNABLE", "FAILED", "FAILED"]
+    assert world.job(children[3])["statusReason"] == NO_POINT_LEFT_REASON
+    allow(world, vcpus=2 * 96)
+    detail = world.reached(parent, "SUCCEEDED", "FAILED")
+    assert detail["status"] == "FAILED", "as Batch has it of each array with a cancelled child"
+    job = job_from(detail, [world.job(child) for child in children], queue_names={})
+    assert (job.state, job.reason, job.nodes) == ("SUCCEEDED", "", {"SUCCEEDED": 2})
+
+
+def test_children_of_other_arrays_and_of_other_stages_are_left_alone(world: World) -> None:
+    allow(world, vcpus=96)
+    for tags in (TAGS, {**SWEEP, "trainyard:stage": "prod"}):
+        parent = world.submit("true", arrayProperties={"size": 2}, tags=tags)
+        for index in range(2):
+            world.reached(f"{parent}:{index}", "SUCCEEDED")
+            handler(world.event(f"{parent}:{index}"), None)
+        assert world.reached(parent, "SUCCEEDED", "FAILED")["status"] == "SUCCEEDED"
+
+
+def allow(world: World, *, vcpus: int) -> None:
+    environment = world.spot.rpartition("/")[2]
+    world.batch.update_compute_environment(computeEnvironment=environment, computeResources={"maxvCpus": vcpus})
