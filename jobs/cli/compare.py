@@ -14,8 +14,10 @@ from rich.text import Text
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.report import write
+from jobs.cli.sweep import COMPARED, begun_points
 from jobs.client import batch, storage
 from jobs.client.records import read_run
+from jobs.client.storage import StoredRun
 from jobs.contract.errors import UsageError
 from jobs.contract.recorded_run import RecordedRun
 from jobs.report.comparison import Fact, facts
@@ -30,7 +32,15 @@ _READERS = 4
 def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | None, output: str) -> None:
     """Run `trainyard compare`."""
     stage = batch.read_stage(aws, stage_name)
-    found = {run.run_id: run for run in (storage.find_run(aws, stage, text) for text in texts)}
+    found: dict[str, StoredRun] = {}
+    for run in (storage.find_run(aws, stage, text) for text in texts):
+        of_sweep = begun_points(aws, stage, run)
+        found |= {each.run_id: each for each in ([run] if of_sweep is None else of_sweep[:COMPARED])}
+        if of_sweep is not None and len(of_sweep) > COMPARED:
+            left_out = f"{run.run_id}: its {COMPARED} best points of {len(of_sweep)}; all: trainyard sweep {run.run_id}"
+            tables.stderr().print(left_out, soft_wrap=True)
+    if not found:
+        raise UsageError("no point of that sweep has begun", next_step=f"trainyard status {texts[0]}")
     if len(found) < 2:
         raise UsageError(
             f"there is one run to compare, {next(iter(found))}: a spec's name is that of its newest run",

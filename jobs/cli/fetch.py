@@ -4,6 +4,7 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import fetch_code
 
@@ -14,6 +15,8 @@ def fetch(
     """Run `trainyard fetch`. With `code`, that comes alone."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
+    if not code:  # the code is the sweep's
+        refuse_sweep(aws, stage, run, what="files", command="fetch")
     fetched = []
     target = to / run.run_id
     files = storage.fetch(aws, run.location, target, checkpoints=checkpoints)

@@ -3,14 +3,15 @@
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import read_code_record
 from jobs.client.job import CANCELLED
 from jobs.client.prices import spot_paid
 from jobs.client.records import read_classes
-from jobs.client.sweeps import STOPPED_EARLY, read_sweep
+from jobs.client.sweeps import STOPPED_EARLY
 from jobs.contract.code import CodeRecord
-from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.errors import NotFoundError
 from jobs.contract.prices import stored
 from jobs.contract.words import counted
 
@@ -20,11 +21,8 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     found = storage.read_receipt(aws, run.location)
-    if found is None and read_sweep(aws, run.location) is not None:
-        raise UsageError(
-            f"{run.run_id} is a sweep, each of whose points has a receipt", next_step=f"trainyard sweep {run.run_id}"
-        )
     if found is None:
+        refuse_sweep(aws, stage, run, what="a receipt", command="receipt")
         raise NotFoundError(
             f"{run.run_id} has written no receipt: it has not started training, or failed before",
             next_step=f"trainyard status {run.run_id}",

@@ -15,6 +15,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_specs
+from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.prices import spot_paid
 from jobs.client.records import read_run
@@ -31,6 +32,7 @@ def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: boo
     """Run `trainyard report`."""
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
+    refuse_sweep(aws, stage, run, what="a report", command="report")
     path = to or RUNS_FOLDER / run.run_id / "report.html"
     if not follow:
         write(path, _page(aws, run))

@@ -67,7 +67,7 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     dependencies = batch.describe(aws, stage, job.depends_on) if not job.attempts else []
     waits_for = ", ".join(f"{other.run_id} ({other.state})" for other in dependencies if other.state != "SUCCEEDED")
     before = f" after job {jobs[-2].id}" if job.origin and len(jobs) > 1 else ""
-    ended_by = job.ended_by(receipt)
+    ended_by = now.reason if now else job.ended_by(receipt)
     # What ended it is said once: as a rule Batch's reason is the same, or less.
     reason = "" if job.state == "SUCCEEDED" or job.reason in (EXITED_REASON, ended_by) else job.reason
     of = "" if now else f", attempt {job.attempt} of {job.max_attempts}{' there' if job.origin else ''}"

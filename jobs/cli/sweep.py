@@ -16,6 +16,7 @@ from jobs.client.sweeps import (
     STOPPED_EARLY,
     Standing,
     best,
+    ended_by,
     progress_text,
     ranked,
     read_sweep,
@@ -23,11 +24,13 @@ from jobs.client.sweeps import (
     standings,
     stored_spec,
     sweep_of,
+    without_metric,
 )
 from jobs.contract.display import printable
 from jobs.contract.errors import JobFailedError, TrainyardError, UsageError
 from jobs.contract.locations import RUN
 from jobs.contract.spec import JobSpec
+from jobs.contract.stage import DeployedStage
 from jobs.contract.sweep import BEST, SweepRecord
 from jobs.contract.words import figure, result_label, usd
 
@@ -36,8 +39,8 @@ _STYLES = {"succeeded": "green", STOPPED_EARLY: "blue", "failed": "red", "stoppe
 WITHOUT_HALVING = "--set sweep.halving=null"
 """With it `trainyard resume` runs the points to their end that halving has stopped."""
 
-_COMPARED = 8
-"""So many of the best points are named where they are to be compared."""
+COMPARED = 8
+"""Points that are compared, the best ones; of more the page would be hard to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +54,18 @@ class SweepNow:
     """The newest; None: Batch has forgotten it."""
     points: Sequence[Standing]
     """In their order."""
+    reason: str
+    """Why it ended without all of its points; empty if it did not."""
 
     @property
     def budget_text(self) -> str:
         """Return the used part of the budget as text; empty where there is none."""
         return self.spec.budget.text(spent_by(self.points))
+
+    @property
+    def ranked(self) -> list[Standing]:
+        """Return the points, the best first."""
+        return ranked(self.points, self.spec.sweep) if self.spec.sweep else []
 
     @property
     def best(self) -> Standing | None:
@@ -78,7 +88,30 @@ def read_now(aws: Aws, run: StoredRun, job: Job | None) -> SweepNow | None:
             next_step="read its points with the release that submitted it",
         )
     points = standings(aws, run.location, record, job)
-    return SweepNow(run=run, spec=spec, record=record, job=job, points=points)
+    reason = ended_by(aws, run.location, points, job) if job else ""
+    return SweepNow(run=run, spec=spec, record=record, job=job, points=points, reason=reason)
+
+
+def begun_points(aws: Aws, stage: DeployedStage, run: StoredRun) -> list[StoredRun] | None:
+    """Return a sweep's points that have a receipt, the best first; None if the run is no sweep."""
+    if read_sweep(aws, run.location) is None:
+        return None
+    now = read_now(aws, run, batch.find_job(aws, stage, run.run_id))
+    assert now is not None  # noqa: S101 - it is a sweep
+    found = [standing for standing in now.ranked if standing.receipt is not None]
+    return [StoredRun(each.point.run_id[-20:], each.point.run_id, run.team, each.location) for each in found]
+
+
+def refuse_sweep(aws: Aws, stage: DeployedStage, run: StoredRun, *, what: str, command: str) -> None:
+    """Raise UsageError if a run is a sweep, of whose points each has `what`; `command` shows or fetches that."""
+    found = begun_points(aws, stage, run)
+    if found is None:
+        return
+    named = f"trainyard {command} {found[0].run_id}, its best point so far; all: " if found else ""
+    raise UsageError(
+        f"{run.run_id} is a sweep, each of whose points has {what} of its own",
+        next_step=f"{named}trainyard sweep {run.run_id}",
+    )
 
 
 def sweep(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
@@ -100,7 +133,7 @@ def show(now: SweepNow, *, output: str) -> None:
     if output == "json":
         tables.print_json(sweep_json(now))
         return
-    found = ranked(now.points, now.spec.sweep) if now.spec.sweep else []
+    found = now.ranked
     names = list(now.record.points[0].values)
     short = [name.removeprefix("parameters.") for name in names]
     metrics = [_metric(now, standing) for standing in found]
@@ -132,11 +165,15 @@ def _say_next(now: SweepNow, found: Sequence[Standing]) -> None:
     for standing in found:
         if standing.reason and standing.state != STOPPED_EARLY:  # the table says why
             console.print(Text(f"point {standing.point.number}: {printable(standing.reason)}"), soft_wrap=True)
+    if now.reason and not any(standing.reason for standing in found if standing.state != STOPPED_EARLY):
+        console.print(Text(printable(now.reason)), soft_wrap=True)
+    if now.spec.sweep and (warning := without_metric(now.points, now.spec.sweep)):
+        console.print(Text(f"warning: {printable(warning)}"), soft_wrap=True)
     if now.best is not None and (now.job is None or now.job.ended):
         console.print(Text(f"the best is {now.best.point.run_id}: {RUN}{now.spec.name}{BEST}/…"), soft_wrap=True)
     done = [standing.point.run_id for standing in found if standing.state == "succeeded"]
     if len(done) > 1:
-        compared = " ".join(done[:_COMPARED])
+        compared = " ".join(done[:COMPARED])
         console.print(Text(f"side by side, with curves: trainyard compare {compared} --html FILE"), soft_wrap=True)
     if now.job is not None and not now.job.ended:
         return
@@ -154,7 +191,7 @@ def _metric(now: SweepNow, standing: Standing) -> tuple[str, float] | None:
 def sweep_json(now: SweepNow) -> dict[str, Any]:
     """Return a sweep and its points, the best first, as JSON."""
     so_far = spent_by(now.points)
-    found = ranked(now.points, now.spec.sweep) if now.spec.sweep else []
+    found = now.ranked
     return {
         "run_id": now.run.run_id,
         "state": now.job.state if now.job else None,
@@ -162,6 +199,7 @@ def sweep_json(now: SweepNow) -> dict[str, Any]:
         "usd": round(so_far.usd, 6),
         "instance_hours": round(so_far.instance_hours, 6),
         "budget": now.budget_text,
+        "reason": now.reason,
         "best": now.best.point.run_id if now.best else None,
         "points": [
             {
@@ -184,7 +222,7 @@ def raise_failure(now: SweepNow, job: Job) -> None:
     states = [standing.state for standing in now.points]
     if job.state == "SUCCEEDED" and all(state in DONE for state in states):
         return
-    ended = f": {job.reason}" if job.state == "CANCELLED" else ""
+    ended = f": {now.reason}" if now.reason else ""
     raise JobFailedError(
         f"{now.run.run_id} has ended with {progress_text(now.points)}{ended}",
         next_step=f"trainyard sweep {now.run.run_id}, then trainyard resume {now.run.run_id}",

@@ -17,6 +17,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.embedded import Process, end_group, started
 from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.sweep import begun_points
 from jobs.client import batch, port_forwarding, storage
 from jobs.client.storage import StoredRun
 from jobs.contract.errors import ConfigurationError, NotFoundError, TrainyardError, UsageError
@@ -50,7 +51,9 @@ def tensorboard(connect: Callable[[], Aws], stage_name: str, texts: Sequence[str
     if texts:
         aws = connect()
         stage = batch.read_stage(aws, stage_name)
-        runs = list(dict.fromkeys(storage.find_run(aws, stage, text) for text in texts))
+        named = dict.fromkeys(storage.find_run(aws, stage, text) for text in texts)
+        of_sweeps = ((run, begun_points(aws, stage, run)) for run in named)
+        runs = [each for run, points in of_sweeps for each in ([run] if points is None else points)]
         _fetch(aws, runs)
     names = [run.run_id for run in runs] or sorted({path.parts[1] for path in _events("*")})
     with tempfile.TemporaryDirectory(prefix="trainyard-tensorboard-") as folder:

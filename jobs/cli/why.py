@@ -7,7 +7,7 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.sweep import refuse_point
+from jobs.cli.sweep import read_now, refuse_point
 from jobs.client import batch, storage
 from jobs.client.job import UNSUCCESSFUL
 from jobs.client.why import findings, is_waiting
@@ -25,6 +25,8 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     ended_by = job.ended_by(storage.readable_receipt(aws, run.location)) or (
         job.reason if job.state in UNSUCCESSFUL else ""
     )
+    swept = read_now(aws, run, job) if job.points else None
+    ended_by = swept.reason if swept else ended_by
     if output == "json":
         answer = {"run_id": job.run_id, "state": job.state, "queue": job.queue, "ended_by": ended_by}
         tables.print_json({**answer, "findings": [dataclasses.asdict(finding) for finding in found]})
@@ -34,6 +36,8 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
         console.print(Text(f"{job.run_id} has ended: {printable(ended_by)}"), soft_wrap=True)
         if job.timed_out:
             console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS", soft_wrap=True)
+        elif swept is not None:
+            console.print(f"next: trainyard sweep {job.run_id}, then trainyard resume {job.run_id}", soft_wrap=True)
         elif job.state == "FAILED" and job.log_streams:
             console.print(f"next: trainyard logs {job.run_id}", soft_wrap=True)
         return

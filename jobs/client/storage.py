@@ -17,9 +17,11 @@ from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
 from jobs.contract.record_reader import read, read_attempt, read_lines
 from jobs.contract.records import Attempt, Receipt
+from jobs.contract.retries import CLAIMS
 from jobs.contract.run import (
     ATTEMPTS,
     CHECKPOINTS,
+    GANG,
     LATEST,
     METRICS,
     NOTEBOOK_SERVER,
@@ -33,6 +35,9 @@ from jobs.contract.run import (
 )
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
+
+_OF_THE_PLATFORM = (CLAIMS, GANG)
+"""Folders that jobs coordinate themselves by, of no use to anyone else."""
 
 
 @dataclass(frozen=True, order=True)
@@ -216,14 +221,16 @@ def fetch(
     """Download a run's files below `target`, yielding each path once its file is whole; those alone `below` a name, and
     of them those that are `wanted` by their name.
 
-    Checkpoints, most of a run's bytes and of no use once there is a model, come along only where asked for.
+    What jobs coordinate themselves by does not come along, and checkpoints only where asked for: they are most of a
+    run's bytes, and of no use once there is a model.
     Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key + below)
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
-            if name.endswith("/") or (name.startswith(CHECKPOINTS) and not checkpoints) or not wanted(name):
+            left_out = _OF_THE_PLATFORM if checkpoints else (*_OF_THE_PLATFORM, CHECKPOINTS)
+            if name.endswith("/") or name.startswith(left_out) or not wanted(name):
                 continue
             path = object_store.path_below(target, run, name)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.client.job import Job
+from jobs.client.job import CANCELLED, UNSUCCESSFUL, Job
 from jobs.client.storage import read_receipt, read_spec_text
 from jobs.contract.budget import NOTHING_SPENT, Spent, spent
-from jobs.contract.errors import TrainyardError
+from jobs.contract.errors import TrainyardError, did_you_mean
 from jobs.contract.locations import S3Location
 from jobs.contract.outlook import outlook
 from jobs.contract.records import Receipt
@@ -33,6 +33,7 @@ from jobs.contract.sweep import (
     SweepRecord,
     claim_name,
     claimed,
+    stop_name,
 )
 from jobs.contract.words import counted
 
@@ -47,6 +48,9 @@ DONE = ("succeeded", STOPPED_EARLY)
 
 _ORDER = ("succeeded", "running", STOPPED_EARLY, "waiting", "interrupted", "not run", "stopped", "failed")
 """States of points, in the order in which a table has them."""
+
+_NAMED = 3
+"""Failed points whose reasons are part of the sweep's."""
 
 _ENDED = {"running": "interrupted"}
 """What a receipt says of a point whose worker was lost."""
@@ -143,6 +147,37 @@ def standings(aws: Aws, run: S3Location, record: SweepRecord, job: Job | None) -
         return Standing(point=point, location=location, state=state, receipt=receipt, reason=reason)
 
     return each_at_once(standing, record.points)
+
+
+def ended_by(aws: Aws, run: S3Location, found: Sequence[Standing], job: Job) -> str:
+    """Return why a sweep has ended without all of its points; empty if it has all, or has not ended.
+
+    Batch says only that a worker exited.
+    """
+    if job.state not in UNSUCCESSFUL:
+        return ""
+    if job.state == CANCELLED:
+        return job.reason
+    stopped = next((standing.reason for standing in found if standing.state == "stopped"), "")
+    if not stopped and any(standing.state not in DONE for standing in found):
+        with suppress(ValidationError):
+            stopped = Claim.model_validate_json(object_store.read_once(aws.s3, run / stop_name(job.id)) or b"").reason
+    failed = [standing for standing in found if standing.state == "failed"]
+    why = "; ".join(f"point {standing.point.number}: {standing.reason}" for standing in failed[:_NAMED])
+    failures = f"{len(failed)} of {counted(len(found), 'point')} failed: {why}" if failed else ""
+    rest = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
+    return "; ".join(filter(None, (stopped, f"{failures}{rest}"))) or job.reason
+
+
+def without_metric(found: Sequence[Standing], sweep: Sweep) -> str:
+    """Return the warning that points have succeeded and none has the metric that ranks them; empty if there is none."""
+    results = [standing.receipt.result for standing in found if standing.state == "succeeded" and standing.receipt]
+    if not results or any(standing.metric(sweep) for standing in found):
+        return ""
+    known = sorted({name for result in results for name, value in result.items() if isinstance(value, (int, float))})
+    metric = f"sweep.metric '{sweep.metric}'" if sweep.metric else "a metric that ranks them; name one in sweep.metric"
+    has = did_you_mean(sweep.metric or "", known) if known else "; they reported no figure"
+    return f"none of the points that have succeeded has {metric}{has}"
 
 
 def ranked(found: Sequence[Standing], sweep: Sweep) -> list[Standing]:

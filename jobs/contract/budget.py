@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from jobs.contract.instance_types import InstanceType, instance_type
 from jobs.contract.queues import MARKET, Capacity
 from jobs.contract.records import Attempt
+from jobs.contract.words import counted
 
 SAVE_SECONDS = 120.0
 """So long before its budget ends a run is asked to save and stop: as long as a Spot notice gives."""
@@ -112,17 +113,38 @@ class Budget:
 
 
 def reached(
-    left: Left, so_far: Spent, *, run_id: str, capacity: Capacity | None, spot_usd_per_hour: float | None = None
+    left: Left,
+    so_far: Spent,
+    *,
+    run_id: str,
+    capacity: Capacity | None,
+    spot_usd_per_hour: float | None = None,
+    points: int = 0,
+    of_new_point: bool = False,
 ) -> str:
-    """Return the sentence that says why a run was stopped, and what next.
+    """Return the sentence that says why a run was stopped, by which rule, and what next.
 
     `spot_usd_per_hour`: what EC2 said of Spot; None: the recorded price counted.
+    `points`: of a sweep, how many run; 0: it is none. `of_new_point`: none was stopped, but no other may begin.
     """
     price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
     if capacity == "spot" and spot_usd_per_hour is not None:
         price = f"at EC2's Spot price of {spot_usd_per_hour:g} USD an hour"
-    took = f"{so_far.usd:.2f} USD {price}, {so_far.instance_hours:.2f} instance hours"
     option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"
-    limit = f"{left.limit:.2f}" if left.key == "max_usd" else f"{left.limit:g}"
-    kept = f"and {SAVE_SECONDS / 60:g} minutes are kept for saving"
-    return f"budget: {left.key} {limit} reached: {took}, {kept}. Next: trainyard resume {run_id} {option} {more}"
+    hours = f"{so_far.instance_hours:.2f} instance hours"
+    used = f"{so_far.usd:.2f} USD of max_usd {left.limit:.2f} used, {price}, in {hours}"
+    if left.key == "max_hours":
+        used = f"{hours} of max_hours {left.limit:g} used, {so_far.usd:.2f} USD {price}"
+    rest = _rest(left, points, of_new_point=of_new_point)
+    return f"budget: {used}; {rest}. Next: trainyard resume {run_id} {option} {more}"
+
+
+def _rest(left: Left, points: int, *, of_new_point: bool) -> str:
+    """Return why the rest of a budget may not be used."""
+    if left.seconds <= 0:
+        return "nothing is left"
+    if of_new_point:
+        beside = f" beside the {counted(points, 'point')} that {'runs' if points == 1 else 'run'}" if points else ""
+        return f"the rest does not pay for {LEAST_SECONDS / 60:g} minutes of another point{beside}"
+    of_each = f" for each of the {points} points that run" if points > 1 else ""
+    return f"the rest is kept for saving, {SAVE_SECONDS / 60:g} minutes{of_each}"

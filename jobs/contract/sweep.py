@@ -8,6 +8,7 @@ point is a run of its own, with a folder of its own. In the sweep's folder lie, 
 
     sweep.json                the points: one `SweepRecord`
     claims/JOB/N.json         of the Batch job JOB: which worker took point N, and how that ended, one `Claim`
+    claims/JOB/stop.json      a `Claim` with the reason why no further point began: the budget
     halving/                  how the points stood at the rungs of successive halving (jobs.contract.halving)
 
 and in each point's folder `member-of.json`, which names the sweep.
@@ -348,6 +349,10 @@ class Claim(BaseModel):
 
 def claim_name(job: str, number: int) -> str:
     return f"{SWEEP_CLAIMS}{job}/{number}.json"
+
+
+def stop_name(job: str) -> str:
+    return f"{SWEEP_CLAIMS}{job}/stop.json"
 
 
 def claimed(names: Sequence[str]) -> Iterator[tuple[str, int]]:

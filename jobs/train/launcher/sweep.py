@@ -37,6 +37,7 @@ from jobs.contract.sweep import (
     SweepRecord,
     claim_name,
     claimed,
+    stop_name,
     values_text,
 )
 from jobs.train import accelerator as accelerators
@@ -110,7 +111,10 @@ class Worker:
             if number in claims or self._spending.is_done(number):
                 continue
             if (over := self._over(of_new_point=True)) is not None:
-                print(f"error: point {number} is not begun: {over}", flush=True)
+                reason = f"point {number} is not begun: {over}"
+                print(f"error: {reason}", flush=True)
+                stop = Claim(child=self._child, ended="stopped", reason=reason)
+                object_store.write(self._s3, self._sweep / stop_name(self._job), stop.model_dump_json().encode())
                 return SWEEP_OVER_EXIT_CODE
             taken = self._claim(number)
             if taken is None:
@@ -239,13 +243,15 @@ class Worker:
         left = self._left(of_new_point=of_new_point)
         if left is None or left.seconds > (LEAST_SECONDS if of_new_point else SAVE_SECONDS):
             return None
-        so_far, _ = self._spending.now()
+        so_far, running = self._spending.now()
         return reached(
             left,
             so_far,
             run_id=self._sweep.key.strip("/").rpartition("/")[2],
             capacity=self._capacity,
             spot_usd_per_hour=self._options.spot_usd_per_hour,
+            points=running,
+            of_new_point=of_new_point,
         )
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:

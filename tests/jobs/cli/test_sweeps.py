@@ -168,6 +168,18 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
         "2 of 4 points done, 1 failed, 1 stopped early",
         {"name": "eval_loss", "value": 1.01},
     )
+    # AND other commands know it as a sweep, and why it ended
+    failure = "1 of 4 points failed: point 3: "
+    assert failure in status
+    why = say("why", run_id).stderr
+    assert failure in why
+    assert f"next: trainyard sweep {run_id}, then trainyard resume {run_id}" in why
+    for command, what in {"report": "a report", "receipt": "a receipt", "fetch": "files"}.items():
+        refused = say(command, run_id, expect=2).stderr
+        assert f"is a sweep, each of whose points has {what} of its own" in refused
+        assert f"next: trainyard {command} {record.points[0].run_id}, its best point so far" in refused
+    compared = json.loads(say("compare", run_id, "-o", "json").stdout)
+    assert [each["run_id"] for each in compared] == [record.points[number].run_id for number in (0, 1, 3, 2)]
     table = say("sweep", spec["name"])
     rows = [line.split() for line in table.stdout.splitlines()]
     assert rows[0] == ["POINT", "RATE", "SEED", "LOSS", "USD", "STATE"]

@@ -50,8 +50,27 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     assert Budget().left(so_far, usd_per_hour=1, nnodes=1) is None
     assert both.text(so_far) == f"7.00 of {7 + DL1.spot_usd_per_hour:.2f} USD, 2.00 of 10 instance hours"
     said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
-    took = "7.00 USD at the recorded Spot price, 2.00 instance hours, and 2 minutes are kept for saving"
-    assert said == f"budget: max_usd 10.93 reached: {took}. Next: trainyard resume {RUN_ID} --max-usd 21.86"
+    used = "7.00 USD of max_usd 10.93 used, at the recorded Spot price, in 2.00 instance hours"
+    kept = "the rest is kept for saving, 2 minutes"
+    assert said == f"budget: {used}; {kept}. Next: trainyard resume {RUN_ID} --max-usd 21.86"
+    # Of a sweep, whose points share a budget, the rule is another: each needs the time to save, or to begin.
+    for points, new, rule in (
+        (2, False, "the rest is kept for saving, 2 minutes for each of the 2 points that run"),
+        (0, True, "the rest does not pay for 5 minutes of another point"),
+        (1, True, "the rest does not pay for 5 minutes of another point beside the 1 point that runs"),
+    ):
+        assert f"; {rule}. Next: " in reached(
+            left, so_far, run_id=RUN_ID, capacity="spot", points=points, of_new_point=new
+        )
+    assert (
+        "12.00 instance hours of max_hours 10 used, 7.00 USD at the recorded Spot price; nothing is left. "
+        in reached(
+            replace(left, seconds=-1.0, key="max_hours", limit=10),
+            Spent(instance_hours=12, usd=7),
+            run_id=RUN_ID,
+            capacity="spot",
+        )
+    )
 
 
 def test_the_launcher_is_told_and_what_pays_for_no_run_is_refused() -> None:
@@ -96,7 +115,7 @@ def test_spot_counts_at_what_ec2_says_of_it_where_it_says_anything() -> None:
     left = budget.budget.left(Spent(usd=0.6), usd_per_hour=6.5, nnodes=1)
     assert left is not None
     why = reached(left, Spent(usd=0.6), run_id=RUN_ID, capacity="spot", spot_usd_per_hour=6.5)
-    assert "0.60 USD at EC2's Spot price of 6.5 USD an hour" in why
+    assert "0.60 USD of max_usd 0.60 used, at EC2's Spot price of 6.5 USD an hour" in why
 
 
 def test_a_clock_that_was_set_back_gives_no_credit() -> None:

@@ -52,7 +52,9 @@ def test_two_nodes_save_and_stop_before_they_pass_a_budget_and_do_not_start_agai
     assert codes == [1, 1], nodes[1].output
     name = str(run.location).strip("/").rpartition("/")[2]
     said = nodes[0].lines[-1].removeprefix("error: ").strip()
-    assert said.startswith(f"budget: max_usd {budget:.2f} reached: 0.")
+    assert said.startswith("budget: 0.")
+    assert f" USD of max_usd {budget:.2f} used, " in said
+    assert "; the rest is kept for saving, 2 minutes. " in said
     assert said.endswith(f"Next: trainyard resume {name} --max-usd {2 * budget:g}")
     assert nodes[1].lines[-1] == f"error: the run has ended: {said}\n"
     assert not any("Traceback" in node.output for node in nodes)
@@ -77,6 +79,6 @@ def test_two_nodes_save_and_stop_before_they_pass_a_budget_and_do_not_start_agai
     nodes = both("9e3a")
     assert [node.wait() for node in nodes] == [1, 1]
     for node in nodes:
-        assert f"budget: max_usd {budget:.2f} reached: " in node.lines[-1]
+        assert f" of max_usd {budget:.2f} used, " in node.lines[-1]
         assert "start: " not in node.output
     assert run.recorded_attempt(2).last_step == 0

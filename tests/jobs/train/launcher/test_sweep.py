@@ -154,12 +154,19 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     spending.join()
     stopped = claim(run, 1)
     assert (stopped.ended, stopped.starts) == ("stopped", 1)
-    assert stopped.reason.startswith("budget: max_hours 10 reached: ")
+    assert stopped.reason.startswith("budget: 9.99 instance hours of max_hours 10 used, ")
+    assert "; the rest is kept for saving, 2 minutes for each of the 2 points that run. " in stopped.reason
     assert "--max-hours 20" in stopped.reason
     assert not (tmp_path / "begun-2").exists()
     # Another worker that comes then begins none either, and says why.
     assert make_worker(child=1, max_hours=10).work() == SWEEP_OVER_EXIT_CODE
-    assert "error: point 2 is not begun: budget: max_hours 10 reached: " in capfd.readouterr().out
+    why = "point 2 is not begun: budget: 9.99 instance hours of max_hours 10 used, "
+    assert f"error: {why}" in capfd.readouterr().out
+    stop = Claim.model_validate_json(
+        run.s3.get_object(Bucket="runs", Key=f"{run.location.key}claims/job/stop.json")["Body"].read()
+    )
+    assert stop.reason.startswith(why)
+    assert "; the rest does not pay for 5 minutes of another point beside the 1 point that runs. " in stop.reason
     assert "claims/job/2.json" not in run.keys("claims/")
 
 
