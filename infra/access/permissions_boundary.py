@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
+from constructs import Construct
 
 from infra.constructs.stage_stack import StageStack, acknowledge, finding
 from infra.observability.functions.stop_at_budget import STOP_TAG
@@ -127,18 +128,7 @@ class PermissionsBoundary(iam.ManagedPolicy):
         self._admit_budget_stops(stack)
         self._admit_ends_of_instances(stack)
         self._admit_deployer(stack)
-        self.add_statements(
-            iam.PolicyStatement(
-                sid="OtherStages",
-                effect=iam.Effect.DENY,
-                actions=["*"],
-                resources=["*"],
-                conditions={
-                    "StringNotEquals": {"aws:ResourceTag/trainyard:stage": self._stage},
-                    "Null": {"aws:ResourceTag/trainyard:stage": "false"},
-                },
-            )
-        )
+        self.add_statements(_no_other_stage(self._stage))
 
     def _admit_parameters(self, stack: StageStack) -> None:
         def parameter(path: str, account: str | None = None) -> str:
@@ -198,6 +188,38 @@ class PermissionsBoundary(iam.ManagedPolicy):
             *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in resources if "*" in arn),
             "NIST.800.53.R5-IAMPolicyNoStatementsWithFullAccess",
         )
+
+
+def keep_roles_to_stage(scope: Construct, stage: str) -> None:
+    """Deny every role below `scope` what carries another stage's tag, whatever boundary the role has.
+
+    An account's own boundary, which takes the place of the stage's, knows nothing of stages.
+    """
+    name, document = "OtherStages", iam.PolicyDocument(statements=[_no_other_stage(stage)])
+    for node in scope.node.find_all():
+        if isinstance(node, iam.CfnRole):
+            node.policies = [iam.CfnRole.PolicyProperty(policy_name=name, policy_document=document)]
+            acknowledge(
+                node,
+                "A deny that holds wherever the role goes; as a managed policy it could be detached",
+                "NIST.800.53.R5-IAMNoInlinePolicy",
+            )
+        # CDK makes the roles of its own functions as bare resources, with one policy of their own.
+        elif type(node) is cdk.CfnResource and node.cfn_resource_type == "AWS::IAM::Role":
+            node.add_property_override("Policies.1", {"PolicyName": name, "PolicyDocument": document})
+
+
+def _no_other_stage(stage: str) -> iam.PolicyStatement:
+    return iam.PolicyStatement(
+        sid="OtherStages",
+        effect=iam.Effect.DENY,
+        actions=["*"],
+        resources=["*"],
+        conditions={
+            "StringNotEquals": {"aws:ResourceTag/trainyard:stage": stage},
+            "Null": {"aws:ResourceTag/trainyard:stage": "false"},
+        },
+    )
 
 
 def name_prefix(stage: str) -> str:

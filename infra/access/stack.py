@@ -4,7 +4,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.access.deploy_role import DeployRole
-from infra.access.permissions_boundary import PermissionsBoundary
+from infra.access.permissions_boundary import PermissionsBoundary, keep_roles_to_stage
 from infra.constructs.stage_stack import StageStack
 from infra.stages import Stage
 
@@ -34,5 +34,6 @@ class AccessStack(StageStack):
             self.publish(DEPLOY_ROLE, role.role_arn)
 
     def limit(self, scope: Construct) -> None:
-        """Put the boundary on every role below `scope`, those that CDK makes for its own functions included."""
+        """Put the boundary on every role below `scope`, and keep each to the stage: CDK's own functions' included."""
         iam.PermissionsBoundary.of(scope).apply(self.boundary)
+        keep_roles_to_stage(scope, self.stage_row.name)

@@ -116,6 +116,7 @@ class ComputeStack(StageStack):
             self,
             team.name,
             vpc=self._network.vpc,
+            boot_logs=self._logs,
             endpoint_group_id=(
                 self._network.published(ENDPOINT_SECURITY_GROUP, reader=self) if has_endpoints else None
             ),
@@ -261,7 +262,7 @@ class ComputeStack(StageStack):
     @cached_property
     def _shared_profile(self) -> iam.InstanceProfile:
         """The profile of instances that teams share; made where some do."""
-        role = InstanceRole(self)
+        role = InstanceRole(self, boot_logs=self._logs)
         if any(self.stage_row.instance_owners):
             role.speak_for_no_other_team(None)
         return iam.InstanceProfile(self, "InstanceProfile", role=role)

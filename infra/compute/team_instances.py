@@ -3,6 +3,7 @@
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from infra.compute.instance_role import InstanceRole
@@ -22,11 +23,13 @@ class TeamInstances(Construct):
         team: str,
         *,
         vpc: ec2.IVpc,
+        boot_logs: logs.ILogGroup,
         endpoint_group_id: str | None,
         file_server_group_id: str | None,
     ) -> None:
-        """Make them. `endpoint_group_id`: the group of the VPC's interface endpoints; None: the stage makes none.
+        """Make them. `boot_logs`: where instances send the logs of their boot.
 
+        `endpoint_group_id`: the group of the VPC's interface endpoints; None: the stage makes none.
         `file_server_group_id`: that of FSx's file servers; None: the stage has none.
         """
         # The name of old: another logical id would be another group, while instances are in this one.
@@ -34,7 +37,7 @@ class TeamInstances(Construct):
         self.team = team
         of = f"jobs of team {team}"
         self.security_group = job_security_group(self, vpc=vpc, of=of)
-        role = InstanceRole(self, of=of)
+        role = InstanceRole(self, boot_logs=boot_logs, of=of)
         role.speak_for_no_other_team(team)
         self.instance_profile = iam.InstanceProfile(self, "InstanceProfile", role=role)
         if endpoint_group_id:

@@ -47,6 +47,27 @@ class InlineRole(iam.Role):
             )
         )
 
+    def deny(
+        self,
+        sid: str,
+        actions: Sequence[str],
+        *,
+        resources: Sequence[str] | None = None,
+        not_resources: Sequence[str] | None = None,
+        conditions: Mapping[str, Mapping[str, str | Sequence[str]]] | None = None,
+    ) -> None:
+        """Add a statement that no other policy of the role overrules: for `resources`, or all but `not_resources`."""
+        self.add_to_policy(
+            iam.PolicyStatement(
+                sid=sid,
+                effect=iam.Effect.DENY,
+                actions=list(actions),
+                resources=resources,
+                not_resources=not_resources,
+                conditions=dict(conditions or {}),
+            )
+        )
+
     def explain(self, reason: str, *wildcards: str) -> None:
         """Record why `wildcards` among the resources of its statements have to be there."""
         acknowledge(self, reason, *(f"AwsSolutions-IAM5[Resource::{finding(self, arn)}]" for arn in wildcards))

@@ -7,6 +7,8 @@ In ~/.aws/config, with the ARN that SSM has under /trainyard/<stage>/member-role
     source_profile = default
 """
 
+from collections.abc import Mapping
+
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 
@@ -20,6 +22,7 @@ from jobs.contract.code import CODE, CODE_RECORD
 from jobs.contract.retries import CLAIMS
 from jobs.contract.run import ARGUMENTS, SPEC
 from jobs.contract.stage import parameter_path, share_identifier
+from jobs.contract.submit_job import JOB_TAGS
 from jobs.contract.sweep import MEMBER_OF, SWEEP
 
 MEMBER_TAG = ("trainyard:role", "member")
@@ -27,6 +30,8 @@ MEMBER_TAG = ("trainyard:role", "member")
 
 PORT_DOCUMENT = "AWS-StartPortForwardingSession"
 """AWS's session document that forwards a port of the instance itself: what `jobs.client.port_forwarding` names."""
+
+_Conditions = dict[str, dict[str, str]]
 
 _STAGE = "aws:ResourceTag/trainyard:stage"
 _TEAM = "aws:ResourceTag/trainyard:team"
@@ -98,27 +103,26 @@ class MemberRole(InlineRole):
         share = {"batch:ShareIdentifier": share_identifier(self._team)}
         submit = ["batch:SubmitJob"]
         # Whoever submits to a queue shares its instances: to the team's own only, or to those that are no team's own.
-        own = {"StringEqualsIfExists" if self._shares else "StringEquals": {_TEAM: self._team}}
-        of_stage = {_STAGE: self._stage, **share}
-        conditions = {**own, "StringEquals": {**own.get("StringEquals", {}), **of_stage}}
-        self.allow("SubmitToQueues", submit, queues, conditions=conditions)
-        self.allow(
-            "SubmitOwnDefinitions",
-            submit,
-            definitions,
-            conditions={"StringEquals": {_STAGE: self._stage, _TEAM: self._team}},
-        )
+        own = {_STAGE: self._stage, _TEAM: self._team}
         asked_for = {_STAGE_ASKED_FOR: self._stage, _TEAM_ASKED_FOR: self._team}
+        # A queue without a team is one that the stage made for those that share: no other carries the stage's tag.
+        own_or_shared = {"StringEqualsIfExists": {_TEAM: self._team}, "StringEquals": {_STAGE: self._stage}}
+        of_queues = own_or_shared if self._shares else {"StringEquals": own}
+
+        def also(conditions: _Conditions, equal: Mapping[str, str]) -> _Conditions:
+            return {**conditions, "StringEquals": {**conditions["StringEquals"], **equal}}
+
+        self.allow("SubmitToQueues", submit, queues, conditions=also(of_queues, share))
+        self.allow("SubmitOwnDefinitions", submit, definitions, conditions={"StringEquals": own})
         self.allow("SubmitOwnJobs", submit, jobs, conditions={"StringEquals": {**asked_for, **share}})
+        # Batch checks this permission on what a job is submitted with: its refusals name the definition (GitHub,
+        # wri/gfw-data-api #175; AWS documents no resource, and nobody has tried it here [?]). It has no key that tells
+        # a new job from an existing one: allowed on jobs, it would let people take any untagged job of the account and
+        # end it.
+        tag, keys = ["batch:TagResource"], {"ForAllValues:StringEquals": {"aws:TagKeys": list(JOB_TAGS)}}
+        self.allow("TagSubmissionsToQueues", tag, queues, conditions={**also(of_queues, asked_for), **keys})
         self.allow(
-            "TagOwnJobs",
-            ["batch:TagResource"],
-            jobs,
-            conditions={
-                "StringEquals": asked_for,
-                # A job that is there already must be the team's; one that is being submitted has no tags yet.
-                "StringEqualsIfExists": {_STAGE: self._stage, _TEAM: self._team},
-            },
+            "TagSubmissionsOfDefinitions", tag, definitions, conditions={"StringEquals": {**own, **asked_for}, **keys}
         )
         self.explain("A condition admits only what is tagged as the stage's and the team's", queues, definitions, jobs)
 

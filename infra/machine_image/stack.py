@@ -137,14 +137,15 @@ class MachineImageStack(StageStack):
             role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(policy))
         for repository in images.repositories.values():
             repository.grant_pull(role)
-        role.allow(
-            "FindJobImage",
-            ["ssm:GetParameter"],
-            *(
-                self.format_arn(service="ssm", resource="parameter", resource_name=name.removeprefix("/"))
-                for name in parameters
-            ),
-        )
+        own = [
+            self.format_arn(service="ssm", resource="parameter", resource_name=name.removeprefix("/"))
+            for name in parameters
+        ]
+        role.allow("FindJobImage", ["ssm:GetParameter"], *own)
+        # AWS's two policies read every parameter of the account, and every object of it that is called .iso.
+        role.deny("OtherParameters", ["ssm:GetParameter*"], not_resources=own)
+        installers = self.format_arn(service="s3", region="", account="", resource="ec2imagebuilder*")
+        role.deny("OtherObjects", ["s3:GetObject"], not_resources=[installers])
         acknowledge(
             role,
             "Image Builder documents these two for the instance that it runs components on, and adds to them what its "

@@ -275,22 +275,15 @@ class EventFunctions:
             all_jobs,
             conditions=of_the_stage,
         )
-        function.execution_role.allow("SubmitToOnDemand", ["batch:SubmitJob"], *(arn for _, arn in self._successors))
+        successors = [arn for _, arn in self._successors]
+        function.execution_role.allow("SubmitToOnDemand", ["batch:SubmitJob"], *successors)
         function.execution_role.allow(
-            "SubmitDefinitionsOfStage",
-            ["batch:SubmitJob"],
-            definitions,
-            conditions=of_the_stage,
+            "SubmitDefinitionsOfStage", ["batch:SubmitJob"], definitions, conditions=of_the_stage
         )
+        # On what a job is submitted with, and not on jobs: see infra/job/member_role.py.
+        tagged = {"StringEquals": {**of_the_stage["StringEquals"], "aws:RequestTag/trainyard:stage": self._stage.name}}
         function.execution_role.allow(
-            "TagJob",
-            ["batch:TagResource"],
-            all_jobs,
-            conditions={
-                "StringEquals": {"aws:RequestTag/trainyard:stage": self._stage.name},
-                # A job that is there already must be the stage's; one that is being submitted has no tags yet.
-                "StringEqualsIfExists": {"aws:ResourceTag/trainyard:stage": self._stage.name},
-            },
+            "TagSubmissions", ["batch:TagResource"], *successors, definitions, conditions=tagged
         )
         function.execution_role.allow("ClaimMoves", ["s3:GetObject", "s3:PutObject"], claims)
         if self._key:

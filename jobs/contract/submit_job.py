@@ -22,6 +22,9 @@ MAX_OVERRIDES_CHARACTERS = 8192
 _BATCH_VARIABLES_CHARACTERS = 1024
 """Kept for the variables that AWS Batch adds to a job's own, with the names of its queue and compute environment."""
 
+JOB_TAGS = ("trainyard:stage", "trainyard:run", "trainyard:team", "trainyard:job", SWEEP_TAG, RESUMED_TAG)
+"""Keys of all tags that a submission gives its job: people may give no others."""
+
 NODE_RANGE = "0:"
 """The one node range of every multi-node job definition: all of them, however many a submission asks for."""
 

@@ -89,11 +89,17 @@ def test_a_team_that_comes_leaves_what_the_first_one_has_as_it_was(apart: Templa
 def test_nothing_of_the_others_changes_but_what_their_instances_may_do(before: Templates, after: Templates) -> None:
     # A new logical id, or another name of an instance, would end what waits and runs.
     old, new = before["compute"]["Resources"], after["compute"]["Resources"]
-    properties = {name: new[name].get("Properties") for name in old}
-    assert properties == {name: item.get("Properties") for name, item in old.items()}
-    added = {name for name in new.keys() - old.keys() if "health" not in name}
-    # The one thing besides: instances that teams share are denied to speak as one of that team's.
-    assert {new[name]["Type"] for name in added} == {"AWS::IAM::Policy"}
+    changed = [name for name, item in old.items() if new[name].get("Properties") != item.get("Properties")]
+    # The one thing that changes: instances that teams share are denied to speak as one of that team's.
+    (policy,) = changed
+    assert old[policy]["Type"] == "AWS::IAM::Policy"
+    denied = [
+        {statement["Sid"]: statement for statement in template[policy]["Properties"]["PolicyDocument"]["Statement"]}
+        for template in (old, new)
+    ]
+    assert denied[1].keys() - denied[0].keys() == {"InstancesOfOtherTeams"}
+    assert {sid: denied[1][sid] for sid in denied[0]} == denied[0]
+    assert not [name for name in new.keys() - old.keys() if "health" not in name]
     assert before["network"] == after["network"]
     assert before["jobs"]["Resources"].keys() == after["jobs"]["Resources"].keys()
 

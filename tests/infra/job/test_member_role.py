@@ -10,6 +10,7 @@ from infra.observability.functions.stop_at_budget import STOP_TAG
 from infra.stages import Stage, Team
 from jobs.client.port_forwarding import DOCUMENT
 from jobs.contract.catalog import CATALOG
+from jobs.contract.submit_job import JOB_TAGS
 from tests.support.infra.calls import permissions_of
 from tests.support.infra.deployed_roles import ACCOUNT, REGION, DeployedStage, Role, statements
 from tests.support.infra.policy_evaluation import as_list
@@ -111,10 +112,11 @@ def test_every_call_of_the_command_line_is_allowed(stage: DeployedStage, people:
         if (decision := people.decide_in(action, resource, context)) != "allowed"
     ]
     assert refused == []
-    # AND with SubmitJob, which tags the job, the permission to do that
-    asked: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
-    tags: Context = {**asked, "aws:TagKeys": ["trainyard:run", "trainyard:stage", "trainyard:team"]}
-    assert people.decide_in("batch:TagResource", JOB, tags) == "allowed"
+    # AND with SubmitJob, which tags the job, the permission to do that, on what it is submitted to and from
+    for resource, context in submission(stage, templates, "our-team"):
+        if resource != JOB:
+            tags: Context = {**context, "aws:TagKeys": list(JOB_TAGS)}
+            assert people.decide_in("batch:TagResource", resource, tags) == "allowed", resource
 
 
 def test_people_submit_to_their_own_queues_only_or_to_those_that_teams_share() -> None:
@@ -260,14 +262,27 @@ def test_people_stop_jobs_of_their_stage_only(people: Role) -> None:
     assert people.decide_in("batch:TerminateJob", JOB, elsewhere) != "allowed"
 
 
-def test_no_one_claims_another_teams_job_by_a_tag(people: Role) -> None:
-    # What is tagged as another team's stays so, though the request names one's own.
+@pytest.mark.parametrize("tags", [{}, {"aws:ResourceTag/trainyard:team": "theirs"}], ids=str)
+def test_no_one_takes_a_job_by_a_tag_whoevers_it_is(people: Role, tags: Context) -> None:
+    # A job without tags belongs to others of the account: with the team's tag it could be ended.
     own: Context = {"aws:RequestTag/trainyard:team": "our-team", "aws:RequestTag/trainyard:stage": "test"}
-    theirs: Context = {"aws:ResourceTag/trainyard:team": "theirs"}
-    assert people.decide_in("batch:TagResource", JOB, own) == "allowed"
-    assert people.decide_in("batch:TagResource", JOB, {**own, **theirs}) == "implicitly denied"
-    assert people.decide_in("batch:TagResource", JOB, {**own, "aws:RequestTag/trainyard:team": "theirs"}) != "allowed"
+    keys: Context = {"aws:TagKeys": ["trainyard:stage", "trainyard:team"]}
+    assert people.decide_in("batch:TagResource", JOB, {**own, **tags, **keys}) == "implicitly denied"
     assert not people.may("batch:UntagResource", JOB)
+
+
+def test_no_one_gives_a_queue_or_a_definition_a_tag_that_means_something_else(
+    stage: DeployedStage, templates: Templates, people: Role
+) -> None:
+    for resource, context in submission(stage, templates, "our-team"):
+        for changed in (
+            {"aws:RequestTag/trainyard:team": "theirs"},
+            {"aws:RequestTag/trainyard:stage": "prod"},
+            {"aws:ResourceTag/trainyard:team": "theirs"},
+            {"aws:TagKeys": [*JOB_TAGS, "trainyard:role"]},
+        ):
+            request: Context = {"aws:TagKeys": list(JOB_TAGS), **context, **changed}
+            assert people.decide_in("batch:TagResource", resource, request) != "allowed", (resource, changed)
 
 
 @pytest.mark.parametrize(

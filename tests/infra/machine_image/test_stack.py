@@ -249,6 +249,7 @@ def test_the_instance_may_be_managed_and_pull_the_job_image_and_nothing_else(sta
     allowed = {
         action: flatten(statement["Resource"])
         for statement in statements
+        if statement["Effect"] == "Allow"
         for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
     }
     assert allowed.pop("ecr:GetAuthorizationToken") == "*"

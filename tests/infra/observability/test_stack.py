@@ -69,18 +69,21 @@ def test_a_job_moves_to_the_on_demand_queue_of_its_own_pool(everything: Observed
         context = {"aws:ResourceTag/trainyard:stage": stage}
         assert (role.decide_in("batch:TerminateJob", job, context) == "allowed") is allowed
     assert not role.may("batch:TerminateJob", job), "a job that is none of ours"
+    # With SubmitJob, whose successor carries the tags of the first job: asked for on what the job is submitted with.
     asked, there = "aws:RequestTag/trainyard:stage", "aws:ResourceTag/trainyard:stage"
     for context, allowed in (
-        ({asked: "test"}, True),  # with SubmitJob: the successor carries the tags of the first job
         ({asked: "test", there: "test"}, True),
         ({asked: "test", there: "other"}, False),
-        ({asked: "other"}, False),
+        ({asked: "test"}, False),
+        ({asked: "other", there: "test"}, False),
         ({}, False),
     ):
-        assert (role.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
         # By its own policy too: an account may put a boundary of its own in place of the stage's.
-        unbounded = replace(role, boundary=None)
-        assert (unbounded.decide_in("batch:TagResource", job, context) == "allowed") is allowed, context
+        for limited in (role, replace(role, boundary=None)):
+            for resource in (definition, *moves.values()):
+                decision = limited.decide_in("batch:TagResource", resource, context)
+                assert (decision == "allowed") is allowed, (resource, context)
+            assert limited.decide_in("batch:TagResource", job, context) != "allowed"
 
 
 def test_queues_that_teams_share_are_watched_beside_those_of_a_team(everything: Observed) -> None:

@@ -146,7 +146,7 @@ class DeployedStage:
             arn=self.arn(stack, logical_id),
             trust=self.resolve(stack, properties["AssumeRolePolicyDocument"]),
             identity=tuple(self._identity(stack, logical_id, properties)),
-            boundary=None if boundary is None else (self._managed(self.resolve(stack, boundary)),),
+            boundary=None if boundary is None else self._boundary(self.resolve(stack, boundary)),
             tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
         )
 
@@ -161,6 +161,10 @@ class DeployedStage:
                 for policy in resources(template, resource_type).values():
                     if name in self.resolve(other, policy.get("Roles", [])):
                         yield self.resolve(other, policy["PolicyDocument"])
+
+    def _boundary(self, arn: str) -> tuple[Document, ...] | None:
+        """Return the stage's own boundary; None if the account's takes its place, which may admit everything."""
+        return (self._managed(arn),) if "-access-Boundary" in arn else None
 
     def _managed(self, arn: str) -> Document:
         if arn.startswith("arn:aws:iam::aws:policy/"):
