@@ -15,7 +15,9 @@ def main() -> None:
     """Entry point of the console script."""
     from jobs.cli.app import app
     from jobs.cli.failures import run_reporting
+    from jobs.cli.plain import show_warnings
 
+    show_warnings()
     try:
         sys.exit(run_reporting(lambda arguments: app(arguments, standalone_mode=False), sys.argv[1:]))
     finally:

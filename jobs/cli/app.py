@@ -30,6 +30,7 @@ from jobs.cli.options import (
     user_path,
 )
 from jobs.cli.past import past
+from jobs.cli.plain import print_text
 from jobs.contract.stage import DEFAULT_STAGE, DEFAULT_TEAM
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(version("trainyard"))
+        print_text(version("trainyard"))
         raise typer.Exit
 
 
@@ -328,7 +329,7 @@ def schema() -> None:
 
     from jobs.contract.spec import spec_json_schema
 
-    print(json.dumps(spec_json_schema(), indent=2))
+    print_text(json.dumps(spec_json_schema(), indent=2))
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.plain import print_text
 from jobs.client import batch, port_forwarding, storage
 from jobs.client.follow import may_go_on
 from jobs.client.job import Job
@@ -118,7 +119,7 @@ def _show(run: StoredRun, server: NotebookServer, *, port: int, instance: str | 
         )
         return
     console = tables.stderr()
-    print(url, flush=True)
+    print_text(url)
     console.print(f"TensorBoard: {tensorboard}", soft_wrap=True)
     if instance is not None:
         console.print(f"{instance} is connected until Ctrl-C; the notebook goes on")

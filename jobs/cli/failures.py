@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.contract.display import json_text, printable, shortened
+from jobs.cli.plain import print_text
+from jobs.contract.display import json_text, shortened
 from jobs.contract.errors import Detached, TrainyardError, UsageError
 
 ABORTED_EXIT_CODE = 1
@@ -49,13 +50,13 @@ def _report(error: TrainyardError, arguments: Sequence[str]) -> int:
     message = str(error.args[0])
     if _wants_json(arguments):
         report = {"error": message, "next": error.next_step, "exit_code": error.exit_code}
-        print(json_text(report), file=sys.stderr)
+        print_text(json_text(report), to=sys.stderr)
     else:
         prefix = "" if isinstance(error, Detached) else "error: "
         for line in message.splitlines():
-            print(prefix + printable(shortened(line)), file=sys.stderr)
+            print_text(prefix + shortened(line), to=sys.stderr)
         if error.next_step:
-            print(f"next: {printable(shortened(error.next_step))}", file=sys.stderr)
+            print_text(f"next: {shortened(error.next_step)}", to=sys.stderr)
     return error.exit_code
 
 

@@ -4,9 +4,11 @@ from pathlib import Path
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.plain import print_text
 from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import fetch_code
+from jobs.contract.display import printable_name
 
 
 def fetch(
@@ -23,6 +25,6 @@ def fetch(
     for path in fetch_code(aws, run.location, target / "code") if code else files:
         fetched.append(str(path))
         if output == "table":
-            print(path, flush=True)
+            print_text(printable_name(str(path)))
     if output == "json":
         tables.print_json(fetched)

@@ -17,10 +17,11 @@ from rich.progress import TextColumn as Column
 from rich.text import Text
 
 from jobs.cli import tables
+from jobs.cli.plain import print_text
 from jobs.cli.tables import stderr, stdout
 from jobs.client.job import Job
 from jobs.client.logs import LogLine
-from jobs.contract.display import json_text, printable
+from jobs.contract.display import json_text, log_text, printable
 from jobs.contract.errors import Detached
 from jobs.contract.log_lines import Progress as ProgressLine
 from jobs.contract.outlook import cards_text, money_text, outlook, time_text
@@ -65,7 +66,7 @@ class LiveView:
     def __enter__(self) -> "LiveView":
         if self._console.is_terminal:
             self._bar = Progress(
-                Column("{task.description}"),
+                Column("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TaskProgressColumn(),
@@ -137,12 +138,11 @@ class LiveView:
         if not self._show_log:
             return
         if self._as_json:
-            print(line_json(line), file=self._log, flush=True)
+            print_text(line_json(line), to=self._log)
         elif self._bar is not None and self._log.isatty():
-            text = Text(prefix(line)) + Text.from_ansi(line.text)
-            tables.print_line(text, on=self._console)
+            tables.print_line(Text(prefix(line) + log_text(line.text)), on=self._console)
         else:
-            print(prefix(line) + line.text, file=self._log, flush=True)
+            print_text(prefix(line) + log_text(line.text), to=self._log)
 
     def _note(self, progress: ProgressLine, line: LogLine) -> None:
         """Keep how far it is, and its pace since this attempt's first line of progress."""
@@ -193,9 +193,9 @@ def line_json(line: LogLine) -> str:
 
 def print_line(line: LogLine, *, as_json: bool) -> None:
     if not as_json and sys.stdout.isatty():
-        tables.print_line(Text(prefix(line)) + Text.from_ansi(line.text), on=stdout())
+        tables.print_line(Text(prefix(line) + log_text(line.text)), on=stdout())
     else:
-        print(line_json(line) if as_json else prefix(line) + line.text)
+        print_text(line_json(line) if as_json else prefix(line) + log_text(line.text))
 
 
 def print_heading(console: Console, attempt: int, *, origin: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jobs.cli import embedded
-from jobs.contract.display import printable
+from jobs.cli.plain import print_text
 from jobs.contract.errors import TrainyardError
 
 _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -14,20 +14,20 @@ _AWS_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_RO
 
 def show(stage_name: str, *, profile: str | None, region: str | None, state_file: Path, runs_folder: Path) -> None:
     """Print some lines on the state of things, each next step as the command to type."""
-    print("trainyard trains Hugging Face models on Gaudi in AWS, and on this machine.\n")
+    print_text("trainyard trains Hugging Face models on Gaudi in AWS, and on this machine.\n")
     try:
         server = embedded.running(state_file)
     except TrainyardError as error:
-        print(printable(str(error)))
+        print_text(str(error))
         return
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if server is not None and endpoint != server.endpoint:
-        print("The embedded AWS runs, and this shell does not talk to it yet.")
+        print_text("The embedded AWS runs, and this shell does not talk to it yet.")
         _commands([('eval "$(trainyard local env)"', "have every AWS tool of this shell talk to it")])
     elif server is not None or profile or any(name in os.environ for name in _AWS_SETTINGS):
         _of_the_newest_run(stage_name, profile, region, runs_folder)
     else:
-        print("Nothing is set up in this shell.")
+        print_text("Nothing is set up in this shell.")
         _commands(
             [
                 ("trainyard demo", "see all of it once, on this machine: two minutes"),
@@ -35,7 +35,7 @@ def show(stage_name: str, *, profile: str | None, region: str | None, state_file
                 ("export AWS_PROFILE=…", "or talk to an AWS account that a stage is deployed to"),
             ]
         )
-    print("\ntrainyard --help lists every command.")
+    print_text("\ntrainyard --help lists every command.")
 
 
 def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None, runs_folder: Path) -> None:
@@ -51,15 +51,15 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
         told = error if isinstance(error, TrainyardError) else explain(error)
         if told is None:
             raise
-        print(printable(f"AWS cannot be asked for runs: {told.args[0]}"))
+        print_text(f"AWS cannot be asked for runs: {told.args[0]}")
         _commands([(told.next_step, "")] if told.next_step else [])
         return
     if not jobs:
-        print(f"Stage '{stage_name}' has had no run in the last seven days.")
+        print_text(f"Stage '{stage_name}' has had no run in the last seven days.")
         _commands([("trainyard submit SPEC", "ready ones lie in jobs/specs/; --dry-run only checks one")])
         return
     newest = jobs[0]
-    print(f"The newest run of stage '{stage_name}' is {newest.run_id}: {newest.state}.")
+    print_text(f"The newest run of stage '{stage_name}' is {newest.run_id}: {newest.state}.")
     if not newest.ended:
         steps = [("logs {} --follow", "watch it"), ("status {}", "how far it is"), ("why {}", "what it waits for")]
     elif newest.state == "SUCCEEDED":
@@ -80,4 +80,4 @@ def _commands(steps: Iterable[tuple[str, str]]) -> None:
     steps = list(steps)
     width = max((len(command) for command, _ in steps), default=0)
     for command, what in steps:
-        print(printable(f"  {command:{width}}  {what}".rstrip()))
+        print_text(f"  {command:{width}}  {what}".rstrip())

@@ -14,12 +14,14 @@ from urllib.parse import parse_qs, urlsplit
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.prices import spot_paid
 from jobs.client.records import read_run
 from jobs.client.storage import StoredRun
+from jobs.contract.display import printable_name
 from jobs.contract.errors import Detached, TrainyardError, UsageError
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.spec import JobSpec
@@ -36,12 +38,12 @@ def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: boo
     path = to or RUNS_FOLDER / run.run_id / "report.html"
     if not follow:
         write(path, _page(aws, run))
-        print(path)
+        print_text(printable_name(str(path)))
         return
     live = LivePage(lambda: _page(aws, run, live=True))
     live.html()  # what cannot be read is said now, not to a browser
     with _listening(live, port) as server:
-        print(f"http://127.0.0.1:{server.server_port}/?token={live.token}", flush=True)
+        print_text(f"http://127.0.0.1:{server.server_port}/?token={live.token}")
         tables.stderr().print(f"served to this machine's browser until Ctrl-C, which leaves {path}")
         try:
             server.serve_forever(poll_interval=0.1)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.plain import print_text
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_spec_text
 from jobs.cli.submit import How, confirm, finish, send, show_code
@@ -106,7 +107,7 @@ def resume(
         confirm([planned], verb="Resume")
     job_id = _send(aws, stage, planned, spec_before)
     if output == "table":
-        print(run.run_id, flush=True)
+        print_text(run.run_id)
     finish(aws, stage, [planned], {run.run_id: job_id}, how=how, output=output)
 
 

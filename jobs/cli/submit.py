@@ -17,6 +17,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import sweep, tables
 from jobs.cli.list import ListedRun, show_runs
 from jobs.cli.live import LiveView, detaching
+from jobs.cli.plain import print_text
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import read_specs, with_absolute_paths
 from jobs.client.batch import SUBMIT_DELAYS_SECONDS, cause_of_failure, read_stage, room_of, terminate_id
@@ -31,7 +32,7 @@ from jobs.client.prices import current_prices
 from jobs.client.records import read_classes
 from jobs.client.references import resolve
 from jobs.client.storage import delete_spec, find_run, put_spec, readable_receipt
-from jobs.contract.display import printable
+from jobs.contract.display import log_text, printable_name
 from jobs.contract.errors import (
     Detached,
     JobFailedError,
@@ -155,7 +156,7 @@ def show_code(plans: Sequence[Plan]) -> None:
     for planned in plans:
         if planned.pack is not None:
             for file in sorted(planned.pack.files):
-                tables.stderr().print(f"code: {file.bytes:>12,} {printable(file.name)}", markup=False, highlight=False)
+                tables.stderr().print(f"code: {file.bytes:>12,} {printable_name(file.name)}")
 
 
 def plan_runs(aws: Aws, stage: DeployedStage, specs: Sequence[JobSpec], *, look_inside: bool = True) -> list[Plan]:
@@ -258,7 +259,7 @@ def send_all(aws: Aws, plans: Sequence[Plan], *, say: bool) -> dict[str, str]:
                 _take_back(aws, run_id, job_id, because=planned.run_id)
             raise
         if say:
-            print(planned.run_id, flush=True)
+            print_text(planned.run_id)
     return job_ids
 
 
@@ -277,7 +278,7 @@ def _put_code(aws: Aws, planned: Plan) -> bool:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     console = tables.stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("code", total=None, visible=False)
 
@@ -331,7 +332,7 @@ def watch(
         job = follow(aws, stage, job_id, reader=LogReader(aws, stage.log_group), show=view.show)
     if job.state in UNSUCCESSFUL and not show_log:
         for line in view.tail:
-            print(printable(line), file=sys.stderr)
+            print_text(log_text(line), to=sys.stderr)
     return job, readable_receipt(aws, location)
 
 

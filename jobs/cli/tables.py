@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from jobs.cli.plain import print_text
 from jobs.client.job import Job, JobAttempt
 from jobs.contract.budget import NOTHING_SPENT
 from jobs.contract.classes import ClassReport
@@ -99,7 +100,7 @@ def print_line(line: Text, *, on: Console) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json_text(value, indent=2))
+    print_text(json_text(value, indent=2))
 
 
 class Pairs:

@@ -17,6 +17,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.embedded import Process, end_group, started
 from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.plain import print_text
 from jobs.cli.sweep import begun_points
 from jobs.client import batch, port_forwarding, storage
 from jobs.client.storage import StoredRun
@@ -110,7 +111,7 @@ def _serve(folder: Path, port: int, what: str, aws: Aws | None, runs: Sequence[S
     try:
         with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
             _wait_until_up(process, f"http://127.0.0.1:{port}{path}/", port, log_file)
-            print(f"http://127.0.0.1:{port}{path}/", flush=True)
+            print_text(f"http://127.0.0.1:{port}{path}/")
             tables.stderr().print(f"TensorBoard shows {what} to this machine until Ctrl-C")
             while process.poll() is None:
                 time.sleep(FETCH_EVERY_SECONDS)

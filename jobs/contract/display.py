@@ -7,13 +7,27 @@ from typing import Any
 MAX_SHOWN_CHARACTERS = 1000
 """A longer text is shown without its middle."""
 
-_UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but for tabs and line ends, those that turn the direction of writing, and halves of pairs."""
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but for tabs and line ends, separators of lines, those that turn the direction of writing, and
+halves of pairs."""
+
+_COLOUR = re.compile("\x1b\\[[0-9;:]*m")
+"""Sets colours and styles of a terminal (ECMA-48, "SGR"), as progress bars do."""
 
 
 def printable(text: str) -> str:
     """Return the text with an escape, of letters and digits, for each character that no terminal should get."""
     return _UNSHOWABLE.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def printable_name(name: str) -> str:
+    """Return the name of a file, which may have line ends too, as one line."""
+    return printable(name).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def log_text(text: str) -> str:
+    """Return a line that a job has logged, without its colours and its line end."""
+    return printable(_COLOUR.sub("", text.rstrip("\r\n")))
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

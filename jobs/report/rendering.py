@@ -26,7 +26,7 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
         .get_template(template)
         .render(
             **context,
-            charts={"config": CONFIG, "charts": charts},
+            charts={"config": CONFIG, "charts": _printable(charts)},
             live=live,
             made_at=f"{now:%Y-%m-%d %H:%M} UTC",
             nonce=secrets.token_urlsafe(16),
@@ -36,6 +36,15 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
         )
     )
     return page
+
+
+def _printable(value: Any) -> Any:
+    """Return what a chart is made of with `printable` texts: finalize below does not see into it."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 @functools.cache

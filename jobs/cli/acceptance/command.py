@@ -16,6 +16,7 @@ from jobs.cli.acceptance.spend import Meter
 from jobs.cli.acceptance.state import State
 from jobs.cli.demo import STATE_FOLDER
 from jobs.cli.embedded import INTERRUPTS
+from jobs.cli.plain import print_text
 from jobs.cli.report import write
 from jobs.client.prices import current_prices
 from jobs.contract.acceptance import (
@@ -219,7 +220,7 @@ def _report(record: AcceptanceRecord, folder: Path, *, output: str) -> None:
     if output == "json":
         tables.print_json(content)
     else:
-        print(page, data, sep="\n")
+        print_text(f"{page}\n{data}")
 
 
 def _raise(ending: Ending, record: AcceptanceRecord) -> None:

@@ -14,11 +14,12 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.plain import print_text
 from jobs.client import team_data
 from jobs.client.batch import read_stage
 from jobs.client.table_summary import Model, summarize
 from jobs.contract.arguments import Columns
-from jobs.contract.display import printable
+from jobs.contract.display import printable, printable_name
 from jobs.contract.errors import StoppedError, UsageError
 from jobs.contract.locations import DATA, DELIMITERS, table_location, table_suffix
 from jobs.contract.table_rows import delimiter_fault
@@ -83,7 +84,7 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
         raise UsageError(f"{location} names all data of a team", next_step=f"name it {location.rstrip('/')}/NAME")
     files = team_data.files_of(source, place)
     console = tables.stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     new = 0
     _warn_of_delimiter(files, console)
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
@@ -106,7 +107,7 @@ def put(aws: Aws, stage_name: str, source: Path, location: str, *, output: str) 
         return
     there = f", {len(files) - new} of them there already" if new < len(files) else ""
     console.print(f"{counted(len(files), 'file')}{there}; fingerprint {entry.fingerprint}")
-    print(entry.location)
+    print_text(printable_name(entry.location))
 
 
 def _warn_of_delimiter(files: Iterable[Path], console: Console) -> None:

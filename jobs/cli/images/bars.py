@@ -22,7 +22,7 @@ class ImageBars:
         self._tasks: dict[str, TaskID] = {}
         if self._console.is_terminal:
             self._bars = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 amount,
                 TimeElapsedColumn(),

@@ -9,6 +9,7 @@ from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.images.bars import ImageBars
 from jobs.cli.images.build_view import BuildView
+from jobs.cli.plain import print_text
 from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import Image
 from jobs.contract.releases import release
@@ -45,7 +46,7 @@ def push(
     if output == "json":
         tables.print_json([_pushed_json(one, there.release, recorded) for one in pushed])
     else:
-        print("\n".join(one.uri for one in pushed))
+        print_text("\n".join(one.uri for one in pushed))
     rolls_out = deploying(stage, "jobs", embedded=aws.embedded)
     tables.stderr().print(f"next: {rolls_out}, which has jobs run in what was pushed")
 

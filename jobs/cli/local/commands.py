@@ -10,6 +10,7 @@ from pathlib import Path
 from jobs.aws.connection import Aws
 from jobs.cli import embedded, tables
 from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.plain import print_text
 from jobs.client import batch
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.words import counted
@@ -163,7 +164,7 @@ def _none_runs(state_file: Path) -> str:
 
 def _print_exports(server: embedded.Server) -> None:
     for name, value in server.environment.items():
-        print(f"export {name}={shlex.quote(value)}")
+        print_text(f"export {name}={shlex.quote(value)}")
     stale = [name for name in _STALE if name in os.environ]
     if stale:
-        print(f"unset {' '.join(stale)}")
+        print_text(f"unset {' '.join(stale)}")

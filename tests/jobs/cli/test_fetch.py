@@ -17,15 +17,19 @@ def test_fetch_brings_everything_but_checkpoints(
     run = run_command(["true"])
     run_id, place = run.plan.run_id, run.plan.run_location
     contents = {"metrics.jsonl": b"{}\n", "model/config.json": b"{}", "checkpoints/step-1/manifest.json": b"{}"}
+    odd = "output/\x1b]0;owned\x07.txt"
+    contents |= {odd: b"", "moves/job.json": b"{}"}
     for name, content in contents.items():
         embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=content)
     finished = aws_trainyard("fetch", run_id)
     assert finished.returncode == 0
     folder = Path("runs") / run_id
     expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml")}
-    assert set(finished.stdout.splitlines()) == expected
+    # Control characters of a name are shown, never obeyed.
+    shown = str(folder / "output") + r"/\x1b]0;owned\x07.txt"
+    assert set(finished.stdout.splitlines()) == {*expected, shown}
     files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-    assert files == expected
+    assert files == {*expected, str(folder / odd)}
     with_checkpoints = json.loads(aws_trainyard("fetch", run_id, "--checkpoints", "--to=~/all", "-o", "json").stdout)
     assert str(tmp_path / f"home/all/{run_id}/checkpoints/step-1/manifest.json") in with_checkpoints
 

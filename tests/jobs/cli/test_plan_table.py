@@ -1,19 +1,25 @@
 """What a submitter reads of the price before paying."""
 
+import ast
 import io
 import json
+import logging
 import sys
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from jobs.cli.live import print_line
+import jobs.cli
+from jobs.cli.live import LiveView, print_line
+from jobs.cli.plain import PrintableFormatter
 from jobs.cli.tables import Pairs, plan_json, plan_table, print_json, show
 from jobs.cli.tables import stdout as console
 from jobs.client.logs import LogLine
+from jobs.contract.display import printable_name
 from jobs.contract.plan import plan
 from jobs.contract.prices import Prices, Quote
 from tests.support.jobs.planning import LARGE, RUN_ID, spec
@@ -109,12 +115,35 @@ def test_json_cannot_steer_the_terminal_either(capsys: pytest.CaptureFixture[str
     assert "caf\xe9 \\u001b\\u007f\\u009b\\ud800\\n" in shown
 
 
-def test_a_log_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    text = "\x1b]0;owned\x07\x1b[2Jit is \x9bdone [1]"
-    print_line(LogLine(time=datetime.now(timezone.utc), attempt=1, node=0, text=text), as_json=False)
-    shown = capsys.readouterr().out
-    assert not {"\x07", "\x9b"} & set(shown)
-    assert "\x1b[2J" not in shown
-    assert shown.startswith("[node 0] ")
-    assert "done [1]" in shown
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_log_cannot_steer_the_terminal_that_it_is_shown_on_now_or_later(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    text = "\x1b]0;owned\x07\x1b]8;;https://example.org\x1b\\here\x1b[2J\0 \x1b[1;32mit is\x1b[0m \x9bdone [1]\r\n"
+    line = LogLine(time=datetime.now(timezone.utc), attempt=1, node=0, text=text)
+    shown = r"[node 0] \x1b]0;owned\x07\x1b]8;;https://example.org\x1b\here\x1b[2J\x00 it is \x9bdone [1]"
+    print_line(line, as_json=False)
+    assert " ".join(capsys.readouterr().out.splitlines()) == shown, "without the colours of a bar"
+    log = io.StringIO()
+    with LiveView(show_log=True, log_to=log) as view:
+        view.show(line)
+    assert log.getvalue() == f"{shown}\n"
+
+
+def test_names_are_one_line_and_warnings_show_what_would_steer(capfd: pytest.CaptureFixture[str]) -> None:
+    assert printable_name("a\nb\x1b\t\ud800\u2028") == r"a\nb\x1b\t\ud800\u2028"
+    record = logging.LogRecord("trainyard", logging.WARNING, "", 0, "warning: %s", ("\x1b[2J",), None)
+    assert PrintableFormatter().format(record) == r"warning: \x1b[2J"
+
+
+def test_one_place_prints() -> None:
+    """All else goes through it, or through the consoles of tables.py: what others wrote cannot be told from ours."""
+    command_line = Path(jobs.cli.__file__).parent
+    prints = {
+        str(path.relative_to(command_line))
+        for path in command_line.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert prints == {"plain.py"}
