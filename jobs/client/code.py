@@ -4,13 +4,12 @@ import gzip
 import hashlib
 import io
 import os
-import re
+import shlex
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
@@ -30,11 +29,18 @@ from jobs.contract.code import (
     check_name,
     is_packed,
 )
-from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
+from jobs.contract.errors import (
+    ConfigurationError,
+    NotFoundError,
+    TimedOutError,
+    TrainyardError,
+    UsageError,
+    did_you_mean,
+)
+from jobs.contract.git import empty_repository, repository_of, run_git, said
 from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan
 from jobs.contract.record_reader import parse, read
-from jobs.contract.revision import git_output
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 
@@ -79,6 +85,11 @@ def pack_folder(folder: Path) -> Pack:
             f"arguments.code: {folder} is {'no folder' if folder.exists() else 'not there'}",
             next_step="name the folder that the script lies in; a path counts from the working directory",
         )
+    commit, dirty = _commit(folder)
+    return _pack(folder, commit=commit, dirty=dirty, source=str(folder))
+
+
+def _pack(folder: Path, *, commit: str | None, dirty: bool, source: str) -> Pack:
     names = _without_ignored(folder, _names(folder))
     if not names:
         raise UsageError(
@@ -87,19 +98,20 @@ def pack_folder(folder: Path) -> Pack:
         )
     _check_names(folder, names)
     files = tuple(_described(folder, name) for name in names)
-    commit, dirty = _commit(folder)
-    return Pack(folder=folder, files=files, commit=commit, dirty=dirty, source=str(folder))
+    return Pack(folder=folder, files=files, commit=commit, dirty=dirty, source=source)
 
 
 def _pack_fetched(source: GitSource) -> Pack:
     """Return the code of a repository, fetched; what is wrong with it is told of the repository, not of its copy."""
     folder, commit = fetched(source)
     try:
-        return replace(pack_folder(folder), source=str(source), commit=commit, dirty=False)
-    except UsageError as error:
-        raise UsageError(
+        return _pack(folder, commit=commit, dirty=False, source=str(source))
+    except TrainyardError as error:
+        raise type(error)(
             error.args[0].replace(str(folder), str(source)),
-            next_step="clone the repository, name in its .trainyardignore what no job needs, and name that folder",
+            next_step="clone the repository, name in its .trainyardignore what no job needs, and name that folder"
+            if isinstance(error, UsageError)
+            else "clone the repository, and see what git prints in that folder",
         ) from None
 
 
@@ -174,46 +186,85 @@ def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names of a folder's files: what git tracks there and what it would, else all but what nobody needs."""
-    listed = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
-    if listed is not None:
+    """Return the names of a folder's files: what git tracks there or would track.
+
+    Outside a repository it is all but what nobody needs and what the folder's .gitignore files exclude.
+    """
+    if _in_repository(folder):
+        listed = _ask(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
         names = {name for name in listed.split("\0") if name}
         return sorted(name for name in names if os.path.lexists(folder / name))
     found = []
-    for place, subfolders, files in os.walk(folder):
+    for place, subfolders, files in os.walk(folder, onerror=_raise):
         subfolders[:] = [name for name in subfolders if name not in _NEVER]
         found += [Path(place, name).relative_to(folder).as_posix() for name in files]
-    return sorted(name for name in found if not name.endswith((".pyc", ".DS_Store")))
+    names = {name for name in found if not name.endswith((".pyc", ".DS_Store"))}
+    if any(PurePosixPath(name).name == ".gitignore" for name in names):
+        names -= _ignored(names, work_tree=folder)
+    return sorted(names)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _in_repository(folder: Path) -> bool:
+    """Return whether a folder is in a git repository. Raises ConfigurationError if git does not read that one."""
+    nearest = repository_of(folder)
+    if nearest is None:
+        return False
+    taken = _ask(folder, "rev-parse", "--show-toplevel").removesuffix("\n")
+    if Path(taken) != nearest:  # it skips a damaged .git and looks further up
+        raise ConfigurationError(
+            f"arguments.code: git cannot read {nearest}/.git and takes {taken} for the repository of {folder}",
+            next_step=f"repair {nearest}/.git or delete it",
+        )
+    return True
 
 
 def _without_ignored(folder: Path, names: list[str]) -> list[str]:
     path = folder / IGNORE_FILE
     if not path.is_file():
         return names
-    rules = [_rule(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line[0] != "#"]
-    kept = []
-    for name in names:
-        ignored = False
-        for negated, pattern in rules:
-            if pattern.match(name):
-                ignored = not negated
-        if not ignored and name != IGNORE_FILE:
-            kept.append(name)
-    return kept
+    ignored = _ignored(set(names), patterns=path.read_bytes())
+    return [name for name in names if name not in ignored and name != IGNORE_FILE]
 
 
-def _rule(line: str) -> tuple[bool, re.Pattern[str]]:
-    """Return a line of .trainyardignore, written as those of .gitignore are, and whether it takes back others."""
-    text = line.strip()
-    negated = text.startswith("!")
-    text = text.removeprefix("!")
-    anchored = "/" in text.rstrip("/")
-    text = text.lstrip("/").rstrip("/")
-    parts = [
-        {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(part, re.escape(part))
-        for part in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", text)
-    ]
-    return negated, re.compile(f"{'' if anchored else '(?:.*/)?'}{''.join(parts)}(?:/.*)?$")
+def _ignored(names: set[str], *, patterns: bytes | None = None, work_tree: Path | None = None) -> set[str]:
+    """Return which names git ignores: by these patterns, or else by the .gitignore files below `work_tree`.
+
+    git itself matches them: a library's patterns differ from git's, and some take for ever. Raises ConfigurationError
+    if there is no git, TimedOutError if it does not answer.
+    """
+    try:
+        with empty_repository() as place:
+            repository = place / ".git"
+            (repository / "info").mkdir()
+            (repository / "info/exclude").write_bytes(patterns or b"")
+            listed = run_git(
+                *("-c", f"core.excludesFile={os.devnull}"),
+                *(f"--git-dir={repository}", f"--work-tree={work_tree or place}"),
+                *("check-ignore", "--no-index", "--stdin", "-z"),
+                folder=work_tree or place,
+                stdin=b"\0".join(os.fsencode(f"./{name}") for name in sorted(names)),  # ":" would begin a magic word
+                accepted=(0, 1),  # 1: none is ignored
+            )
+    except subprocess.TimeoutExpired as error:
+        raise TimedOutError(
+            f"arguments.code: {said(error)} which files the patterns of .gitignore or {IGNORE_FILE} exclude",
+            next_step="write simpler patterns: *.csv, data/",
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"arguments.code: only git can read .gitignore and {IGNORE_FILE}, and {said(error)}",
+            next_step="install git, or correct PATH",
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(
+            f"arguments.code: git cannot read the patterns of .gitignore or {IGNORE_FILE}: {said(error)}",
+            next_step="correct the patterns or git's own configuration (git config --list --show-origin)",
+        ) from None
+    return {name.removeprefix("./") for name in listed.split("\0")}
 
 
 def _check_names(folder: Path, names: list[str]) -> None:
@@ -294,16 +345,40 @@ def _check_command(arguments: "Script", pack: Pack) -> None:
 
 
 def _commit(folder: Path) -> tuple[str | None, bool]:
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    """Return the last commit of a folder's repository and whether the folder differs from it. None: it has none."""
+    if not _in_repository(folder):
         return None, False
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=normal", "--", ".")
-    return commit.strip(), bool(changed)
+    options = ("--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=all")
+    lines = _ask(folder, "status", *options, "--", ".").splitlines()
+    headers = dict(line.split(" ", 2)[1:] for line in lines if line.startswith("# "))
+    commit = headers["branch.oid"]
+    if commit == "(initial)":
+        return None, False
+    return commit, any(not line.startswith("# ") for line in lines)
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints of a folder; None where there is no git, or no repository."""
+def _ask(folder: Path, *arguments: str) -> str:
+    """Return what git prints of a folder of a repository.
+
+    Raises ConfigurationError with git's own words if it refuses, TimedOutError if it does not answer.
+    """
     try:
-        return git_output(folder, *arguments)
-    except (OSError, subprocess.SubprocessError):
-        return None
+        return run_git(*arguments, folder=folder)
+    except subprocess.TimeoutExpired as error:
+        raise TimedOutError(
+            f"arguments.code: {said(error)} about {folder}", next_step=f"see what 'git -C {folder} status' waits for"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"arguments.code: {folder} is in a git repository, and {said(error)}",
+            next_step="install git, or correct PATH: without it, nothing tells which files are ignored",
+        ) from None
+    except subprocess.CalledProcessError as error:
+        words = said(error)
+        trusted = f"git config --global --add safe.directory {shlex.quote(str(repository_of(folder)))}"
+        raise ConfigurationError(
+            f"arguments.code: git refuses to read the repository of {folder}: {words}",
+            next_step=f"if you trust it: {trusted}"
+            if "dubious ownership" in words
+            else f"see what 'git -C {folder} status' prints, or name a copy of the folder outside of any repository",
+        ) from None

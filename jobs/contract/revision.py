@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.git import run_git, said
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +35,6 @@ _REVISION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _DIRTY = "-dirty-"
 _DIGITS = 12
 _DIRTY_DIGITS = 8
-_GIT_SECONDS = 60
 
 
 def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.environ) -> str:
@@ -46,11 +46,8 @@ def source_revision(root: Path = ROOT, environment: Mapping[str, str] = os.envir
     """
     try:
         return _revision_in_git(root)
-    except FileNotFoundError:
-        reason = "git is not installed"
-    except subprocess.CalledProcessError as error:
-        said: str = error.stderr.strip()
-        reason = said.splitlines()[0] if said else f"git ended with exit code {error.returncode}"
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = said(error)
     except subprocess.TimeoutExpired as error:
         raise TrainyardError(
             f"git did not answer within {error.timeout:.0f} s what differs in {root} from its last commit",
@@ -78,8 +75,8 @@ def is_dirty(revision: str) -> bool:
 def source_commit(root: Path = ROOT) -> str | None:
     """Return the hash of the last commit; None where git does not tell."""
     try:
-        return git_output(root, "rev-parse", "HEAD").strip()
-    except (FileNotFoundError, subprocess.SubprocessError):
+        return run_git("rev-parse", "HEAD", folder=root).strip()
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -96,9 +93,9 @@ def local_name(image: str, tag: str) -> str:
 def _revision_in_git(root: Path) -> str:
     """Return the revision as git knows it.
 
-    Raises as `git_output`, and CalledProcessError where the last commit has no sources in this folder.
+    Raises what `run_git` does, and CalledProcessError where the last commit has no sources in this folder.
     """
-    trees = git_output(root, "rev-parse", *(f"HEAD:./{name}" for name in SOURCES))
+    trees = run_git("rev-parse", *(f"HEAD:./{name}" for name in SOURCES), folder=root)
     revision = hashlib.sha256(trees.encode()).hexdigest()[:_DIGITS]
     changed = sorted(_changed(root))
     return f"{revision}{_DIRTY}{_content(root, changed)}" if changed else revision
@@ -107,11 +104,10 @@ def _revision_in_git(root: Path) -> str:
 def _changed(root: Path) -> Iterator[str]:
     """Find the sources below `root` that are not as the last commit has them."""
     excluded = [f"--exclude={pattern}" for pattern in NOT_SOURCES]
-    yield from _paths(
-        git_output(root, "diff", "--name-only", "--no-renames", "--relative", "-z", "HEAD", "--", *SOURCES)
-    )
+    names_only = ("--name-only", "--no-renames", "--no-ext-diff", "--no-textconv", "--ignore-submodules=all")
+    yield from _paths(run_git("diff", *names_only, "--relative", "-z", "HEAD", "--", *SOURCES, folder=root))
     # Not what .gitignore names, but what Docker does not see: an ignored file gets into the image all the same.
-    yield from _paths(git_output(root, "ls-files", "--others", "-z", *excluded, "--", *SOURCES))
+    yield from _paths(run_git("ls-files", "--others", "-z", *excluded, "--", *SOURCES, folder=root))
 
 
 def _content(root: Path, paths: list[str]) -> str:
@@ -132,20 +128,3 @@ def _content(root: Path, paths: list[str]) -> str:
 
 def _paths(output: str) -> list[str]:
     return [name for name in output.split("\0") if name]
-
-
-def git_output(folder: Path, *arguments: str) -> str:
-    """Return what git prints of a folder.
-
-    Raises CalledProcessError where it refuses, FileNotFoundError where there is none, TimeoutExpired.
-    """
-    return subprocess.run(
-        ["git", "-C", str(folder), *arguments],
-        # Others may work with the same index meanwhile.
-        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
-        capture_output=True,
-        text=True,
-        errors="surrogateescape",
-        timeout=_GIT_SECONDS,
-        check=True,
-    ).stdout

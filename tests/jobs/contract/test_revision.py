@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.contract import revision
+from jobs.contract import git as git_module
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.revision import image_tag, local_name, source_commit, source_revision
 
@@ -81,7 +81,7 @@ def test_a_git_that_does_not_answer_is_told(
     slow.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(slow.parent))
-    monkeypatch.setattr(revision, "_GIT_SECONDS", 0.1)
+    monkeypatch.setattr(git_module, "SECONDS", 0.1)
     with pytest.raises(TrainyardError, match="git did not answer") as caught:
         # Another revision than git's would be taken for it.
         source_revision(root, {"TRAINYARD_REVISION": "0123456789ab"})

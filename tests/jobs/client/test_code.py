@@ -1,0 +1,168 @@
+"""Which files of a folder are packed: git decides, and a git that does not answer is an error."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.client.code import pack_folder
+from jobs.contract.errors import ConfigurationError
+from tests.support.train.scripts import write_files
+
+FILES = (
+    *("data/a1.csv", "data/a2.csv", "data/b.csv", "out/keep.txt", "out/x.txt", "out/sub/y.txt", "build/o.txt"),
+    *(
+        "src/build/o.txt",
+        "a[1].txt",
+        "a1.txt",
+        "#note.txt",
+        "!bang.txt",
+        "train.py",
+        "notes.pyc",
+        "x.pyo",
+        "foo",
+        "Foo",
+    ),
+    *("sp ace.txt", "é.txt", "ckpt-1.pt", "ckpt-12.pt", "ckpt-x.pt", ":(top)x"),
+)
+
+PATTERNS = (
+    *(
+        "*.py[co]",
+        "data/a[0-9].csv",
+        "ckpt-[0-9]*.pt",
+        "ckpt-[!0-9].pt",
+        "[Ff]oo",
+        "\\#note.txt",
+        "\\!bang.txt",
+        "foo/",
+    ),
+    *("build/", "/build", "out/*\n!out/keep.txt", "out/\n!out/keep.txt", "**/build", "src/**", "a\\[1\\].txt"),
+    *("*.txt\n!a1.txt", "sp ace.txt", "sp\\ ace.txt", "ckpt-?.pt", "out/**/y.txt", "data", "*.csv\n!*.py"),
+    *("*\n!*/\n!*.py", "é.txt", "#note.txt", "train.py   ", "\ufefftrain.py", "data/*.csv", "./train.py", "{a1,b}.csv"),
+    *("*.txt\r\n", "[", "[[:digit:]]*", "*a*a*a*a*a*a*a*a*b"),
+)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in pack_folder(folder).files]
+
+
+def test_both_ignore_files_mean_what_git_makes_of_them(tmp_path: Path) -> None:
+    plain, tracked = tmp_path / "plain", tmp_path / "tracked"
+    for folder in (plain, tracked):
+        write_files(folder, dict.fromkeys((*FILES, "a" * 120), "1"))
+    git(tracked, "init", "--quiet")
+    for pattern in PATTERNS:
+        # GIVEN what git itself leaves out
+        (tracked / ".gitignore").write_text(pattern, encoding="utf-8", newline="")
+        listed = git(tracked, "ls-files", "--others", "--exclude-standard", "-z")
+        expected = sorted({name for name in listed.split("\0") if name} - {".gitignore"})
+        (tracked / ".gitignore").unlink()
+        # WHEN the same pattern is in a folder without a repository, or in our own file
+        found = {}
+        for ignore_file, folder in ((".gitignore", plain), (".trainyardignore", plain), (".trainyardignore", tracked)):
+            (folder / ignore_file).write_text(pattern, encoding="utf-8", newline="")
+            found[f"{folder.name}/{ignore_file}"] = [name for name in names(folder) if name != ignore_file]
+            (folder / ignore_file).unlink()
+        # bytecode is never packed from a folder without a repository
+        assert {
+            place: left if "tracked" in place else sorted({*left, *(set(expected) & {"notes.pyc"})})
+            for place, left in found.items()
+        } == dict.fromkeys(found, expected), pattern
+
+
+def test_what_git_tracks_and_our_file_names_is_left_out(tmp_path: Path) -> None:
+    write_files(
+        tmp_path, {"train.py": "", "big/model.bin": "", ".trainyardignore": "big/\n", "deep/.gitignore": "*.csv"}
+    )
+    write_files(tmp_path, {"deep/a.csv": "", "deep/a.py": ""})
+    assert names(tmp_path) == ["deep/.gitignore", "deep/a.py", "train.py"]
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "add", "--force", "deep/a.csv")
+    assert names(tmp_path) == ["deep/.gitignore", "deep/a.csv", "deep/a.py", "train.py"]
+
+
+def _another_owner(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # git's own tests make it so; tests need not run as root.
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setattr("jobs.contract.git._KEPT_VARIABLES", ("GIT_TEST_", "GIT_CONFIG_"))
+
+
+def _moved_work_tree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".git").rename(folder.parent / "moved")
+    (folder / ".git").write_text("gitdir: /nonexistent/worktrees/x\n")
+
+
+def _damaged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".git/HEAD").write_text("garbage\n")
+
+
+def _damaged_inside_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _damaged(folder, monkeypatch)
+    git(folder.parent, "init", "--quiet")
+
+
+def _of_a_newer_format(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(folder, "config", "core.repositoryFormatVersion", "1")
+    git(folder, "config", "extensions.unheardOf", "true")
+
+
+def _without_git(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+
+
+@pytest.mark.parametrize("place", [".", "part"])
+@pytest.mark.parametrize(
+    ("breaks", "words", "next_step"),
+    [
+        (_another_owner, "detected dubious ownership", "git config --global --add safe.directory"),
+        (_moved_work_tree, "not a git repository: /nonexistent/worktrees/x", "git -C"),
+        (_damaged, "not a git repository", "git -C"),
+        (_damaged_inside_another, "git cannot read", "repair"),
+        (_of_a_newer_format, "unknown repository extension", "git -C"),
+        (_without_git, "git is not installed", "install git"),
+    ],
+)
+def test_a_git_that_does_not_answer_packs_nothing(
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    breaks: Callable[[Path, pytest.MonkeyPatch], None],
+    words: str,
+    next_step: str,
+    place: str,
+) -> None:
+    folder = tmp_path / "code"
+    write_files(folder, {"train.py": "", "part/run.py": "", "part/data.csv": "", ".gitignore": "*.csv\n"})
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message=first")
+    assert "part/data.csv" not in names(folder)
+    breaks(folder, monkeypatch)
+    with pytest.raises(ConfigurationError) as refused:
+        pack_folder(folder / place)
+    assert words in refused.value.args[0]
+    assert next_step in str(refused.value.next_step)
+
+
+def test_without_git_only_a_folder_without_ignore_files_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"train.py": ""})
+    monkeypatch.setenv("PATH", os.devnull)
+    assert names(tmp_path) == ["train.py"]
+    for ignore_file in (".gitignore", ".trainyardignore"):
+        write_files(tmp_path, {ignore_file: "*.csv\n"})
+        with pytest.raises(ConfigurationError, match="only git can read"):
+            pack_folder(tmp_path)
+        (tmp_path / ignore_file).unlink()
