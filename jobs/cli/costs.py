@@ -82,7 +82,7 @@ def idle_costs(stage_name: str) -> Idle:
 
     Raises ConfigurationError where it cannot be counted.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "infra.idle_costs", "--stage", stage_name, "-o", "json"]
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "infra.idle_costs", "--stage", stage_name, "-o", "json"]
     environment = {**os.environ, "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
     asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if asked.returncode:

@@ -76,7 +76,7 @@ def download(package: Package, cache: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         pinned = Path(folder) / "requirements.txt"
         pinned.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--require-hashes", "--requirement", str(pinned), "--dest", folder]
         if package.from_source:
             # pip asks a source distribution for its name before it hands it out; the setuptools at hand will do.

@@ -127,7 +127,7 @@ def start(
     """
     state_file.parent.mkdir(parents=True, exist_ok=True)
     state_file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
+    command = [sys.executable, "-P", "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
     command += ["--registry", registry] if registry else []
     command += ["--keep", str(keep.absolute())] if keep else []
@@ -158,7 +158,7 @@ def deploy(server: Server, stage: str) -> None:
 
     Raises UsageError for a stage that infra/settings.py does not have, ConfigurationError where it fails.
     """
-    command = [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
+    command = [sys.executable, "-P", "-m", "infra.emulator", "deploy", "--endpoint", server.endpoint, "--stage", stage]
     environment = {**os.environ, **server.environment}
     with started(command, stdout=sys.stderr.fileno(), environment=environment) as process:
         code = process.wait()

@@ -103,7 +103,7 @@ def _is_events(name: str) -> bool:
 def _serve(folder: Path, port: int, what: str, aws: Aws | None, runs: Sequence[StoredRun]) -> None:
     # TensorBoard asks nobody who he is: a path that cannot be guessed keeps other users of this machine out.
     path = f"/{secrets.token_urlsafe(24)}"
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
     # Its faster loader is a second server, on a port that asks for nothing.
     command += ["--port", str(port), "--path_prefix", path, "--load_fast", "false"]
     log_file = folder.with_name(f"{folder.name}.log")

@@ -247,7 +247,11 @@ def _name(requirement: str) -> str:
 
 def _run(*arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=_RESOLUTION_SECONDS, check=False
+        [sys.executable, "-P", "-m", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_RESOLUTION_SECONDS,
+        check=False,
     )
     if done.returncode:
         raise TrainyardError(

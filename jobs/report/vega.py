@@ -24,7 +24,9 @@ def begin() -> None:
     """Have the script put together, unless it is kept; `script` waits for it."""
     if not _kept().is_file():
         quiet = subprocess.DEVNULL
-        _making.append(subprocess.Popen([sys.executable, "-m", __name__], stdin=quiet, stdout=quiet, stderr=quiet))
+        _making.append(
+            subprocess.Popen([sys.executable, "-P", "-m", __name__], stdin=quiet, stdout=quiet, stderr=quiet)
+        )
 
 
 def script() -> str:

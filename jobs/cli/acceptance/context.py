@@ -117,7 +117,7 @@ class Context:
 
     def infra(self, module: str, *arguments: str) -> Finished:
         """Run one of `infra`'s own programs, which this command may not import."""
-        return self.program([sys.executable, "-W", "ignore", "-m", module, *arguments], name=module)
+        return self.program([sys.executable, "-P", "-W", "ignore", "-m", module, *arguments], name=module)
 
     def cdk(self, *arguments: str, name: str, limited: bool = True) -> Finished:
         """Run the CDK CLI that `make install` brought."""

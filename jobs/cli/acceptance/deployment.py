@@ -183,7 +183,8 @@ def _cdk_deploy(context: Context, selected: str) -> None:
 
 def _push_images(context: Context) -> None:
     context.say(f"  trainyard --stage {context.stage} images push")
-    command = [sys.executable, "-c", "from jobs.cli import main; main()", "--stage", context.stage, "images", "push"]
+    program = "from jobs.cli import main; main()"
+    command = [sys.executable, "-P", "-c", program, "--stage", context.stage, "images", "push"]
     context.program(command, name="images").expect("trainyard images push")
 
 

@@ -19,6 +19,7 @@ from jobs.contract.errors import ConfigurationError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.recorded_runs import files_of, sweep
+from tests.support.train.scripts import write_files
 
 
 def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
@@ -67,7 +68,10 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         embedded.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
 
 
-def test_a_stage_whose_idle_cost_cannot_be_counted_says_so() -> None:
+def test_a_stage_whose_idle_cost_cannot_be_counted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a folder of somebody else's, with modules that must not be run
+    write_files(tmp_path, {"infra/__init__.py": "raise SystemExit", "random.py": "raise SystemExit"})
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=r"idle cannot be counted: .*'nowhere'"):
         idle_costs("nowhere")
 

@@ -23,11 +23,17 @@ from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
+from tests.support.train.scripts import write_files
 
 
 @pytest.fixture
 def up(trainyard: Trainyard, tmp_path: Path) -> Iterator[dict[str, object]]:
-    """A server brought up without a deployment, as its state file describes it."""
+    """A server brought up without a deployment, as its state file describes it.
+
+    In a folder that somebody else has filled: modules of our own and of Python's names, which must not be run.
+    """
+    hostile = "raise SystemExit('a module of the working directory was imported')"
+    write_files(tmp_path, dict.fromkeys(("infra/__init__.py", "random.py"), hostile))
     finished = trainyard("local", "up", "--no-deploy")
     try:
         assert finished.returncode == 0, finished.stderr

@@ -15,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from jobs.aws.connection import Aws
 from tests.support.jobs.submitting import RunCommand
 from tests.support.jobs.terminal import TRAINYARD, Terminal
+from tests.support.train.scripts import write_files
 
 
 def events_of(folder: Path, loss: float) -> Path:
@@ -45,6 +46,8 @@ def test_events_are_fetched_and_shown_until_ctrl_c(
     embedded.s3.put_object(Bucket=place.bucket, Key=f"{run.plan.run_location.key}output/model", Body=b"large")
     other = events_of(tmp_path / "runs/another-20260131-120000-00ab/tensorboard", 0.25)
     assert other.is_file()
+    # A folder of somebody else's may have a module of that name, which must not be run.
+    write_files(tmp_path, {"tensorboard/__init__.py": "raise SystemExit"})
 
     with Terminal(
         [TRAINYARD, "tensorboard", run_id],
