@@ -11,7 +11,7 @@ from jobs.client.parquet_footer import FOOTER_BYTES, MAGIC, columns_and_rows
 from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import TrainyardError, UsageError
-from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, label_kind, text_fault
+from jobs.contract.labels import label_faults, text_fault
 from jobs.contract.locations import S3, S3Location, table_suffix
 from jobs.contract.table_rows import TableRows
 
@@ -74,15 +74,20 @@ def faults(aws: Aws, location: str, columns: Columns) -> Iterator[TrainyardError
     bad = BadRows(skip=columns.skips, at_most=len(content))
     names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
     table = TableRows(location=location, columns=names, columns_are_named_by=columns.named_by, bad=bad)
-    kinds: dict[str, tuple[str, int]] = {}
+    labels, lines = list[object](), list[int]()
     rows = 0
     try:
         for values, _, line in table.rows_of_text(io.BytesIO(content)):
             rows += 1
             row = dict(zip(names, values, strict=True)) if isinstance(values, list) else {}
-            for fault in _faults_of_row(row, columns, kinds, line):
-                table.refuse(UsageError(f"{table.place(line)}: {fault[0]}", next_step=fault[1]))
-                break
+            if columns.label is not None and (fault := _text_fault(row, columns)):
+                table.refuse(UsageError(f"{table.place(line)}: {fault}"))
+                continue
+            labels.append(row.get(columns.label or ""))
+            lines.append(line)
+        if columns.label is not None:
+            for number, reason, next_step in label_faults(columns.label, labels, lambda row: f"line {lines[row]}"):
+                table.refuse(UsageError(f"{table.place(lines[number])}: {reason}", next_step=next_step))
         if not first.is_whole:
             # The quoted field of the last row may go on behind what was read.
             bad.forget(location, "unexpected end of data")
@@ -94,24 +99,10 @@ def faults(aws: Aws, location: str, columns: Columns) -> Iterator[TrainyardError
         yield empty
 
 
-def _faults_of_row(
-    row: dict[str, object], columns: Columns, kinds: dict[str, tuple[str, int]], line: int
-) -> Iterator[tuple[str, str | None]]:
-    """Yield why a row cannot be used, and what next. `kinds` has the kind of the first label and its line."""
-    for column in columns.texts:
-        # A corpus takes what is no text for none, and says so itself.
-        if columns.label is not None and (reason := text_fault(row[column])):
-            yield f"'{column}' {reason}", None
-    if columns.label is None:
-        return
-    value = row[columns.label]
-    kind = label_kind(value)
-    if kind is None:
-        yield f"'{columns.label}' is {value!r}, which is no class", NO_CLASS_NEXT
-        return
-    first_kind, first_line = kinds.setdefault(columns.label, (kind, line))
-    if kind != first_kind:
-        yield f"'{columns.label}' is the {kind} {value!r}, but a {first_kind} in line {first_line}", MIXED_NEXT
+def _text_fault(row: dict[str, object], columns: Columns) -> str | None:
+    """Return why a row's texts cannot be used. A corpus takes what is not text for an empty one, and reports that."""
+    faults = (f"'{column}' {reason}" for column in columns.texts if (reason := text_fault(row[column])))
+    return next(faults, None)
 
 
 def _faults_of_parquet(

@@ -13,7 +13,7 @@ from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
-from jobs.contract.labels import NO_CLASS_NEXT, canonical, label_kind, text_fault
+from jobs.contract.labels import class_name, in_order, label_faults, names_in_parquet, text_fault
 from jobs.contract.locations import S3, S3Location, table_suffix
 from jobs.contract.model_files import TOKENIZER
 from jobs.contract.table_rows import TableRows
@@ -60,9 +60,10 @@ def summarize(
                 _read(part, location, _here(aws, location, Path(folder)), columns, bad)
     if not parts[0].labels:
         raise UsageError(
-            "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]), next_step="check the file"
+            "\n".join([f"{training[0]} holds no examples", *bad.named(training[0])]),
+            next_step=bad.next_step(training[0]) or "check the file",
         )
-    names = sorted({label for part in parts for label in part.labels}, key=_by_number)
+    names = in_order(label for part in parts for label in part.labels)
     numbers = {name: number for number, name in enumerate(names)}
     found = summary(names, *((part.texts, [numbers[label] for label in part.labels]) for part in parts))
     texts = [" ".join(text) for part in parts for text in part.texts]
@@ -105,11 +106,6 @@ def _tokens(aws: Callable[[], Aws], model: str, texts: Sequence[tuple[str, ...]]
     return [len(encoded.ids) for batch in batches for encoded in tokenizer.encode_batch(batch)]
 
 
-def _by_number(name: str) -> tuple[bool, int, str]:
-    number = label_kind(name) == "number"
-    return not number, int(name) if number else 0, name
-
-
 def _here(aws: Callable[[], Aws], location: str, folder: Path) -> Path:
     """Return where the file at `location` lies on this machine, fetched where it does not."""
     if not location.startswith(S3):
@@ -131,22 +127,33 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
         columns_are_named_by=columns.named_by,
         bad=bad,
     )
-    for values, line in _rows(table, path):
+    texts, labels, lines = list[tuple[Any, ...]](), list[Any](), list[int]()
+    for values, line in _rows(table, path, columns.label):
         row = dict(zip(table.columns, values, strict=True))
-        faults = [f"'{column}' {reason}" for column in columns.texts if (reason := text_fault(row[column]))]
-        label = row[columns.label]
-        if label_kind(label) is None:
-            faults.append(f"'{columns.label}' is {label!r}, which is no class")
-        if faults:
-            table.refuse(UsageError(f"{table.place(line)}: {faults[0]}", next_step=NO_CLASS_NEXT))
+        texts.append(tuple(row[column] for column in columns.texts))
+        labels.append(row[columns.label])
+        lines.append(line)
+    found = label_faults(columns.label, labels, lambda number: f"{table.unit} {lines[number]}")
+    faults = {number: (reason, next_step) for number, reason, next_step in found}
+    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        fault = _text_fault(columns.texts, text) or faults.get(number)
+        if fault is not None:
+            table.refuse(UsageError(f"{table.place(lines[number])}: {fault[0]}", next_step=fault[1]))
             continue
-        part.texts.append(tuple(row[column] for column in columns.texts))
-        part.labels.append(str(canonical(label)))
+        part.texts.append(text)
+        part.labels.append(class_name(label))
 
 
-def _rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any], int]]:
+def _text_fault(columns: Sequence[str], texts: Sequence[Any]) -> tuple[str, None] | None:
+    faults = (
+        f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_fault(text))
+    )
+    return next(((fault, None) for fault in faults), None)
+
+
+def _rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any], int]]:
     if table_suffix(table.location) == ".parquet":
-        yield from _parquet_rows(table, path)
+        yield from _parquet_rows(table, path, label)
         return
     with path.open("rb") as stream:
         for values, _, line in table.rows_of_text(stream):
@@ -154,7 +161,7 @@ def _rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any], int]]:
                 yield values, line
 
 
-def _parquet_rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any], int]]:
+def _parquet_rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any], int]]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -168,4 +175,6 @@ def _parquet_rows(table: TableRows, path: Path) -> Iterator[tuple[Sequence[Any],
         rows = file.read(columns=list(table.columns)).to_pydict()
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{table.location} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    if names := names_in_parquet(file.schema_arrow, label):
+        rows[label] = [names[number] if number in range(len(names)) else number for number in rows[label]]
     yield from zip(zip(*(rows[column] for column in table.columns), strict=True), range(1, sys.maxsize), strict=False)

@@ -1,6 +1,7 @@
 """Rows of a table that cannot be used: named with their places, counted, and left out where that is asked for."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from jobs.contract.errors import TrainyardError, UsageError
 
@@ -50,12 +51,16 @@ class BadRows:
         more = self.counts[location] - len(errors)
         return [*lines, f"and {more} more"] if more > 0 else lines
 
+    def next_step(self, location: str) -> str | None:
+        """Return what to do about the bad rows of a table, or None if nothing is known to help."""
+        return "; or ".join(_steps(self._errors.get(location, []))[:2]) or None
+
     def refuse(self) -> None:
         """Raise UsageError with all that were found, unless they are left out."""
         if self.skip or not self.counts:
             return
         errors = [error for of_table in self._errors.values() for error in of_table]
-        steps = list(dict.fromkeys(error.next_step for error in errors if error.next_step))
+        steps = _steps(errors)
         if len(errors) == 1:
             errors[0].next_step = "; or ".join([*steps, "leave such rows out with on_bad_rows: skip"])
             raise errors[0]
@@ -64,3 +69,7 @@ class BadRows:
             + "\n".join(line for location in self._errors for line in self.named(location)),
             next_step="; or ".join([*steps[:2], "leave them out with on_bad_rows: skip"]),
         )
+
+
+def _steps(errors: Iterable[TrainyardError]) -> list[str]:
+    return list(dict.fromkeys(error.next_step for error in errors if error.next_step))

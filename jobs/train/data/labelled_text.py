@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import UsageError, did_you_mean
-from jobs.contract.labels import MIXED_NEXT, NO_CLASS_NEXT, canonical, label_kind, text_fault
+from jobs.contract.labels import class_name, in_order, label_faults, label_kind, text_fault
 from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
 from jobs.kinds.finetune_classification import COLUMNS_NEXT, FinetuneClassification, Inputs
@@ -45,8 +45,12 @@ class Table:
 
     def place(self, row: int) -> str:
         """Name the place of a row, for an error."""
+        return f"{self._part(row)[0].location}, {self.place_in_part(row)}"
+
+    def place_in_part(self, row: int) -> str:
+        """Name the place of a row, for an error that has named its table already."""
         part, row = self._part(row)
-        return f"{part.location}, {part.unit} {part.lines[row]}"
+        return f"{part.unit} {part.lines[row]}"
 
     def refuse(self, row: int, reason: str, *, next_step: str | None = None) -> None:
         """Note a row that cannot be used."""
@@ -182,16 +186,14 @@ def read_to_evaluate(
     if all(name == f"LABEL_{number}" for number, name in enumerate(names)):
         known = [str(number) for number in range(len(names))]  # transformers calls classes so that have no names
     own = table.class_names if source.label else None
-    if own is not None and known == list(names) and (strange := sorted({*own} - {*names})):
+    if own is not None and not _are_numbers(known) and (strange := sorted({*own} - {*names})):
         raise UsageError(
             f"{table.location} has the class '{strange[0]}', and the model knows {_shown(names)}",
             next_step="evaluate it on a table with the classes that it was trained on",
         )
-    examples = _examples(table, source, list(own) if own is not None else known, whose="the model's")
+    examples = _examples(table, source, known, whose="the model's")
     bad.refuse()
-    if own is None or known != list(names):
-        return examples
-    return replace(examples, labels=[known.index(own[label]) for label in examples.labels])
+    return examples
 
 
 def _read(locations: Sequence[str], columns: Sequence[str], *, s3: Callable[[], "S3Client"], bad: BadRows) -> Table:
@@ -232,41 +234,34 @@ def class_names(table: Table, column: str) -> list[str]:
     Raises UsageError on a missing label, on numbers mixed with names, on fractions, and where all are of one class.
     """
     values = table.columns[column]
-    kinds = [label_kind(value) for value in values]
-    first = next((row for row, kind in enumerate(kinds) if kind), 0)
-    for row, kind in enumerate(kinds):
-        if kind is None:
-            table.refuse(row, f"'{column}' is {values[row]!r}, which is no class", next_step=NO_CLASS_NEXT)
-        elif kind != kinds[first]:
-            table.refuse(
-                row,
-                f"'{column}' is the {kind} {values[row]!r}, but the {kinds[first]} {values[first]!r} in "
-                f"{table.unit} {table.lines[first]}",
-                next_step=MIXED_NEXT,
-            )
+    for row, reason, next_step in label_faults(column, values, table.place_in_part):
+        table.refuse(row, reason, next_step=next_step)
     if table.class_names is not None:
         return list(table.class_names)
-    distinct = {canonical(value) for row, value in enumerate(values) if row not in table.unusable}
-    if len(distinct) < 2:
+    usable = [value for row, value in enumerate(values) if row not in table.unusable]
+    names = in_order(map(class_name, usable))
+    if len(names) < 2:
         table.bad.refuse()
-        shown = f"is {values[first]!r}" if distinct else "is no class"
+        shown = f"is {usable[0]!r}" if usable else "is no class"
         raise UsageError(f"{table.location}: every '{column}' {shown}; there is nothing to tell apart")
-    return [str(value) for value in sorted(distinct)]
+    return names
 
 
 def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "the training data's") -> Examples:
     """Return the rows that can be used; the others are noted. `whose` says in errors where the names are from."""
     numbers = {name: number for number, name in enumerate(names)}
+    own = table.class_names
+    if own is not None and _are_numbers(names):
+        own = names  # whoever named them so knew the data set's numbers only
     labels: list[int] = [] if source.label else [0] * len(table)
     for row, value in enumerate(table.columns[source.label] if source.label else ()):
-        if table.class_names is not None:
-            label = value if isinstance(value, int) and 0 <= value < len(names) else None
-        else:
-            label = numbers.get(str(canonical(value))) if label_kind(value) else None
+        name = _class_of(value, own)
+        label = None if name is None else numbers.get(name)
         if label is None and row not in table.unusable:
+            shown = value if own is None or name is None else name
             table.refuse(
                 row,
-                f"label {value!r} is none of {whose}{did_you_mean(str(value), names)}",
+                f"label {shown!r} is none of {whose}{did_you_mean(str(shown), names)}",
                 next_step="correct the label, or leave out the examples of that class",
             )
         labels.append(-1 if label is None else label)
@@ -288,6 +283,19 @@ def _examples(table: Table, source: Inputs, names: list[str], *, whose: str = "t
         table.bad.refuse()
         raise UsageError(f"{table.location} holds no examples but bad rows, of which one is: {table.place(0)}")
     return examples.take([row for row in range(len(table)) if row not in table.unusable])
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Return whether classes have no other names than their numbers."""
+    return list(names) == [str(number) for number in range(len(names))]
+
+
+def _class_of(value: Any, own: Sequence[str] | None) -> str | None:
+    """Return the name of a label's class, None if it has none. `own`: the data set's names of its numbers."""
+    if own is None:
+        return class_name(value) if label_kind(value) else None
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return own[value] if is_number and 0 <= value < len(own) else None
 
 
 def stratified(labels: Sequence[int], count: int, *, seed: int) -> "NDArray[np.int64]":

@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.labels import names_in_parquet
 from jobs.contract.locations import hub_parts, table_suffix
 from jobs.contract.table_rows import BEGINNING, At, Row, TableRows
 from jobs.train.data.sources import is_on_hub, open_stream
@@ -42,9 +43,9 @@ class TableReader(TableRows):
         return (_parquet_rows if table_suffix(self.location) == ".parquet" else _rows_of_file)(self, start)
 
     def class_names(self, column: str) -> Sequence[str] | None:
-        """Return the names of a column's numbers, where the data set brings them."""
+        """Return the names of a column's numbers, or None if the table has none. Raises what `rows` does."""
         if not is_on_hub(self.location):
-            return None
+            return _names_in_parquet(self, column) if table_suffix(self.location) == ".parquet" else None
         import datasets
 
         feature = self.data_set.features[column]
@@ -85,6 +86,13 @@ def _parquet_rows(table: TableReader, start: At) -> Iterator[Row]:
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] + (f" (after row {row})" if row else "")
         raise UsageError(f"{table.location} cannot be read as Parquet: {reason}") from None
+
+
+def _names_in_parquet(table: TableReader, column: str) -> list[str] | None:
+    import pyarrow.parquet as pq
+
+    with open_stream(table.location, s3=table.s3) as stream:
+        return names_in_parquet(pq.read_schema(stream), column)
 
 
 def _cells(batch: Any, table: TableReader) -> list[Iterable[Any]]:

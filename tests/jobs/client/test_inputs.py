@@ -110,7 +110,11 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
             "{0}, line 1: not UTF-8 (byte 0xff at position 1)\nNext: iconv -f UTF-16",
         ),
         ("t.csv", b"text,label\ngood,0.5\n", "{0}, line 2: 'label' is '0.5', which is no class"),
-        ("t.csv", b"text,label\ngood,1\ngood,yes\n", "{0}, line 3: 'label' is the name 'yes', but a number in line 2"),
+        (
+            "t.csv",
+            b"text,label\ngood,1\ngood,yes\n",
+            "{0}, line 3: 'label' is the name 'yes', but the number '1' in line 2",
+        ),
         ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
         ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
         ("t.parquet", b"text,label\n", "{0} cannot be read as Parquet: it does not begin with PAR1"),
@@ -126,6 +130,12 @@ def test_the_first_rows_of_a_table_are_looked_at(aws: Aws, put: Put, name: str, 
     [fault] = told(aws, finetuning(put, table))
     assert fault.startswith(f"arguments.train_data: {message.format(table)}")
     assert told(aws, finetuning(put, table), look_inside=False) == []
+
+
+def test_codes_and_whole_fractions_are_classes(aws: Aws, put: Put) -> None:
+    for labels in (("0110", "110", "V22"), ("0.0", "1.0", "1")):
+        rows = "".join(f"text,{label}\n" for label in labels)
+        assert told(aws, finetuning(put, put("t.csv", f"text,label\n{rows}".encode()))) == []
 
 
 def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path: Path) -> None:

@@ -58,6 +58,21 @@ def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> Non
         assert found == by_csv.model_copy(update={"bad_rows": {}, "named_bad_rows": []})
 
 
+def test_codes_whole_fractions_and_names_in_parquet_are_the_classes_of_a_job(tmp_path: Path) -> None:
+    def classes(path: Path) -> list[str]:
+        return [item.name for item in shown(path).classes]
+
+    for labels, expected in (("0110 110", ["0110", "110"]), ("10.0 9.0 9", ["9", "10"])):
+        (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"a,{label}\n" for label in labels.split()))
+        assert classes(tmp_path / "t.csv") == expected
+    features = {"label": {"names": ["disliked", "liked"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"text": ["a", "b", "c"], "label": [1, 0, -1]}).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert classes(tmp_path / "t.parquet") == ["disliked", "liked"]
+    assert shown(tmp_path / "t.parquet").bad_rows == {str(tmp_path / "t.parquet"): 1}, "-1 has no name"
+
+
 def test_what_is_in_both_parts_is_told(table: Path) -> None:
     found = shown(table, held_out=[table])
     assert (found.training, found.held_out, found.shared, found.repeated) == (3, 3, 3, 1)
@@ -104,5 +119,8 @@ def test_what_cannot_be_shown_is_refused(table: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"t\.parquet cannot be read as Parquet"):
         shown(tmp_path / "t.parquet")
     (tmp_path / "bad.csv").write_text("text,label\na,\n")
-    with pytest.raises(UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is no class"):
+    with pytest.raises(
+        UsageError, match=r"(?s)bad\.csv holds no examples\n.*line 2: 'label' is '', which is no class"
+    ) as bad:
         shown(tmp_path / "bad.csv")
+    assert bad.value.next_step == "write each class as a name or as a whole number"

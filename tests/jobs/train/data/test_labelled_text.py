@@ -65,6 +65,11 @@ def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> No
         (["--5", "-", "5-", "--5"], ["-", "--5", "5-"], [1, 0, 2, 1]),
         (["9" * 5000, "b", "b"], ["9" * 5000, "b"], [0, 1, 1]),
         (["1.2.3", "v0.5", "3e8"], ["1.2.3", "3e8", "v0.5"], [0, 2, 1]),
+        (["0110", "110", 110, 110.0], ["0110", "110"], [0, 1, 1, 1]),
+        (["-0", "0", "+1", 1], ["+1", "-0", "0", "1"], [1, 2, 0, 3]),
+        (["1", "0" * 19 + "1", "1" + "0" * 18], ["0" * 19 + "1", "1", "1" + "0" * 18], [1, 0, 2]),
+        (["250", "042", "V22"], ["042", "250", "V22"], [1, 0, 2]),
+        (["10.0", "9.0", "9", 9], ["9", "10"], [1, 0, 0, 0]),
     ],
     ids=[
         "names",
@@ -74,6 +79,11 @@ def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> No
         "names that look like numbers",
         "digits",
         "versions",
+        "leading zeros",
+        "signs",
+        "more digits than a number keeps",
+        "a code makes the column one of names",
+        "whole fractions",
     ],
 )
 def test_labels_become_classes_in_a_fixed_order(
@@ -100,6 +110,8 @@ def test_labels_become_classes_in_a_fixed_order(
             for text in ("0,5", "5.", "nan", "-inf")
         ),
         (["bad", " 1.5E-3 "], "train.jsonl, line 2: 'label' is ' 1.5E-3 ', which is no class"),
+        (["1.10", "1.1"], "train.jsonl, line 1: 'label' is '1.10', which is no class"),
+        ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is no class"),
         ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
         ([1, float("inf")], "train.jsonl, line 2: 'label' is inf, which is no class"),
         (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
@@ -119,6 +131,7 @@ def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
     ("label", "message"),
     [
         ("god", "eval.jsonl, line 2: label 'god' is none of the training data's; did you mean 'good'?"),
+        ("07", "eval.jsonl, line 2: label '07' is none of the training data's"),
         (7, "eval.jsonl, line 2: label 7 is none of the training data's; there is 'bad', 'good'"),
         (None, "eval.jsonl, line 2: label None is none of the training data's; there is 'bad', 'good'"),
     ],
@@ -305,6 +318,43 @@ def test_a_hub_row_without_a_class_is_refused_with_its_number(tmp_path: Path) ->
     arguments = FinetuneClassification(model="unused", glue_task="sst2")
     with pytest.raises(UsageError, match=r"split=train, row 2: label -1 is none of the training data's"):
         labelled_text.load(arguments, s3=no_s3)
+
+
+def write_parquet(path: Path, names: list[str], numbers: list[int]) -> str:
+    """Write a table as `datasets` does, with the names of its label's numbers."""
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    rows = {"text": [f"text {number}" for number in range(len(numbers))], "label": numbers}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.usefixtures("datasets_cache")
+def test_a_parquet_file_brings_the_names_of_its_classes(tmp_path: Path) -> None:
+    train = write_parquet(tmp_path / "train.parquet", ["liked", "disliked"], [0, 1, 1])
+    held_out = write_parquet(tmp_path / "eval.parquet", ["disliked", "liked"], [0, 1])
+    arguments = FinetuneClassification(model="unused", train_data=train, eval_data=held_out)
+    names, trained, evaluated = labelled_text.load(arguments, s3=no_s3)
+    assert names == ["liked", "disliked"]
+    assert trained.labels == [0, 1, 1]
+    assert evaluated.labels == [1, 0], "the same classes, which the other file numbers otherwise"
+
+    of_numbers = str(write_jsonl(tmp_path / "n.jsonl", labelled(1, 0, 1)))
+    arguments = FinetuneClassification(model="unused", train_data=of_numbers, eval_data=held_out)
+    assert labelled_text.load(arguments, s3=no_s3)[2].labels == [0, 1], "trained on numbers alone"
+
+
+@pytest.mark.usefixtures("datasets_cache")
+def test_names_that_another_writer_has_left_in_a_parquet_file_are_not_those_of_its_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = write_parquet(tmp_path / "t.parquet", ["liked", "disliked"], [0, 1])
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(1, "label", pa.array(["good", "bad"])), path)
+    arguments = FinetuneClassification(model="unused", train_data=path, eval_data=path)
+    assert labelled_text.load(arguments, s3=no_s3)[0] == ["bad", "good"]
 
 
 def test_a_rare_class_is_on_both_sides_of_a_split_and_the_shares_are_kept(load: Load) -> None:
