@@ -1,9 +1,10 @@
 """`trainyard compare RUN…`: runs side by side, as a table, as JSON and as a page."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions
@@ -13,13 +14,14 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.fetched import folder_of, read_stage_or_offer
 from jobs.cli.report import write
 from jobs.cli.sweep import COMPARED, begun_points
-from jobs.client import batch, storage
-from jobs.client.records import read_run
-from jobs.client.storage import StoredRun
+from jobs.client import storage
+from jobs.client.records import read_fetched_run, read_run
 from jobs.contract.errors import UsageError
 from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.stage import DeployedStage
 from jobs.report.comparison import Fact, facts
 
 _SIDE_BY_SIDE = 4
@@ -31,24 +33,14 @@ _READERS = 4
 
 def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | None, output: str) -> None:
     """Run `trainyard compare`."""
-    stage = batch.read_stage(aws, stage_name)
-    found: dict[str, StoredRun] = {}
-    for run in (storage.find_run(aws, stage, text) for text in texts):
-        of_sweep = begun_points(aws, stage, run)
-        found |= {each.run_id: each for each in ([run] if of_sweep is None else of_sweep[:COMPARED])}
-        if of_sweep is not None and len(of_sweep) > COMPARED:
-            left_out = f"{run.run_id}: its {COMPARED} best points of {len(of_sweep)}; all: trainyard sweep {run.run_id}"
-            tables.stderr().print(left_out, soft_wrap=True)
-    if not found:
-        raise UsageError("no point of that sweep has begun", next_step=f"trainyard status {texts[0]}")
-    if len(found) < 2:
+    runs = _read(aws, stage_name, texts)
+    if len(runs) < 2:
+        if not runs:
+            raise UsageError("no point of that sweep has begun", next_step=f"trainyard status {texts[0]}")
         raise UsageError(
-            f"there is one run to compare, {next(iter(found))}: a spec's name is that of its newest run",
+            f"there is one run to compare, {runs[0].run_id}: a spec's name is that of its newest run",
             next_step="name two runs by their ids: trainyard list",
         )
-    _ = aws.s3  # made before threads share it
-    with ThreadPoolExecutor(_READERS) as threads:
-        runs = list(threads.map(lambda run: read_run(aws, run), found.values()))
     compared = facts(runs)
     if output == "json":
         tables.print_json(
@@ -69,6 +61,29 @@ def compare(aws: Aws, stage_name: str, texts: Sequence[str], *, html: Path | Non
 
         write(html, comparison_page(runs, now=datetime.now(timezone.utc)))
         tables.stderr().print(f"the page: {html}")
+
+
+def _read(aws: Aws, stage_name: str, texts: Sequence[str]) -> list[RecordedRun]:
+    """Read the runs, each once: fetched ones from their folders, of a sweep its best points."""
+    found: dict[str, Callable[[], RecordedRun]] = {}
+    stage: DeployedStage | None = None
+    for text in texts:
+        if (folder := folder_of(text)) is not None:
+            found[folder.name] = partial(read_fetched_run, folder)
+            continue
+        stage = stage or read_stage_or_offer(aws, stage_name, text, command="compare")
+        run = storage.find_run(aws, stage, text)
+        points = begun_points(aws, stage, run)
+        found |= {
+            each.run_id: partial(read_run, aws, each) for each in ([run] if points is None else points[:COMPARED])
+        }
+        if points is not None and len(points) > COMPARED:
+            left_out = f"{run.run_id}: its {COMPARED} best points of {len(points)}; all: trainyard sweep {run.run_id}"
+            tables.stderr().print(left_out, soft_wrap=True)
+    if stage is not None:
+        _ = aws.s3  # made before threads share it
+    with ThreadPoolExecutor(_READERS) as threads:
+        return list(threads.map(lambda read: read(), found.values()))
 
 
 class _RunId:

@@ -5,6 +5,8 @@ run wrote is fetched from S3. Only the AWS is one that this process starts, and 
 """
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +18,10 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import demo_data, embedded, tables
+from jobs.cli.next_steps import commands
 from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.plain import print_text
+from jobs.cli.report import REPORT, write_fetched
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send, watch
 from jobs.client import storage
@@ -28,6 +33,7 @@ from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from jobs.contract.words import duration
+from jobs.report import vega
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
@@ -40,16 +46,18 @@ def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | N
     """
     started_at = time.monotonic()
     in_container = executor == "docker"
-    steps = Steps(8 if in_container else 6)
+    steps = Steps(9 if in_container else 7)
     for ending in embedded.INTERRUPTS:
         signal.signal(ending, _interrupt)
+    vega.begin()
     try:
         with _embedded_aws(steps, executor) as server:
             _deploy(steps, server)
             if in_container:
                 _build(steps, server, build_arguments, network)
-            _run(steps)
+            folder = _run(steps)
             steps.say(f"stopping the embedded AWS; all in all {duration(time.monotonic() - started_at)}")
+        _say_next(folder)
     except (KeyboardInterrupt, Detached):
         raise Detached("interrupted; what the demo had started is stopped", next_step="make demo") from None
 
@@ -74,7 +82,8 @@ def _build(steps: "Steps", server: embedded.Server, build_arguments: Sequence[st
         embedded.deploy(server, DEFAULT_STAGE)
 
 
-def _run(steps: "Steps") -> None:
+def _run(steps: "Steps") -> Path:
+    """Train, and return the folder of what the run wrote."""
     aws = Aws()
     stage = read_stage(aws, DEFAULT_STAGE)
     spec = read_spec(SPEC)
@@ -101,6 +110,25 @@ def _run(steps: "Steps") -> None:
         fetched_to = "\n".join(f"{target}/{name}" for name in (RECEIPT, METRICS, MODEL, TENSORBOARD))
         table = tables.receipt_table(receipt, location=fetched_to, embedded=True)
         tables.show_result(table, read_classes(aws, planned.run_location), on=tables.stdout())
+    with steps.step(f"trainyard report {target}"):
+        write_fetched(target, target / REPORT)
+    return target
+
+
+def _say_next(folder: Path) -> None:
+    """Name the next commands, as this shell can run them: `make demo` runs one that need not be on its PATH."""
+    here = Path(sys.argv[0])
+    found = shutil.which("trainyard")
+    is_found = found is not None and Path(found).absolute() == here.absolute()
+    program = "trainyard" if is_found or not here.is_file() else shlex.quote(os.path.relpath(here))
+    print_text("\nThe page above shows in any browser. Next:")
+    commands(
+        [
+            (f"{program} receipt {folder}", "what the run took and brought, read from its folder"),
+            (f"{program} local up", "start an embedded AWS that stays, for jobs of your own"),
+            (f'eval "$({program} local env)"', f"have this shell talk to it; then {program} submit SPEC"),
+        ]
+    )
 
 
 @contextmanager

@@ -23,12 +23,12 @@ def show(stage_name: str, *, profile: str | None, region: str | None, state_file
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if server is not None and endpoint != server.endpoint:
         print_text("The embedded AWS runs, and this shell does not talk to it yet.")
-        _commands([('eval "$(trainyard local env)"', "have every AWS tool of this shell talk to it")])
+        commands([('eval "$(trainyard local env)"', "have every AWS tool of this shell talk to it")])
     elif server is not None or profile or any(name in os.environ for name in _AWS_SETTINGS):
         _of_the_newest_run(stage_name, profile, region, runs_folder)
     else:
         print_text("Nothing is set up in this shell.")
-        _commands(
+        commands(
             [
                 ("trainyard demo", "see all of it once, on this machine: two minutes"),
                 ("trainyard local up", "start an embedded AWS for jobs of your own"),
@@ -52,11 +52,11 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
         if told is None:
             raise
         print_text(f"AWS cannot be asked for runs: {told.args[0]}")
-        _commands([(told.next_step, "")] if told.next_step else [])
+        commands([(told.next_step, "")] if told.next_step else [])
         return
     if not jobs:
         print_text(f"Stage '{stage_name}' has had no run in the last seven days.")
-        _commands([("trainyard submit SPEC", "ready ones lie in jobs/specs/; --dry-run only checks one")])
+        commands([("trainyard submit SPEC", "ready ones lie in jobs/specs/; --dry-run only checks one")])
         return
     newest = jobs[0]
     print_text(f"The newest run of stage '{stage_name}' is {newest.run_id}: {newest.state}.")
@@ -73,10 +73,11 @@ def _of_the_newest_run(stage_name: str, profile: str | None, region: str | None,
             ("resume {}", "start it again, from its newest checkpoint if it has one"),
         ]
     steps.append(("list", "all runs"))
-    _commands((f"trainyard {command.format(newest.run_id)}", what) for command, what in steps)
+    commands((f"trainyard {command.format(newest.run_id)}", what) for command, what in steps)
 
 
-def _commands(steps: Iterable[tuple[str, str]]) -> None:
+def commands(steps: Iterable[tuple[str, str]]) -> None:
+    """Print commands to type, each with what it does."""
     steps = list(steps)
     width = max((len(command) for command, _ in steps), default=0)
     for command, what in steps:

@@ -76,3 +76,14 @@ Run = Annotated[
         callback=latest_of_team,
     ),
 ]
+
+RunOrFolder = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A run id, the beginning of one, a spec's name (its newest run), 'latest', or a fetched run's folder, "
+        "runs/RUN, which is read without AWS.",
+        autocompletion=complete_run,
+        callback=latest_of_team,
+    ),
+]

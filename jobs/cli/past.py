@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from jobs.cli.completion import complete_run
-from jobs.cli.options import RUNS_FOLDER, Output, Run, latest_of_team, user_path
+from jobs.cli.options import RUNS_FOLDER, Output, Run, RunOrFolder, latest_of_team, user_path
 
 past = typer.Typer()
 
@@ -95,7 +95,7 @@ def sweep(ctx: typer.Context, run: Run, output: Output = "table") -> None:
 
 
 @past.command()
-def receipt(ctx: typer.Context, run: Run, output: Output = "table") -> None:
+def receipt(ctx: typer.Context, run: RunOrFolder, output: Output = "table") -> None:
     """Show what a run took over all its attempts, and what it brought."""
     from jobs.cli import receipt as command
 
@@ -105,7 +105,7 @@ def receipt(ctx: typer.Context, run: Run, output: Output = "table") -> None:
 @past.command()
 def report(
     ctx: typer.Context,
-    run: Run,
+    run: RunOrFolder,
     to: Annotated[
         Path | None,
         typer.Option("--to", metavar="FILE", parser=user_path, help="The page; default: runs/RUN/report.html."),
@@ -158,7 +158,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Two or more runs: ids, beginnings of ids, or specs' names (their newest runs).",
+            help="Two or more runs: ids, beginnings of ids, specs' names (their newest runs), folders of fetched "
+            "runs; or a sweep: its best points.",
             autocompletion=complete_run,
             callback=lambda ctx, runs: [latest_of_team(ctx, run) for run in runs],
         ),

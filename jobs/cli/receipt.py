@@ -1,24 +1,31 @@
 """`trainyard receipt`: what a run took over all its attempts, and what it brought."""
 
+from pathlib import Path
+
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.fetched import folder_of, read_stage_or_offer
 from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import read_code_record
 from jobs.client.job import CANCELLED
 from jobs.client.prices import spot_paid
-from jobs.client.records import read_classes
+from jobs.client.records import read_classes, read_fetched_run
 from jobs.client.sweeps import STOPPED_EARLY
 from jobs.contract.code import CodeRecord
 from jobs.contract.errors import NotFoundError
+from jobs.contract.instance_types import instance_type
 from jobs.contract.prices import stored
 from jobs.contract.words import counted
 
 
 def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     """Run `trainyard receipt`."""
-    stage = batch.read_stage(aws, stage_name)
+    if (folder := folder_of(text)) is not None:
+        _fetched(folder, output=output)
+        return
+    stage = read_stage_or_offer(aws, stage_name, text, command="receipt")
     run = storage.find_run(aws, stage, text)
     found = storage.read_receipt(aws, run.location)
     if found is None:
@@ -47,6 +54,31 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             embedded=stage.embedded,
         )
         tables.show_result(table, read_classes(aws, run.location), on=tables.stdout())
+
+
+def _fetched(folder: Path, *, output: str) -> None:
+    """Show the receipt of a fetched run, by what its own files say: how Batch ended it is not known here."""
+    recorded = read_fetched_run(folder)
+    found = recorded.receipt
+    if found is None:
+        raise NotFoundError(
+            f"{folder} has no receipt that can be read: its run had not started training, or failed before",
+            next_step=f"trainyard status {recorded.run_id}",
+        )
+    if output == "json":
+        tables.print_json(found.model_dump(mode="json"))
+        return
+    last = found.attempts[-1]
+    table = tables.receipt_table(
+        found,
+        state=STOPPED_EARLY if found.stopped_early else "",
+        location=recorded.location,
+        ended_by=last.reason or "",
+        code=_code_text(recorded.code) if recorded.code else "",
+        # Only an embedded AWS runs a job on other accelerators than its instances have.
+        embedded=instance_type(last.instance_type).accelerator != last.accelerator,
+    )
+    tables.show_result(table, recorded.classes, on=tables.stdout())
 
 
 def _code_text(record: CodeRecord) -> str:

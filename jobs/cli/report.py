@@ -13,18 +13,22 @@ from urllib.parse import parse_qs, urlsplit
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
+from jobs.cli.fetched import folder_of, read_stage_or_offer
 from jobs.cli.options import RUNS_FOLDER
 from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
-from jobs.client import batch, storage
+from jobs.client import storage
 from jobs.client.prices import spot_paid
-from jobs.client.records import read_run
+from jobs.client.records import read_fetched_run, read_run
 from jobs.client.storage import StoredRun
 from jobs.contract.display import printable_name
 from jobs.contract.errors import Detached, TrainyardError, UsageError
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.spec import JobSpec
+
+REPORT = "report.html"
+"""Name of the page in a run's folder."""
 
 FRESH_SECONDS = 4.0
 """A page that is served is made anew when it is older: whoever looks at it asks every five seconds."""
@@ -32,10 +36,15 @@ FRESH_SECONDS = 4.0
 
 def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: bool, port: int) -> None:
     """Run `trainyard report`."""
-    stage = batch.read_stage(aws, stage_name)
+    if (folder := folder_of(text)) is not None:
+        if follow:
+            raise UsageError(f"--follow: {folder} was fetched, and does not change", next_step="leave --follow out")
+        write_fetched(folder, to or folder / REPORT)
+        return
+    stage = read_stage_or_offer(aws, stage_name, text, command="report")
     run = storage.find_run(aws, stage, text)
     refuse_sweep(aws, stage, run, what="a report", command="report")
-    path = to or RUNS_FOLDER / run.run_id / "report.html"
+    path = to or RUNS_FOLDER / run.run_id / REPORT
     if not follow:
         write(path, _page(aws, run))
         print_text(printable_name(str(path)))
@@ -52,6 +61,12 @@ def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: boo
             raise Detached(f"stopped; the report as of now is {path}", next_step=f"open {path}") from None
 
 
+def write_fetched(folder: Path, path: Path) -> None:
+    """Write the report of a fetched run, and print its path."""
+    write(path, _html(read_fetched_run(folder)))
+    print_text(printable_name(str(path)))
+
+
 def write(path: Path, html: str) -> None:
     """Write a page. Raises UsageError where it cannot be."""
     try:
@@ -64,12 +79,16 @@ def write(path: Path, html: str) -> None:
 
 
 def _page(aws: Aws, run: StoredRun, *, live: bool = False) -> str:
-    from jobs.report.page import run_page
-
     recorded = read_run(aws, run)
     if recorded.receipt is not None and not live:  # EC2 need not be asked every few seconds
         [paid] = spot_paid(aws, recorded.attempts)
         recorded = replace(recorded, receipt=recorded.receipt.model_copy(update={"spot_paid": paid}))
+    return _html(recorded, live=live)
+
+
+def _html(recorded: RecordedRun, *, live: bool = False) -> str:
+    from jobs.report.page import run_page
+
     return run_page(recorded, now=datetime.now(timezone.utc), recipe=ready_spec(recorded), live=live)
 
 

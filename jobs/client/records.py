@@ -3,11 +3,13 @@
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.client.storage import StoredRun, read_spec_text, readable_receipt
+from jobs.client.run_files import FetchedFiles, Listed, RunFiles, StoredFiles
+from jobs.client.storage import StoredRun, decoded_spec
 from jobs.contract.classes import ClassReport
 from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import DataSummary
@@ -16,7 +18,7 @@ from jobs.contract.errors import UsageError
 from jobs.contract.fill_ins import FillIns
 from jobs.contract.locations import S3Location
 from jobs.contract.prices import stored
-from jobs.contract.record_reader import Record, read, read_lines
+from jobs.contract.record_reader import Record, read, read_lines, read_receipt
 from jobs.contract.recorded_run import Checkpoint, RecordedRun, metrics_line, texts_line, timed_line
 from jobs.contract.records import Inputs
 from jobs.contract.run import (
@@ -26,14 +28,13 @@ from jobs.contract.run import (
     GENERATIONS,
     INPUTS,
     METRICS,
+    RECEIPT,
     SPEC,
     UTILIZATION,
     checkpoint_step,
+    is_run_id,
 )
 from jobs.contract.spec import JobSpec, parse_spec
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import ObjectTypeDef
 
 log = logging.getLogger("trainyard")
 
@@ -43,56 +44,79 @@ _READERS = 8
 
 def read_run(aws: Aws, run: StoredRun) -> RecordedRun:
     """Read all that the run has left. What is not there, or cannot be read by this release, is left out."""
-    place, client = run.location, aws.s3  # a client is made once, in this thread
+    files = StoredFiles(aws.s3, run.location)  # a client is made once, in this thread
+    recorded, listed = _recorded(files, run_id=run.run_id, team=run.team, location=str(run.location))
+    if recorded.receipt is None:
+        return recorded
+    kept = stored({name: each.size_bytes for name, each in listed.items()})
+    return replace(recorded, receipt=recorded.receipt.model_copy(update={"stored": kept}))
+
+
+def read_fetched_run(folder: Path) -> RecordedRun:
+    """Read the same from a folder that `trainyard fetch` has filled, without AWS.
+
+    Raises UsageError if the folder is none. What S3 keeps of the run, and what that costs, is not known.
+    """
+    files = FetchedFiles(folder)
+    receipt = read_receipt(files.read(RECEIPT), place=files.place(RECEIPT))
+    run_id = next((name for name in (folder.absolute().name, receipt.run_id if receipt else "") if is_run_id(name)), "")
+    if not run_id or (receipt is None and files.read(SPEC) is None):
+        raise UsageError(
+            f"{folder} is no folder of a fetched run: it has no {RECEIPT} of one",
+            next_step="trainyard fetch RUN, into runs/RUN",
+        )
+    team = receipt.team if receipt else ""
+    return _recorded(files, run_id=run_id, team=team, location=str(folder))[0]
+
+
+def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tuple[RecordedRun, Mapping[str, Listed]]:
+    """Return a run by its files, and the list of those."""
     with ThreadPoolExecutor(_READERS) as threads:
-        text = threads.submit(_spec_text, aws, place)
-        receipt = threads.submit(readable_receipt, aws, place)
-        metrics = threads.submit(object_store.read_once, client, place / METRICS)
-        classes = threads.submit(read_classes, aws, place)
-        fill_ins = threads.submit(_record, aws, place / FILL_INS, FillIns)
-        generations = threads.submit(object_store.read_once, client, place / GENERATIONS)
-        data = threads.submit(_record, aws, place / DATA, DataSummary)
-        inputs = threads.submit(_record, aws, place / INPUTS, Inputs)
-        code = threads.submit(_record, aws, place / CODE_RECORD, CodeRecord)
-        listed = threads.submit(object_store.listing, client, place, prefix=place.key)
-        utilization = threads.submit(_utilization, aws, place)
-    files = {item["Key"].removeprefix(place.key): item for item in listed.result()}
-    bill = receipt.result()
-    if bill is not None:
-        bill = bill.model_copy(update={"stored": stored({name: item["Size"] for name, item in files.items()})})
+        text = threads.submit(_spec_text, files)
+        receipt = threads.submit(lambda: read_receipt(files.read(RECEIPT), place=files.place(RECEIPT)))
+        metrics = threads.submit(files.read, METRICS)
+        classes = threads.submit(_record, files, CLASSES, ClassReport)
+        fill_ins = threads.submit(_record, files, FILL_INS, FillIns)
+        generations = threads.submit(files.read, GENERATIONS)
+        data = threads.submit(_record, files, DATA, DataSummary)
+        inputs = threads.submit(_record, files, INPUTS, Inputs)
+        code = threads.submit(_record, files, CODE_RECORD, CodeRecord)
+        listed = threads.submit(files.listed)
+        utilization = threads.submit(_utilization, files)
     return RecordedRun(
-        run_id=run.run_id,
-        team=run.team,
-        location=str(place),
+        run_id=run_id,
+        team=team,
+        location=location,
         spec_text=text.result(),
-        spec=_spec(text.result(), origin=str(place / SPEC)),
-        receipt=bill,
-        metrics=read_lines(metrics.result(), place=place / METRICS, accept=metrics_line),
+        spec=_spec(text.result(), origin=files.place(SPEC)),
+        receipt=receipt.result(),
+        metrics=read_lines(metrics.result(), place=files.place(METRICS), accept=metrics_line),
         utilization=utilization.result(),
-        checkpoints=_checkpoints(files),
+        checkpoints=_checkpoints(listed.result()),
         classes=classes.result(),
         fill_ins=fill_ins.result(),
-        generations=read_lines(generations.result(), place=place / GENERATIONS, accept=texts_line),
+        generations=read_lines(generations.result(), place=files.place(GENERATIONS), accept=texts_line),
         data=data.result(),
         inputs=inputs.result(),
         code=code.result(),
-    )
+    ), listed.result()
 
 
 def read_classes(aws: Aws, run: S3Location) -> ClassReport | None:
     """Read how well a classifier found each class; None where the run has not said, or is no classification."""
-    return _record(aws, run / CLASSES, ClassReport)
+    return _record(StoredFiles(aws.s3, run), CLASSES, ClassReport)
 
 
 def read_spec(aws: Aws, run: StoredRun) -> JobSpec | None:
     """Read the spec of a run; None where there is none, or none that this release reads."""
-    return _spec(_spec_text(aws, run.location), origin=str(run.location / SPEC))
+    return _spec(_spec_text(StoredFiles(aws.s3, run.location)), origin=str(run.location / SPEC))
 
 
-def _spec_text(aws: Aws, place: S3Location) -> str:
+def _spec_text(files: RunFiles) -> str:
     """Return the text of a run's spec; an empty one where there is none, or, with a warning, none that is a text."""
     try:
-        return read_spec_text(aws, place) or ""
+        content = files.read(SPEC)
+        return "" if content is None else decoded_spec(content, place=files.place(SPEC))
     except UsageError as error:
         log.warning("warning: %s; it is left out", error.args[0])
         return ""
@@ -109,19 +133,18 @@ def _spec(text: str, *, origin: str) -> JobSpec | None:
         return None
 
 
-def _record(aws: Aws, place: S3Location, model: type[Record]) -> Record | None:
-    return read(model, object_store.read_once(aws.s3, place), place=place)
+def _record(files: RunFiles, name: str, model: type[Record]) -> Record | None:
+    return read(model, files.read(name), place=files.place(name))
 
 
-def _utilization(aws: Aws, place: S3Location) -> list[dict[str, Any]]:
+def _utilization(files: RunFiles) -> list[dict[str, Any]]:
     """Return the minutes of all attempts, each of which has a file of its own."""
     found: list[dict[str, Any]] = []
-    for item in object_store.listing(aws.s3, place, prefix=(place / UTILIZATION).key):
-        file = S3Location(place.bucket, item["Key"])
-        found += read_lines(object_store.read_once(aws.s3, file), place=file, accept=timed_line)
+    for name in files.listed(UTILIZATION):
+        found += read_lines(files.read(name), place=files.place(name), accept=timed_line)
     return sorted(found, key=lambda line: line["time"])
 
 
-def _checkpoints(files: Mapping[str, "ObjectTypeDef"]) -> list[Checkpoint]:
-    found = [(checkpoint_step(name), item["LastModified"]) for name, item in files.items()]
+def _checkpoints(files: Mapping[str, Listed]) -> list[Checkpoint]:
+    found = [(checkpoint_step(name), listed.changed_at) for name, listed in files.items()]
     return sorted((Checkpoint(step=step, at=at) for step, at in found if step is not None), key=lambda each: each.step)

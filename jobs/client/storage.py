@@ -55,17 +55,20 @@ def read_spec_text(aws: Aws, run: S3Location) -> str | None:
 
     Raises UsageError where it is larger than a spec is, or not UTF-8.
     """
+    text = object_store.read_once(aws.s3, run / SPEC)
+    return None if text is None else decoded_spec(text, place=str(run / SPEC))
+
+
+def decoded_spec(content: bytes, *, place: str) -> str:
+    """Return the text of a stored spec. Raises UsageError if it is larger than a spec is, or not UTF-8."""
     from jobs.client.spec_yaml import MAX_SPEC_BYTES
 
-    text = object_store.read_once(aws.s3, run / SPEC)
-    if text is None:
-        return None
-    if len(text) > MAX_SPEC_BYTES:
-        raise UsageError(f"{run / SPEC}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is no spec")
+    if len(content) > MAX_SPEC_BYTES:
+        raise UsageError(f"{place}: it is larger than {MAX_SPEC_BYTES // 1_000_000} MB, so it is no spec")
     try:
-        return text.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{run / SPEC}: byte {text[error.start]:#04x} is not UTF-8") from None
+        raise UsageError(f"{place}: byte {content[error.start]:#04x} is not UTF-8") from None
 
 
 def spec_text(spec: JobSpec) -> str:
