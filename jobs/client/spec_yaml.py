@@ -4,8 +4,9 @@ A file of a few hundred bytes can stand for more values than any machine holds, 
 not written by `trainyard submit`.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -23,6 +24,8 @@ _MAX_DEPTH = 100
 
 _MAX_DIGITS = 1000
 """A longer number, in hexadecimal or sexagesimal digits, takes PyYAML minutes, or can't be shown by Python."""
+
+_OCTAL_IN_1_1 = re.compile(r"[-+]?0[0-7]+")
 
 _TOO_DEEP = "its values lie too deep inside each other"
 
@@ -65,12 +68,24 @@ def documents_of(text: str, *, origin: str) -> list[Document]:
     return documents
 
 
-class _Loader(yaml.SafeLoader):
-    """A SafeLoader that refuses a key given twice, of which PyYAML would silently keep the last.
+def text_of(data: Any) -> str:
+    """Write a spec so that every reader of YAML, of 1.1 or 1.2, reads the same values."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that reads plain values by the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema).
+
+    PyYAML follows YAML 1.1, to which `no` is a boolean, 1:30 is 90 and 010 is 8. Two differences from 1.2 remain. 010
+    is refused, because other readers take it for 8. 1e-5 and 08 are text, as to PyYAML: where a number is expected, it
+    is read from that text, and a script's parameter keeps its spelling.
+
+    It refuses a key given twice, of which PyYAML would silently keep the last.
     It also says where a value is that looks like a date or a number and is none, and it stops at what is too large:
     a few hundred bytes of aliases can stand for more values than any machine holds.
     """
+
+    bool_values: ClassVar = {"true": True, "false": False}
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -107,7 +122,7 @@ class _Loader(yaml.SafeLoader):
             _check_digits(node)
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:
-            # What PyYAML's own constructors raise: of 2020-13-45, of a number of 5,000 digits, of `!!bool maybe`.
+            # What constructors raise: of `!!timestamp 2020-13-45`, of a number of 5,000 digits, of `!!bool maybe`.
             kind = node.tag.rpartition(":")[2]
             text = str(node.value)
             shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
@@ -117,6 +132,16 @@ class _Loader(yaml.SafeLoader):
                 f"'{shown}' cannot be read as {kind} ({error}); put quotes around what is text",
                 node.start_mark,
             ) from None
+
+    def construct_whole_number(self, node: yaml.ScalarNode) -> int:
+        text = self.construct_scalar(node)
+        if _OCTAL_IN_1_1.fullmatch(text):
+            raise ValueError("other readers of YAML take its 0 for octal; leave the 0 out where it is a number")
+        return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+    def construct_fraction(self, node: yaml.ScalarNode) -> float:
+        text = self.construct_scalar(node)
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -128,6 +153,35 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that a reader of YAML 1.1 or of 1.2 would take for something else."""
+
+
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", "~nN"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?([1-9][0-9]*|0[0-7]*)|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "merge": ("<<", "<"),
+}
+"""What plain text is read as, and the characters that it begins with."""
+
+_Loader.yaml_implicit_resolvers = {}  # in place of SafeLoader's, which are those of YAML 1.1
+for _kind, (_pattern, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"(?:{_pattern})\Z"), [*_first, ""])
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_fraction)
+# What SafeDumper leaves plain although some reader takes it for a number or a boolean: 1e5, 0o17, 08, y.
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"(?:0o[0-7]+|[-+]?[0-9.]+([eE][-+]?[0-9]+)?|[yYnN])\Z"),
+    list("-+.0123456789yYnN"),
+)
 
 
 def _with_whole_characters(node: yaml.ScalarNode) -> str:

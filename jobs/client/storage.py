@@ -73,9 +73,9 @@ def decoded_spec(content: bytes, *, place: str) -> str:
 
 def spec_text(spec: JobSpec) -> str:
     """Return a resolved spec as its file holds it."""
-    import yaml
+    from jobs.client.spec_yaml import text_of
 
-    return yaml.safe_dump(spec.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    return text_of(spec.model_dump(mode="json", exclude_none=True))
 
 
 def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:

@@ -64,10 +64,12 @@ def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
 
 def stored_spec(aws: Aws, run: S3Location) -> JobSpec | None:
     """Read the spec that a run was submitted with; None where there is none that this release reads."""
-    import yaml
+    from jobs.client.spec_yaml import documents_of
 
-    with suppress(TrainyardError, ValidationError, yaml.YAMLError):
-        return parse_spec(yaml.safe_load(read_spec_text(aws, run) or ""), origin=str(run / SPEC))
+    origin = str(run / SPEC)
+    with suppress(TrainyardError, ValidationError):
+        for document in documents_of(read_spec_text(aws, run) or "", origin=origin):
+            return parse_spec(document.data, origin=origin)
     return None
 
 

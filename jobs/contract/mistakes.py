@@ -60,6 +60,8 @@ def in_words(item: ErrorDetails, model: type[BaseModel] | None = None) -> str:
     if item["type"] == "string_pattern_mismatch":
         described = _first_sentence(_description(model, item["loc"])) if model is not None else ""
         return f"{item['input']!r} does not fit{f': {described}' if described else ''}"
+    if item["type"] == "float_parsing" and str(item["loc"][-1]).endswith("hours") and ":" in item["input"]:
+        return f"{words}, not {item['input']!r}; write hours as a number: 1.5"
     return words if item["input"] == "" else f"{words}, not {item['input']!r}"
 
 

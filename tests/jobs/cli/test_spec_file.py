@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from jobs.cli.spec_file import READY_SPECS, read_spec, read_specs
+from jobs.client.spec_yaml import documents_of, text_of
 from jobs.contract.errors import NotFoundError, UsageError
 
 GOOD = """\
@@ -45,7 +46,9 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
         pytest.param("name: a\n\tjob: b\n", "line 2, column 1: ", id="tab"),
         pytest.param("name: a\x01\n", "special characters are not allowed", id="control character"),
-        pytest.param("name: 2020-13-45\n", "line 1, column 7: '2020-13-45' cannot be read as timestamp", id="no date"),
+        pytest.param(GOOD + "timeout_hours: 1:30\n", "not '1:30'; write hours as a number: 1.5", id="hours, minutes"),
+        pytest.param(GOOD + "max_usd: 1:30\n", "max_usd: must be a number, not '1:30'", id="sexagesimal money"),
+        pytest.param(GOOD + "attempts: 010\n", "line 6, column 11: '010' cannot be read as int (other", id="octal"),
         pytest.param('name: !!int "x"\n', "line 1, column 7: 'x' cannot be read as int", id="no number"),
         pytest.param("name: !!bool maybe\n", "line 1, column 7: 'maybe' cannot be read as bool", id="no truth"),
         pytest.param("name: !!timestamp soon\n", "'soon' cannot be read as timestamp", id="text as a date"),
@@ -116,7 +119,7 @@ def _bomb(first: str, further: str) -> str:
         pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
         pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
         pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
-        pytest.param(f"attempts: 1{':01' * 100_000}\n", "cannot be read as int (more than 1000", id="sexagesimal"),
+        pytest.param(f"attempts: 1{'1' * 100_000}\n", "cannot be read as int (more than 1000", id="decimal"),
         pytest.param(f"name: *{'a' * 500_000}\n", "found undefined alias", id="a long name of an alias"),
         pytest.param(f"{'a' * 900: <1100}: x\nname: &\n", "spec.yaml: line ", id="a key that is too long"),
     ],
@@ -137,6 +140,40 @@ def test_aliases_and_merges_of_everyday_size_are_read(tmp_path: Path) -> None:
     first, other = read_specs(path)
     assert (first.arguments["seed"], first.arguments["epochs"]) == (7, 2)
     assert len(other.arguments["train_data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("plain", "value"),
+    [
+        *(
+            (word, word)
+            for word in ("no", "yes", "on", "off", "y", "1:30", "2020-01-01", "1_000", "0b11", "1e-5", "08")
+        ),
+        *((word, True) for word in ("true", "True", "TRUE")),
+        *((word, None) for word in ("", "~", "null")),
+        ("0o10", 8),
+        ("0x1F", 31),
+        ("-12", -12),
+        ("0", 0),
+        ("1.5e3", 1500.0),
+        ("-.inf", float("-inf")),
+    ],
+)
+def test_plain_values_are_those_of_yaml_1_2(plain: str, value: object) -> None:
+    [document] = documents_of(f"{plain}: [{plain}]" if plain else "a: ", origin="here")
+    [(key, found)] = document.data.items()
+    assert found == ([value] if plain else value)
+    assert type(key) is type(value) if plain else key == "a"
+
+
+def test_what_is_written_is_read_alike_by_every_reader() -> None:
+    of_1_1 = ["no", "on", "y", "N", "1:30", "010", "1.", "0b11", "1_000", "0x1F", "2020-01-01", "=", "<<", "+1", "1.0"]
+    words = [*of_1_1, "08", "0o10", "1e-5", "12e3", ".5", "-", "~", "null", "true", "text"]
+    values = ["", *words, True, False, None, 1, 1e-5, 0.1, 10**30]
+    text = text_of(values)
+    assert documents_of(text, origin="here")[0].data == yaml.safe_load(text) == values
+    lines = text.splitlines()
+    assert [word for word in words if f"- {word}" in lines] == ["null", "true", "text"], "two are None and True"
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/proc/self/mem"])
@@ -200,7 +237,8 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
         ("name.first=x", "leads into a value that holds no keys"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
         ("sweep.arguments.\udcff=[1]", "a NUL or half a surrogate pair is no character of a text"),
-        ("name=2020-13-45", "--set name: line 1, column 1: '2020-13-45' cannot be read as timestamp (month must be in"),
+        ("attempts=010", "--set attempts: line 1, column 1: '010' cannot be read as int (other readers"),
+        ("timeout_hours=1:30", "timeout_hours: must be a number, not '1:30'; write hours as a number: 1.5"),
     ],
 )
 def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
