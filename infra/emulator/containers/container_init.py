@@ -36,6 +36,8 @@ def main(arguments: list[str], execute: Callable[[list[str], int, ctypes.CDLL], 
     libc = ctypes.CDLL(None, use_errno=True)
     # Descendants whose parents end become children of this process, not of the machine's init: none can get away.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Should the job have stopped this process when the server dies, it resumes and sees its standard input end.
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
     error_read, error_write = os.pipe()
     child = os.fork()

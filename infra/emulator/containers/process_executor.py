@@ -58,6 +58,9 @@ _adopts = threading.Event()
 _INIT = Path(__file__).with_name("container_init.py")
 _CHUNK_BYTES = 1 << 16
 
+_INIT_ENDS_WITHIN_SECONDS = 5.0
+"""How long an init process may take to kill its container before it is itself killed."""
+
 
 def adopt_orphans() -> None:
     """Become the parent of what a killed init process leaves behind, so that it can be found and killed.
@@ -155,6 +158,8 @@ class ProcessHandle:
         self._directory = directory
         self._run = run
         self._session: int | None = None
+        self._killer = threading.Timer(_INIT_ENDS_WITHIN_SECONDS, process.kill)
+        self._killer.daemon = True
 
     def await_start(self) -> None:
         """Wait until the command runs. Raises CannotStartError where it does not."""
@@ -205,10 +210,22 @@ class ProcessHandle:
     def terminate(self) -> None:
         """SIGTERM for the command: the init process hands it on."""
         self._process.terminate()
+        self._resume()
 
     def kill(self) -> None:
-        """The end of its standard input makes the init process kill everything."""
+        """The end of its standard input makes the init process kill everything; one that does not is killed itself."""
         self._lifeline.close()
+        self._resume()
+        with suppress(RuntimeError):  # a second call: it is started already
+            self._killer.start()
+
+    def _resume(self) -> None:
+        """Resume an init process that the job stopped.
+
+        In a container no process can stop the first one of its PID namespace (pid_namespaces(7)). Here a job can, and
+        as often as it likes.
+        """
+        self._process.send_signal(signal.SIGCONT)
 
     def entrance(self) -> Mapping[str, Any]:
         """Return the id of the command's process, which has the container's environment and working directory."""
@@ -224,6 +241,7 @@ class ProcessHandle:
         _kill_orphans()
 
     def _close(self) -> None:
+        self._killer.cancel()
         with _starting:
             _init_pids.discard(self._process.pid)
         os.close(self._status_fd)

@@ -109,6 +109,39 @@ def test_a_job_that_kills_its_init_process_leaves_nothing(batch: Batch, command:
     assert marked(marker) == []
 
 
+STOPS_INIT = """
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print("ready", flush=True)
+while True:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(float(os.environ.get("AGAIN_SECONDS", 600)))
+"""
+"""A job that stops its init process, once or again and again, and ignores SIGTERM."""
+
+
+def submit_stopping(batch: Batch, **variables: str) -> tuple[str, str]:
+    """A job whose init process is stopped, with a timeout, and the marker that its processes carry."""
+    marker = uuid.uuid4().hex
+    environment = [{"name": name, "value": value} for name, value in {"MARKER": marker, **variables}.items()]
+    definition = batch.definition("python", "-c", STOPS_INIT, timeout={"attemptDurationSeconds": 2})
+    job_id = batch.submit(definition, batch.queue(), containerOverrides={"environment": environment})
+    until(lambda: stopped(marker) or None, "the init process is stopped")
+    return job_id, marker
+
+
+def stopped(marker: str) -> list[psutil.Process]:
+    return [process for process in marked(marker) if process.status() == psutil.STATUS_STOPPED]
+
+
+def test_a_job_that_keeps_its_init_process_stopped_ends_at_its_timeout(batch: Batch) -> None:
+    job_id, marker = submit_stopping(batch, AGAIN_SECONDS="0.001")
+    ended = batch.ended(job_id)
+    assert (ended["status"], ended["statusReason"]) == ("FAILED", "Job attempt duration exceeded timeout")
+    assert marked(marker) == []
+
+
 def test_many_jobs_at_once_take_a_bounded_number_of_threads(batch: Batch) -> None:
     definition, queue = batch.definition("sleep", "600"), batch.queue(batch.environment(max_vcpus=1000))
     parent = batch.submit(definition, queue, arrayProperties={"size": 200})
@@ -131,19 +164,25 @@ def test_a_job_cannot_hold_up_its_end_with_an_open_log(batch: Batch) -> None:
 
 def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     with run_embedded_aws(tmp_path) as aws:
-        _, marker = submit_detached(prepare(aws), tmp_path / "gate")
+        batch = prepare(aws)
+        _, marker = submit_detached(batch, tmp_path / "gate")
         directory = Path(marked(marker)[0].cwd())
+        _, other_marker = submit_stopping(batch)
         aws.process.terminate()
         assert aws.process.wait(30) == 0
-    assert marked(marker) == []
+    assert marked(marker) == marked(other_marker) == []
     assert not directory.exists()
 
 
-def test_a_server_that_is_killed_leaves_nothing() -> None:
+@pytest.mark.parametrize("script", [DETACHED, STOPS_INIT], ids=["detached", "stops-init"])
+def test_a_server_that_is_killed_leaves_nothing(script: str) -> None:
     marker = uuid.uuid4().hex
-    with subprocess.Popen([sys.executable, "-c", EXECUTOR, DETACHED, marker]) as server:
+    with subprocess.Popen([sys.executable, "-c", EXECUTOR, script, marker]) as server:
         try:
-            until(lambda: marked(marker)[7:] or None, "the processes of two jobs run")
+            until(
+                lambda: (stopped(marker)[1:] if script == STOPS_INIT else marked(marker)[7:]) or None,
+                "the processes of two jobs run",
+            )
             directories = {Path(process.cwd()) for process in marked(marker)}
         finally:
             server.kill()
