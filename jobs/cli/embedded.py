@@ -1,5 +1,6 @@
 """Starts, asks and stops the embedded AWS, which is a program of its own: `python -m infra.emulator`."""
 
+import fcntl
 import json
 import os
 import signal
@@ -7,11 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, TypeAlias, get_type_hints
 from urllib.error import URLError
 
 from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
@@ -27,6 +28,9 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Process: TypeAlias = "subprocess.Popen[bytes]"
 
 _LOOK_AGAIN_SECONDS = 0.05
+
+_HOSTS = ("localhost", "127.0.0.1")
+"""Where an embedded AWS listens; it writes the first into its state file."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,13 @@ class Server:
 def running(state_file: Path) -> Server | None:
     """Return the server that `state_file` describes, if it answers; None for no file, or one that a killed server left.
 
-    Raises ConfigurationError where its process is there and keeps silent: it may still run jobs.
+    The file may have come with a folder that somebody else filled: only an address on loopback is believed.
+    Raises ConfigurationError for any other file, and for a server whose process is there and keeps silent: it may still
+    run jobs.
     """
     try:
         is_device = state_file.exists() and not state_file.is_file()  # one such as /dev/zero has no end
-        server = Server(**json.loads("" if is_device else state_file.read_text()))
+        server = _described("" if is_device else state_file.read_text())
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -74,6 +80,11 @@ def running(state_file: Path) -> Server | None:
         raise ConfigurationError(
             f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
         ) from None
+    if server.endpoint not in [f"http://{host}:{server.port}" for host in _HOSTS]:
+        raise ConfigurationError(
+            f"{state_file} names {server.endpoint} as the embedded AWS; one listens at http://localhost:PORT only",
+            next_step="remove the file if no embedded AWS was started here, or name another with --state-file",
+        )
     try:
         answer = _ask(server)
     except TimeoutError:
@@ -84,6 +95,18 @@ def running(state_file: Path) -> Server | None:
             next_step=f"kill {server.pid}, or kill -9 {server.pid} where that does not end it",
         ) from None
     return server if answer and answer.get("pid") == server.pid else None
+
+
+def _described(text: str) -> Server:
+    """Read a state file's text. Raises ValueError or TypeError if it is none."""
+    server = Server(**json.loads(text))
+    for name, kind in get_type_hints(Server).items():
+        if not isinstance(getattr(server, name), kind):
+            raise TypeError(name)
+    # The system's init process, and by 0 and less whole groups of processes, would be ended in the server's place.
+    if server.pid <= 1 or not 0 < server.port < 2**16:
+        raise ValueError(server.pid)
+    return server
 
 
 def health(server: Server) -> dict[str, Any] | None:
@@ -98,7 +121,10 @@ def _ask(server: Server) -> dict[str, Any] | None:
     """Ask for the server's health; None where it is not there. Raises TimeoutError where what listens keeps silent."""
     url = f"{server.endpoint}/trainyard/health"
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_SECONDS) as answer:  # noqa: S310 - loopback
+        # A proxy knows another loopback than this machine's.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            url, timeout=ANSWER_TIMEOUT_SECONDS
+        ) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
     except TimeoutError:
@@ -109,6 +135,24 @@ def _ask(server: Server) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         return None
+
+
+@contextmanager
+def only_one(state_file: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Keep other processes that start a server with `state_file` out of the block; `waiting` is called if one is in it.
+
+    Without it two would each start a server, and the state file would describe the second one only.
+    """
+    state_file.parent.mkdir(parents=True, exist_ok=True)
+    with state_file.with_suffix(".lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def start(
@@ -126,13 +170,15 @@ def start(
     Raises ConfigurationError with the server's own last words where it does not come up, a taken port for instance.
     """
     state_file.parent.mkdir(parents=True, exist_ok=True)
+    # Whatever is there by these names may be a link to another file.
     state_file.unlink(missing_ok=True)
+    log_file.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
     command += ["--registry", registry] if registry else []
     command += ["--keep", str(keep.absolute())] if keep else []
     command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
-    with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
+    with log_file.open("xb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
         return _wait_until_up(process, state_file, log_file)
 
 

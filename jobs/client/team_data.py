@@ -140,10 +140,10 @@ def _put_parts(
 def _begun(aws: Aws, place: S3Location, note: Path) -> tuple[str | None, dict[int, Mapping[str, Any]]]:
     """Return the id of an upload that was begun before, and its parts by their numbers; None where there is none."""
     try:
-        upload = json.loads(note.read_text())["upload"]
+        upload = str(json.loads(note.read_text())["upload"])
         pages = aws.s3.get_paginator("list_parts").paginate(Bucket=place.bucket, Key=place.key, UploadId=upload)
         return upload, {part["PartNumber"]: part for page in pages for part in page.get("Parts", [])}
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError):  # a note that is none of ours
         return None, {}
     except Exception as error:
         if error_code(error) != "NoSuchUpload":  # the bucket drops those that nobody ended

@@ -36,6 +36,24 @@ def up(
 ) -> None:
     """Do `trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
     console = tables.stderr()
+
+    def waiting() -> None:
+        console.print("another `trainyard local up` is at work in this folder; waiting for it to end")
+
+    with embedded.only_one(state_file, waiting):
+        server = _running_as_asked(state_file, port=port, executor=executor, registry=registry, keep=keep)
+        if deploy:
+            embedded.deploy(server, stage)
+            console.print(f"stage '{stage}' is deployed")
+    console.print('in this shell: eval "$(trainyard local env)", which sets')
+    _print_exports(server)
+
+
+def _running_as_asked(
+    state_file: Path, *, port: int, executor: str | None, registry: str | None, keep: Path | None
+) -> embedded.Server:
+    """Return the server that runs, or start one. Raises ConfigurationError if one runs with other options."""
+    console = tables.stderr()
     server = embedded.running(state_file)
     if server:
         console.print(f"the embedded AWS runs already at {server.endpoint} (process {server.pid})")
@@ -57,11 +75,7 @@ def up(
             console.print(f"runs and data are kept in {server.keep}; jobs and logs are gone after trainyard local down")
         else:
             console.print("its state is in memory, and gone after trainyard local down; --keep DIR keeps runs and data")
-    if deploy:
-        embedded.deploy(server, stage)
-        console.print(f"stage '{stage}' is deployed")
-    console.print('in this shell: eval "$(trainyard local env)", which sets')
-    _print_exports(server)
+    return server
 
 
 def down(stage_name: str, state_file: Path, *, yes: bool) -> None:

@@ -9,8 +9,10 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jobs.aws.connection import Aws
@@ -194,6 +196,85 @@ def test_a_state_file_that_a_killed_server_left_is_no_obstacle(
     assert trainyard("local", "status").returncode == 3
     assert trainyard("local", "up", "--no-deploy").returncode == 0
     assert trainyard("local", "status").returncode == 0
+
+
+def test_several_that_start_at_once_start_one_server(trainyard: Trainyard, tmp_path: Path) -> None:
+    # GIVEN links in the folder by the names of files that a start makes
+    precious = tmp_path / "home/.bashrc"
+    precious.write_text("precious")
+    (tmp_path / ".trainyard").mkdir()
+    for name in ("emulator.log", "emulator.lock"):
+        (tmp_path / ".trainyard" / name).symlink_to(precious)
+    # WHEN three start one
+    with ThreadPoolExecutor(3) as pool:
+        started = list(pool.map(lambda _: trainyard("local", "up", "--no-deploy"), range(3)))
+    try:
+        # THEN one of them does, and the others wait for it
+        assert [up.returncode for up in started] == [0, 0, 0], started
+        (exported,) = {up.stdout for up in started}
+        assert "export AWS_ENDPOINT_URL=http://localhost:" in exported
+        (server,) = servers_in(tmp_path)
+        assert sum("the embedded AWS answers at" in up.stderr for up in started) == 1
+        assert any("waiting for it to end" in up.stderr for up in started)
+    finally:
+        trainyard("local", "down")
+    assert not is_alive(server.pid)
+    assert servers_in(tmp_path) == []
+    assert precious.read_text() == "precious"
+
+
+def servers_in(folder: Path) -> list[psutil.Process]:
+    state_file = str(folder / ".trainyard/emulator.json")
+    return [process for process in psutil.process_iter(["cmdline"]) if state_file in (process.info["cmdline"] or [])]
+
+
+STATE = {
+    "endpoint": "http://localhost:4566",
+    "port": 4566,
+    "pid": 4566,
+    "executor": "process",
+    "access_key_id": "key",
+    "secret_access_key": "secret",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"endpoint": "{folder_url}"},
+        {"endpoint": "http://attacker.example:4566"},
+        {"endpoint": "https://localhost:4566"},
+        {"endpoint": "http://localhost:4567"},
+        {"endpoint": "http://localhost:4566@attacker.example"},
+        {"endpoint": "http://localhost:4566/../x"},
+        {"endpoint": "http://[::1"},
+        {"port": "4566"},
+        {"port": 0, "endpoint": "http://localhost:0"},
+        {"pid": -1},
+        {"pid": 1},
+        {"secret_access_key": ["secret"]},
+        {"keep": 5},
+        {"shell": "rm"},
+    ],
+    ids=str,
+)
+def test_a_state_file_that_came_with_the_folder_is_believed_for_loopback_only(
+    trainyard: Trainyard, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    # GIVEN a repository's folder, with a state file and what its endpoint would answer if it were a file
+    state_file = tmp_path / ".trainyard/emulator.json"
+    (state_file.parent / "trainyard").mkdir(parents=True)
+    (state_file.parent / "trainyard/health").write_text(json.dumps({"pid": STATE["pid"]}))
+    state_file.write_text(json.dumps({**STATE, **changes}).replace("{folder_url}", f"file://{state_file.parent}"))
+    # WHEN it is asked for the lines that a shell evaluates, or to stop what runs
+    for command in (("env",), ("status",), ("down", "--yes")):
+        refused = trainyard("local", *command)
+        # THEN it says what is wrong with the file, and nothing is sent anywhere
+        assert refused.returncode == 3, command
+        assert refused.stdout == ""
+        assert f"error: {state_file.relative_to(tmp_path)} " in refused.stderr
+        assert "next: " in refused.stderr
+    assert state_file.exists()
 
 
 def test_down_does_not_stop_unasked_what_runs_or_was_not_fetched(
