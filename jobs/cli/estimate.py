@@ -176,7 +176,7 @@ def _known(runs: Sequence[PastRun], spec: JobSpec, row: InstanceType) -> Iterato
             name="published",
             samples_per_second=each.samples_per_second,
             start_seconds=each.start_seconds,
-            note=f"{each.cards} cards{length}, {each.date}: {each.source}",
+            note=f"{counted(each.cards, 'card')}{length}, {each.date}: {each.source}",
         )
 
 

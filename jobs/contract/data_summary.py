@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pydantic import BaseModel
 
 from jobs.contract.labels import alike, shown_name
+from jobs.contract.words import counted
 
 SHARES = (0.5, 0.9, 0.99, 1.0)
 """The shortest such shares of the examples whose longest one is told."""
@@ -72,7 +73,7 @@ class DataSummary(BaseModel):
     def lines(self) -> Iterator[str]:
         """Yield the summary for a terminal or a log, in lines of at most 80 characters but for long names."""
         held_out = f" and {_number(self.held_out)} held-out" if self.held_out else ""
-        yield f"{_number(self.training)} training{held_out} examples, {len(self.classes)} classes"
+        yield f"{_number(self.training)} training{held_out} examples, {counted(len(self.classes), 'class', 'classes')}"
         shown = sorted(self.classes, key=lambda item: -item.training)[:MAX_CLASSES]
         width = max([len("class"), *(len(shown_name(item.name)) for item in shown)])
         yield f"  {'class':<{width}}  {'training':>10}" + (f"{'held out':>10}" if self.held_out else "")
@@ -106,13 +107,13 @@ class DataSummary(BaseModel):
         if untrained := [item.name for item in self.classes if item.held_out and not item.training]:
             yield f"{_classes(untrained)} no training example"
         if self.shared:
-            yield f"{_number(self.shared)} of {_counted(self.held_out, 'held-out example')} in the training data too"
+            yield f"{_number(self.shared)} of {counted(self.held_out, 'held-out example')} in the training data too"
         if self.empty:
-            yield f"{_counted(self.empty, 'example')} with an empty text, which count like any other"
+            yield f"{counted(self.empty, 'example')} with an empty text, which count like any other"
         if self.repeated:
-            yield f"{_counted(self.repeated, 'training example')} with the text of an earlier one"
+            yield f"{counted(self.repeated, 'training example')} with the text of an earlier one"
         for table, count in self.bad_rows.items():
-            yield f"{_counted(count, 'bad row')} of {table} left out"
+            yield f"{counted(count, 'bad row')} of {table} left out"
 
 
 def summary(
@@ -158,18 +159,14 @@ def _cut_line(cut: Cut) -> str:
         return f"none of them is cut at max_length {cut.max_length}"
     about = "about " if cut.estimated else ""
     return (
-        f"cut at max_length {cut.max_length}: {_counted(cut.texts, 'text')} ({100 * cut.texts / cut.of_texts:.0f} %), "
-        f"{about}{_counted(cut.tokens, 'token')} ({100 * cut.tokens / cut.of_tokens:.0f} %)"
+        f"cut at max_length {cut.max_length}: {counted(cut.texts, 'text')} ({100 * cut.texts / cut.of_texts:.0f} %), "
+        f"{about}{counted(cut.tokens, 'token')} ({100 * cut.tokens / cut.of_tokens:.0f} %)"
     )
 
 
 def _classes(names: Sequence[str]) -> str:
     shown = ", ".join(map(repr, names[:_MAX_NAMED])) + (", …" if len(names) > _MAX_NAMED else "")
     return f"{len(names)} classes ({shown}) have" if len(names) > 1 else f"class {shown} has"
-
-
-def _counted(value: int, what: str) -> str:
-    return f"{_number(value)} {what}{'' if value == 1 else 's'}"
 
 
 def _number(value: int) -> str:

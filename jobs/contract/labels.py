@@ -103,9 +103,14 @@ def text_fault(value: Any) -> str | None:
     return "has half of a surrogate pair, which is no character" if _SURROGATE.search(value) else None
 
 
+def quoted_name(name: str) -> str:
+    """Return a class's name, quoted if it has blanks or characters that cannot be seen: ' Rechnung' and 'a  b'."""
+    return name if name == " ".join(name.split()) and name.isprintable() else repr(name)
+
+
 def shown_name(name: str) -> str:
-    """Return a class's name for a table, quoted where blanks at its ends could not be seen."""
-    text = repr(name) if name != name.strip() else name
+    """Return a class's name for a table, as `quoted_name` has it, without its end if it is long."""
+    text = quoted_name(name)
     return text if len(text) <= _NAME_WIDTH else text[: _NAME_WIDTH - 1] + "…"
 
 

@@ -281,7 +281,7 @@ def _gang_note(spec: JobSpec) -> str:
     some = f"; after {GANG_WAIT_SECONDS / 60:g} minutes {least} begin" if least < spec.resources.nnodes else ""
     return (
         f"the {spec.resources.nnodes} nodes start as they come, and are paid for while they wait for each other{some}; "
-        f"when one is taken away all save and start again, which is one of their {spec.attempts} attempts"
+        f"when one is taken away all save and start again, which is one of their {counted(spec.attempts, 'attempt')}"
     )
 
 

@@ -112,8 +112,9 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes / 1e9:.3g} GB"
 
 
-def counted(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
+def counted(count: int, name: str, plural: str = "") -> str:
+    """Return a number with what it counts: `1 line`, `1,200 lines`. `plural`: if it has another end than -s."""
+    return f"{count:,} {name if count == 1 else plural or f'{name}s'}"
 
 
 def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,10 +3,13 @@
 Vega writes a colour into the SVG as it is given, so `var(--line-1)` follows the page: dark, light and printed.
 """
 
+import json
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from jobs.contract.phases import PHASES, Phase
@@ -25,6 +28,8 @@ CONFIG: Mapping[str, Any] = {
         "titleFontSize": 12,
         "titleFontWeight": "normal",
     },
+    # The first label is moved into the chart otherwise, onto the second one.
+    "axisX": {"labelFlush": False, "labelSeparation": 6},
     "legend": {
         "labelColor": "var(--text)",
         "titleColor": "var(--muted)",
@@ -38,7 +43,7 @@ CONFIG: Mapping[str, Any] = {
 }
 """What all charts have in common."""
 
-CURVE_HEIGHT = 240
+CURVE_HEIGHT = 256
 """That of a whole chart, with axes and legend, in pixels: a page keeps the place free, so that nothing moves."""
 
 ROW_HEIGHT = 32
@@ -58,6 +63,9 @@ _TICKS = {
 FEW_POINTS = 40
 """A series of no more points has a dot at each."""
 
+_MOST_TICKS = 8
+"""Times below a chart, each with its step."""
+
 _LABELLED_CLASSES = 15
 """A confusion of no more classes has its counts in its cells."""
 
@@ -68,6 +76,8 @@ class TimeAxis:
 
     begin: datetime
     end: datetime
+    steps: Sequence[tuple[datetime, int]] = ()
+    """When the run was at which step, in the order of time."""
 
     @property
     def seconds(self) -> float:
@@ -85,15 +95,43 @@ class TimeAxis:
     def text(self, at: datetime) -> str:
         return f"{self.value(at):.1f} {self.unit[0]}"
 
-    def encoding(self, field: str = "t", **further: Any) -> dict[str, Any]:
+    def encoding(self, field: str = "t") -> dict[str, Any]:
         return {
             "field": field,
             "type": "quantitative",
             "title": f"{self.unit[0]} since the first start",
-            "scale": {"domain": [0, round(self.seconds / self.unit[1], 4)], "nice": False},
+            "scale": {"domain": [0, self._length], "nice": False},
             "axis": {"grid": False},
-            **further,
         }
+
+    def encoding_with_steps(self) -> dict[str, Any]:
+        """Return the same with the step that the run was at below each time. Steps have no axis of their own: between
+        two attempts the time goes on and they do not, and after a loss they are done again.
+        """
+        plain = self.encoding()
+        if not self.steps:
+            return plain
+        step_at = {f"{tick:g}": f"step {self._step(tick):,}" for tick in self._ticks()}
+        axis = {
+            "values": [float(tick) for tick in step_at],
+            "labelExpr": f"[datum.label, {json.dumps(step_at)}[datum.value]]",
+        }
+        return {**plain, "title": f"{plain['title']}, and the step by then", "axis": {**plain["axis"], **axis}}
+
+    @property
+    def _length(self) -> float:
+        return round(self.seconds / self.unit[1], 4)
+
+    def _ticks(self) -> list[float]:
+        """Return round times from the start on, at most `_MOST_TICKS`."""
+        size = 10.0 ** math.floor(math.log10(self._length / _MOST_TICKS))
+        apart = next(size * times for times in (1, 2, 5, 10) if self._length / (size * times) < _MOST_TICKS)
+        return [number * apart for number in range(int(self._length / apart) + 1)]
+
+    def _step(self, tick: float) -> int:
+        at = self.begin + timedelta(seconds=tick * self.unit[1])
+        reached = bisect_right(self.steps, at, key=lambda step: step[0])
+        return self.steps[reached - 1][1] if reached else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +164,15 @@ def curve_chart(
         {"field": "t", "title": axis.unit[0], "format": ".2f"},
     ]
     tiny = max(abs(point.high) for point in points) < 0.001
-    # An axis from a value to the same value would have no other tick than that.
-    is_one_value = not logarithmic and len({height for point in points for height in (point.low, point.high)}) == 1
+    # Values at a single moment have no course that an axis could show: one from 0 says how far apart they are.
+    counts = Counter(point.series for point in points)
+    is_one_value = len({height for point in points for height in (point.low, point.high)}) == 1
+    from_zero = not logarithmic and (is_one_value or max(counts.values()) == 1)
     y = {
         "field": "v",
         "type": "quantitative",
         "title": None,
-        "scale": {"zero": is_one_value, "type": "log" if logarithmic else "linear"},
+        "scale": {"zero": from_zero, "type": "log" if logarithmic else "linear"},
         "axis": {"minExtent": 52, "maxExtent": 52, "tickCount": 5, **({"format": "~e"} if tiny else {})},
     }
     color = {
@@ -141,7 +181,7 @@ def curve_chart(
         "scale": {"domain": series},
         "legend": {"symbolType": "stroke"} if len(series) > 1 else None,
     }
-    few = {name for name, count in Counter(point.series for point in points).items() if count <= FEW_POINTS}
+    few = {name for name, count in counts.items() if count <= FEW_POINTS}
     return {
         "description": title,
         "width": "container",
@@ -169,7 +209,7 @@ def curve_chart(
                 "data": {"name": "points"},
                 "mark": {"type": "area", "fillOpacity": 0.22, "aria": False},
                 "encoding": {
-                    "x": axis.encoding(),
+                    "x": axis.encoding_with_steps(),
                     "y": {**y, "field": "l"},
                     "y2": {"field": "h"},
                     "color": color,
@@ -180,7 +220,7 @@ def curve_chart(
                 "data": {"name": "points"},
                 "mark": {"type": "line", "strokeWidth": 1.8, "aria": False, "clip": True},
                 "encoding": {
-                    "x": axis.encoding(),
+                    "x": axis.encoding_with_steps(),
                     "y": y,
                     "color": color,
                     "detail": {"field": "a"},
@@ -200,7 +240,7 @@ def curve_chart(
                 ],
                 "mark": {"type": "point", "filled": True, "aria": False},
                 "encoding": {
-                    "x": axis.encoding(),
+                    "x": axis.encoding_with_steps(),
                     "y": y,
                     "color": color,
                     "size": {"condition": {"param": "pointed", "empty": False, "value": 90}, "value": 30},
@@ -244,7 +284,7 @@ def _event_marks(axis: TimeAxis) -> list[dict[str, Any]]:
             "transform": [{"filter": {"field": "k", "equal": kind}}],
             "mark": {**look, "aria": False},
             "encoding": {
-                "x": axis.encoding(),
+                "x": axis.encoding_with_steps(),
                 **({"y": {"value": "height" if kind == "evaluation" else 0}} if kind in _TICKS else {}),
                 "tooltip": {"field": "e", "title": "event"},
             },

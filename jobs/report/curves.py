@@ -41,7 +41,7 @@ _TITLES = {
     "loss": "Loss",
     "learning_rate": "Learning rate",
     "samples_per_second": "Samples per second",
-    "grad_norm": "Norm of the gradients",
+    "grad_norm": "Gradient norm",
     "memory_gib": "Memory of rank 0's card in use, GiB",
     "max_memory_gib": "Most memory of rank 0's card in use so far, GiB",
     UTILIZATION_KEY: "Utilisation of the cards, %",
@@ -148,7 +148,8 @@ def time_axis(run: RecordedRun) -> TimeAxis:
     begins = [attempt.started_at for attempt in run.attempts] + [line["time"] for line in run.metrics[:1]]
     begin = min(begins, default=run.submitted_at)
     ends = [ended_at(attempt) for attempt in run.attempts] + [line["time"] for line in run.metrics[-1:]]
-    return TimeAxis(begin=begin, end=max(ends, default=begin + timedelta(seconds=1)))
+    steps = sorted((line["time"], line["step"]) for line in run.metrics)
+    return TimeAxis(begin=begin, end=max(ends, default=begin + timedelta(seconds=1)), steps=steps)
 
 
 def stretches(values: Sequence[Point], starts: Sequence[datetime], *, at_most: int = DRAWN_POINTS) -> list[Drawn]:
@@ -216,8 +217,10 @@ def curve_title(name: str) -> str:
 
 
 def series_title(name: str) -> str:
+    """Return what a series is called in legends and sentences: the title of its chart if it has one to itself."""
     if not name.startswith(_EVALUATION):
-        return name.replace("_", " ")
+        title = curve_title(name)
+        return title[:1].lower() + title[1:]
     return result_label(name) + (" of the held-out part" if name == "eval_loss" else "")
 
 

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from jobs.contract.budget import duration_seconds, spent
+from jobs.contract.labels import quoted_name
 from jobs.contract.outlook import cards_name
 from jobs.contract.phases import PHASES, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
@@ -84,7 +85,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         tiles=_tiles(run),
         result=result_rows(run.result),
         curves=measured,
-        curves_note=f"{len(run.metrics):,} lines of metrics, over one axis of time.",
+        curves_note=f"{counted(len(run.metrics), 'line')} of metrics, over one axis of time.",
         curve_height=charts.CURVE_HEIGHT,
         events=[(kind, text) for kind, text in EVENTS.items() if kind in kinds],
         marks={
@@ -221,13 +222,24 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
     found: dict[str, Any] = {"classes": [], "mistakes": [], "mixed_up": [], "confusion": None, "confusion_size": None}
     if report is None:
         return found
-    names = [score.name for score in report.classes]
+    names = [quoted_name(score.name) for score in report.classes]
     rows = [
-        (score.name, str(score.examples), f"{score.precision:.3f}", f"{score.recall:.3f}", f"{score.f1:.3f}")
+        (
+            quoted_name(score.name),
+            str(score.examples),
+            f"{score.precision:.3f}",
+            f"{score.recall:.3f}",
+            f"{score.f1:.3f}",
+        )
         for score in sorted(report.classes, key=lambda score: score.f1)
     ]
     mistakes = [
-        (f"{each.text} | {each.pair}" if each.pair else each.text, each.label, each.predicted, f"{each.confidence:.3f}")
+        (
+            f"{each.text} | {each.pair}" if each.pair else each.text,
+            quoted_name(each.label),
+            quoted_name(each.predicted),
+            f"{each.confidence:.3f}",
+        )
         for each in report.mistakes
     ]
     found |= {"classes": rows, "mistakes": mistakes}
@@ -241,7 +253,9 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
         if count and row != column
     ]
     found["mixed_up"] = [(label, guess, str(count)) for count, label, guess in sorted(pairs, reverse=True)[:_MIXED_UP]]
-    text = f"Confusion of {len(names)} classes; what is most often mixed up stands in a table below."
+    text = (
+        f"Confusion of {counted(len(names), 'class', 'classes')}; what is most often mixed up stands in a table below."
+    )
     found["confusion"] = charts.confusion_chart(names, counts, description=text)
     found["confusion_size"] = (64 * len(names) + 180, found["confusion"]["height"])
     return found

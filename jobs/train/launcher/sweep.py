@@ -148,7 +148,7 @@ class Worker:
         """Run a point that is this worker's. Returns how it ended; None: it is to go on when the worker comes again."""
         attempts = self._options.sweep_attempts or 1
         if claim.starts >= attempts:
-            return self._note(point, claim, "failed", f"it was interrupted in each of its {attempts} attempts")
+            return self._note(point, claim, "failed", _interrupted(attempts))
         over = self._over()
         if over is not None:
             return self._note(point, claim, "stopped", over)
@@ -170,7 +170,7 @@ class Worker:
         if not interrupted:
             return self._note(point, claim, "failed", f"exit code {code}")
         if claim.starts >= attempts and not self._signals:
-            return self._note(point, claim, "failed", f"it was interrupted in each of its {attempts} attempts")
+            return self._note(point, claim, "failed", _interrupted(attempts))
         return None
 
     def _launch(self, point: PointRecord, start: int) -> tuple[int, str | None]:
@@ -314,6 +314,10 @@ class Spending:
 
     def _is_of_job(self, receipt: Receipt) -> bool:
         return (receipt.attempts[-1].job_id or "local") == self._job if receipt.attempts else False
+
+
+def _interrupted(attempts: int) -> str:
+    return f"it was interrupted in each of its {attempts} attempts" if attempts > 1 else "it was interrupted"
 
 
 def _record(s3: "S3Client", sweep: S3Location) -> SweepRecord:

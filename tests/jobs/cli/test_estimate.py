@@ -68,7 +68,7 @@ def test_own_runs_come_before_published_figures_and_what_nobody_knows_is_said(
     assert shown.stdout.startswith("probe: 6 points, 2 at once\n")
 
     table = trainyard("estimate", READY_SPECS / "finetune-mrpc-8hpu.yaml", environment=deployed_environment)
-    assert "steps: 3668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
+    assert "steps: 3,668 examples (GLUE's mrpc) x 3 epochs = 11,004 samples / 877.2 a second = 13 s" in table.stdout
     assert "nothing is known of p4d.24xlarge" in table.stderr
 
 

@@ -61,6 +61,9 @@ def test_the_axis_of_a_single_value_has_more_ticks_than_that(run: RecordedRun) -
     [first, *_] = [line for line in run.metrics if "eval_accuracy" in line]
     alone = {name: first[name] for name in ("step", "time", "eval_accuracy")}
     assert '"zero": true' in evaluation(replace(run, metrics=[alone]))
+    # Two figures of a single evaluation, 0.7970 and 0.8000, are not the ends of an axis either.
+    two = {**alone, "eval_accuracy": 0.8, "eval_f1": 0.797}
+    assert '"zero": true' in evaluation(replace(run, metrics=[two]))
     assert '"zero": true' not in evaluation(run)
 
 
@@ -123,9 +126,38 @@ def test_events_of_the_run_are_in_their_order(run: RecordedRun) -> None:
 
 
 def test_a_series_is_called_what_its_result_is() -> None:
-    names = ("eval_f1", "eval_macro_f1", "eval_loss", "my_reward")
-    assert [series_title(name) for name in names] == ["F1", "macro F1", "loss of the held-out part", "my reward"]
+    names = ("eval_f1", "eval_macro_f1", "eval_loss", "my_reward", "grad_norm", "learning_rate")
+    assert [series_title(name) for name in names] == [
+        *("F1", "macro F1", "loss of the held-out part", "my reward", "gradient norm", "learning rate")
+    ]
     assert capitalized(series_title("eval_macro_f1")) == "Macro F1"
+
+
+def test_a_chart_and_its_only_series_have_one_name(run: RecordedRun) -> None:
+    for curve in curves(run, ()):
+        if len({series for _, _, series, _ in curve.rows}) == 1:
+            assert curve.summary.startswith(f"{curve.title}: from "), curve.title
+
+
+def test_below_the_time_stands_the_step_that_was_reached_by_then() -> None:
+    steps = [(BEGIN + timedelta(minutes=at), step) for at, step in ((50, 1000), (110, 2000), (170, 1500))]
+    axis = TimeAxis(begin=BEGIN, end=BEGIN + timedelta(minutes=200), steps=steps).encoding_with_steps()["axis"]
+    assert axis["values"] == [0, 0.5, 1, 1.5, 2, 2.5, 3]
+    [at] = re.findall(r"{.*}", axis["labelExpr"])
+    reached = {"0": 0, "0.5": 0, "1": 1000, "1.5": 1000, "2": 2000, "2.5": 2000, "3": 1500}  # done again after a loss
+    assert json.loads(at) == {time: f"step {step:,}" for time, step in reached.items()}
+
+
+def test_names_of_classes_that_look_alike_are_quoted_and_one_line_is_no_lines(run: RecordedRun) -> None:
+    names = (" Rechnung", "Rechnung", "a  b", "a b", "a\xa0b", "zero\u200bwidth")
+    page = run_page(replace(run, classes=class_report(names), metrics=run.metrics[:1]), now=NOW)
+    rows = re.findall(r"<tr><td>([^<]*)</td><td class=\"number\">20</td>", page)
+    assert sorted(map(unescape, rows)) == sorted(
+        ["' Rechnung'", "Rechnung", "'a  b'", "a b", r"'a\xa0b'", r"'zero\u200bwidth'"]
+    )
+    confusion = run_page(replace(run, classes=class_report(names)), now=NOW)
+    assert r"' Rechnung'" in confusion.replace(r"\u0027", "'")
+    assert "1 line of metrics," in text_of(page)
 
 
 def test_a_curve_is_thinned_without_losing_its_peaks_or_crossing_attempts() -> None:
