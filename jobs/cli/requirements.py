@@ -6,6 +6,7 @@ from jobs.contract.code import Pack
 from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import child_name
 from jobs.contract.releases import release
+from jobs.contract.requirements import Requirements, read_requirements
 from jobs.contract.revision import ROOT
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
@@ -14,9 +15,10 @@ _PIN = re.compile(r"^([^#=\s]+)==([^\s;]+)", re.MULTILINE)
 
 
 def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -> None:
-    """Raise UsageError where a requirement asks for another version of what the stage's image has.
+    """Raise UsageError if a requirement asks for another version of what the stage's image has.
 
-    Only what a line itself says is looked at; what a package needs in turn is found out where it is installed.
+    Also if the file includes or installs what is not packed. Only the lines themselves are looked at; what a package
+    needs in turn is found when it is installed.
     """
     name = getattr(spec.entrypoint_arguments(), "requirements", None)
     if pack is None or name is None:
@@ -24,26 +26,37 @@ def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
+    requirements = read_requirements(pack.folder, name)
+    _check_packed(requirements, pack)
     image, pinned = _image_packages(stage, spec)
-    for number, line in enumerate((pack.folder / name).read_text(encoding="utf-8").splitlines(), start=1):
-        text = re.split(r"(?:^|\s)#", line)[0].strip()
-        if not text or text.startswith("-"):  # an option of pip
+    for line in (*requirements.lines, *requirements.constraints):
+        if not line.asked:
             continue
         try:
-            asked = Requirement(text)
+            asked = Requirement(line.asked)
         except InvalidRequirement as error:
-            if re.match(r"[\w.+-]+://|\.{0,2}/|\w+\+", text):  # an address or a path, which pip takes and nobody else
-                continue
             raise UsageError(
-                f"arguments.requirements: {name}, line {number}: no requirement: {str(error).splitlines()[0]}",
+                f"arguments.requirements: {line}: no requirement: {str(error).splitlines()[0]}",
                 next_step="write it as pip does: peft==0.15.2",
             ) from None
         found = pinned.get(canonicalize_name(asked.name))
         if found is not None and not asked.specifier.contains(found, prereleases=True):
             raise UsageError(
-                f"arguments.requirements: {name}, line {number}: '{text}' would replace {asked.name} {found} of the "
+                f"arguments.requirements: {line}: '{line.asked}' would replace {asked.name} {found} of the "
                 f"image {image}, which is what the release was made with",
                 next_step=f"leave it out, or ask for what {found} satisfies",
+            )
+
+
+def _check_packed(requirements: Requirements, pack: Pack) -> None:
+    names = {file.name for file in pack.files}
+    for place, path in [("it", file) for file in requirements.files] + [
+        (str(line), path) for line, path in requirements.paths
+    ]:
+        if path not in names and path != "." and not any(name.startswith(f"{path}/") for name in names):
+            raise UsageError(
+                f"arguments.requirements: {place} needs '{path}', which is not packed: an ignore file names it",
+                next_step="see with --dry-run what goes along, and correct .gitignore or .trainyardignore",
             )
 
 

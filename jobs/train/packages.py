@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from jobs.aws import s3 as object_store
 from jobs.aws.hashing import sha256
 from jobs.contract.errors import TrainyardError, UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.requirements import Requirements, read_requirements
 from jobs.contract.run import CACHE_TAG
 
 if TYPE_CHECKING:
@@ -52,10 +53,18 @@ def image_packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def fingerprint(requirements: bytes, packages: Mapping[str, str], wheels: Mapping[str, str]) -> str:
-    """Return 64 digits that tell an environment from all others; `wheels` are those it may come from, with hashes."""
+def fingerprint(code: Path, requirements: Requirements, packages: Mapping[str, str], wheels: Mapping[str, str]) -> str:
+    """Return 64 digits that identify an environment by all that it is installed from.
+
+    `wheels` are those it may come from, with hashes. An installed folder may use any file of the code, so all count.
+    """
+    paths = {path for _, path in requirements.paths}
+    if any((code / path).is_dir() for path in paths):
+        paths = {path.relative_to(code).as_posix() for path in code.rglob("*") if path.is_file()}
     content = {
-        "requirements": hashlib.sha256(requirements).hexdigest(),
+        "requirements": [line.text for line in requirements.lines],
+        "constraints": [line.text for line in requirements.constraints],
+        "files": {path: sha256(code / path) for path in sorted(paths)},
         "image": dict(packages),
         "wheels": dict(wheels),
         "python": platform.python_version(),
@@ -71,7 +80,7 @@ class Environment:
         """`requirements` is a file of the folder `code`."""
         self._s3 = s3
         self._folder = folder
-        self._requirements = code / requirements
+        self._code = code
         self._name = requirements
         self._team = S3Location(run.bucket, run.key.partition("/")[0])
 
@@ -81,11 +90,10 @@ class Environment:
         `wheels`: the only place that they come from. `installs`: False waits for another node to do it. Raises
         UsageError where the requirements cannot be met.
         """
-        if not self._requirements.is_file():
-            raise UsageError(f"the code has no file '{self._name}', which 'requirements' names")
+        requirements = read_requirements(self._code, self._name)
         packages = image_packages()
         digests = {path.name: sha256(path) for path in sorted(wheels.iterdir())} if wheels else {}
-        place = self._team / f"{ENVIRONMENTS}{fingerprint(self._requirements.read_bytes(), packages, digests)}.tar"
+        place = self._team / f"{ENVIRONMENTS}{fingerprint(self._code, requirements, packages, digests)}.tar"
         archive = self._folder.with_suffix(".tar")
         started = time.monotonic()
         if self._is_there(place, wait=not installs):
@@ -94,7 +102,7 @@ class Environment:
                 _extract(packed, self._folder)
             log.info("packages: those of %s, made before, in %.1f s", self._name, time.monotonic() - started)
         else:
-            self._install(packages, wheels)
+            self._install(requirements, packages, wheels)
             with tarfile.open(archive, "w") as packed:
                 packed.add(self._folder, arcname=".")
             object_store.upload(self._s3, archive, place, tag=CACHE_TAG)
@@ -113,21 +121,24 @@ class Environment:
             time.sleep(_POLL_SECONDS)
         return True
 
-    def _install(self, packages: Mapping[str, str], wheels: Path | None) -> None:
+    def _install(self, requirements: Requirements, packages: Mapping[str, str], wheels: Path | None) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
-        constraints = self._folder.with_suffix(".constraints")
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in packages.items()))
+        image = self._written("image", (f"{name}=={version}" for name, version in packages.items()))
+        constraints = self._written("constraints", (line.text for line in requirements.constraints))
+        asked = self._written("requirements", (line.text for line in requirements.lines))
         source = ["--no-index", "--find-links", str(wheels)] if wheels else []
         command = [
-            *(sys.executable, "-m", "pip", "install", "--prefix", str(self._folder), "--constraint", str(constraints)),
+            # Isolated: a module of the code may have the name of one of Python's own.
+            *(sys.executable, "-I", "-m", "pip", "install", "--prefix", str(self._folder)),
+            *("--constraint", str(image), "--constraint", str(constraints), "--requirement", str(asked)),
             *("--no-compile", "--no-cache-dir", "--no-warn-script-location", "--disable-pip-version-check"),
-            *("--progress-bar", "off", "--no-input", *source, "--requirement", str(self._requirements)),
+            *("--progress-bar", "off", "--no-input", *source),
         ]
         try:
             done = subprocess.run(
                 command,
-                cwd=self._requirements.parent,
+                cwd=(self._code / self._name).parent,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -140,12 +151,16 @@ class Environment:
                 f"{self._name} was not installed within {INSTALL_SECONDS:.0f} s",
                 next_step="pin its packages, so that pip need not try versions, or give a wheelhouse",
             ) from None
-        constraints.unlink()
         if done.returncode:
             raise UsageError(
-                f"{self._name} cannot be installed on top of the image's packages: {_told(done.stdout, constraints)}",
+                f"{self._name} cannot be installed on top of the image's packages: {_told(done.stdout, image)}",
                 next_step="ask for versions that fit those of the image (trainyard images list), or leave them open",
             )
+
+    def _written(self, suffix: str, lines: Iterable[str]) -> Path:
+        path = self._folder.with_suffix(f".{suffix}")
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path
 
     def _variables(self) -> dict[str, str]:
         folders = sorted(
@@ -156,9 +171,9 @@ class Environment:
         return {"PYTHONPATH": ":".join(folders), "PATH": str(self._folder / "bin")}
 
 
-def _told(output: str, constraints: Path) -> str:
+def _told(output: str, image: Path) -> str:
     """Return what pip says of its failure: its lines of errors, or its last ones, on one line."""
-    text = output.replace(f" (from -c {constraints} ", " (the image's, ")
+    text = output.replace(f" (from -c {image} ", " (the image's, ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("ERROR:", "The conflict", "The user requested"))]
     conflict = [line for line in lines if " depends on " in line or "(constraint)" in line]

@@ -155,6 +155,18 @@ BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], st
         UsageError,
         "r.txt, line 3: 'transformers>=5' would replace transformers ",
     ),
+    "an ignored file of requirements": (
+        {"train.py": "", "r.txt": "-r base.txt\n", "base.txt": "", ".trainyardignore": "base.txt"},
+        {"requirements": "r.txt"},
+        UsageError,
+        "needs 'base.txt', which is not packed",
+    ),
+    "an included requirement": (
+        {"train.py": "", "r.txt": "-e .\n-r base.txt\n", "base.txt": "torch==1.0"},
+        {"requirements": "r.txt"},
+        UsageError,
+        "base.txt, line 1: 'torch==1.0' would replace torch ",
+    ),
     "no requirement": (
         {"train.py": "", "r.txt": "a b c\n"},
         {"requirements": "r.txt"},

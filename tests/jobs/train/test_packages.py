@@ -11,8 +11,10 @@ import pytest
 
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
+from jobs.contract.requirements import read_requirements
 from jobs.contract.run import CACHE_TAG
-from jobs.train.packages import Environment
+from jobs.train.packages import Environment, fingerprint
+from tests.support.train.scripts import write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -66,3 +68,58 @@ def test_what_would_replace_a_package_of_the_image_is_refused_by_its_name(s3: "S
     assert said.startswith("r.txt cannot be installed on top of the image's packages: "), said
     assert "pydantic" in said
     assert "\nNext: " in said
+
+
+BACKEND = r"""
+import zipfile
+def build_wheel(folder, *_, **__):
+    name, info = "local_package-1.0-py3-none-any.whl", "local_package-1.0.dist-info"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as file:
+        file.writestr("local_package.py", open("src/value.py").read())
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: local_package\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+    return name
+"""
+"""A package's build that needs nothing of an index."""
+
+PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+def test_what_requirements_include_is_installed_as_it_is_now(s3: "S3Client", tmp_path: Path) -> None:
+    run = S3Location("runs", "included/a-run/")
+    wheel(tmp_path / "wheels", "of_mine")
+    found = []
+    for value in ("1", "2", "1"):
+        place = tmp_path / str(len(found))
+        code = {
+            "pyproject.toml": PROJECT,
+            "backend.py": BACKEND,
+            "src/value.py": f"VALUE = {value}",
+            "r.txt": "-r base.txt",
+        }
+        # A name of Python's own, which pip must not import.
+        code |= {"base.txt": "-e .  # the code", "platform.py": "raise SystemExit(9)"}
+        write_files(place / "code", code)
+        environment = Environment(s3, run, place / "packages", code=place / "code", requirements="r.txt")
+        variables = environment.make(wheels=tmp_path / "wheels", installs=True)
+        shown = [sys.executable, "-P", "-c", "import local_package; print(local_package.VALUE)"]
+        found.append(subprocess.run(shown, env=variables, capture_output=True, text=True, check=True).stdout.strip())
+    assert found == ["1", "2", "1"]
+    assert len(s3.list_objects_v2(Bucket="runs", Prefix=run.key.partition("/")[0])["Contents"]) == 2, (
+        "the third is the first"
+    )
+
+
+def test_a_wheel_of_the_code_and_its_constraints_decide_what_is_installed(s3: "S3Client", tmp_path: Path) -> None:
+    def prints(place: Path) -> str:
+        return fingerprint(place, read_requirements(place, "r.txt"), {}, {})
+
+    for name in ("one", "other wheel", "other constraint", "other script"):
+        write_files(tmp_path / name, {"r.txt": "a.whl\n./a.whl; python_version > '3'\n-c pins.txt", "pins.txt": "x<2"})
+        write_files(tmp_path / name, {"a.whl": "1", "train.py": "1"})
+    (tmp_path / "other wheel/a.whl").write_text("2")
+    (tmp_path / "other constraint/pins.txt").write_text("x<3")
+    (tmp_path / "other script/train.py").write_text("2")
+    assert prints(tmp_path / "other script") == prints(tmp_path / "one")
+    assert len({prints(path) for path in tmp_path.iterdir()}) == 3
