@@ -26,8 +26,9 @@ from jobs.contract.code import (
     CodeRecord,
     GitSource,
     Pack,
-    check_name,
     is_packed,
+    read_archive,
+    write_file,
 )
 from jobs.contract.errors import (
     ConfigurationError,
@@ -163,7 +164,8 @@ def read_code_record(aws: Aws, run: S3Location) -> CodeRecord | None:
 def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
     """Download a run's code below `target`, yielding each path.
 
-    Raises NotFoundError where it has none of its own, UnreadableError where nobody can read which it had.
+    Raises NotFoundError if it has none of its own, UnreadableError if nobody can read which it had, UsageError if what
+    is on S3 is damaged or other code. Nothing is written then.
     """
     text = object_store.read_once(aws.s3, run / CODE_RECORD)
     if text is None:
@@ -172,17 +174,8 @@ def fetch_code(aws: Aws, run: S3Location, target: Path) -> Iterator[Path]:
     content = object_store.read_once(aws.s3, S3Location.parse(record.location))
     if content is None:
         raise NotFoundError(f"{record.location} is gone, which {run / CODE_RECORD} names")
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
-        for entry in archive:
-            check_name(entry.name)
-            source = archive.extractfile(entry)
-            if source is None:
-                continue
-            path = target / entry.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(source.read())
-            path.chmod(entry.mode & 0o755)
-            yield path
+    for file, data in read_archive(content, location=record.location, fingerprint=record.fingerprint):
+        yield write_file(file, data, target)
 
 
 def _names(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ from jobs.contract.budget import NOTHING_SPENT, Spent, spent
 from jobs.contract.errors import TrainyardError, did_you_mean
 from jobs.contract.locations import S3Location
 from jobs.contract.outlook import outlook
+from jobs.contract.record_reader import parse
 from jobs.contract.records import Receipt
 from jobs.contract.run import SPEC
 from jobs.contract.spec import JobSpec, parse_spec
@@ -59,7 +60,7 @@ _ENDED = {"running": "interrupted"}
 def read_sweep(aws: Aws, run: S3Location) -> SweepRecord | None:
     """Read the points of a sweep; None where the run is none."""
     content = object_store.read_once(aws.s3, run / SWEEP)
-    return None if content is None else SweepRecord.model_validate_json(content)
+    return None if content is None else parse(SweepRecord, content, place=run / SWEEP)
 
 
 def stored_spec(aws: Aws, run: S3Location) -> JobSpec | None:
@@ -76,7 +77,7 @@ def stored_spec(aws: Aws, run: S3Location) -> JobSpec | None:
 def sweep_of(aws: Aws, run: S3Location) -> str | None:
     """Return the run id of the sweep that a run is a point of; None where it is none."""
     content = object_store.read_once(aws.s3, run / MEMBER_OF)
-    return None if content is None else MemberOf.model_validate_json(content).sweep
+    return None if content is None else parse(MemberOf, content, place=run / MEMBER_OF).sweep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,11 @@ The fingerprint is that of names, contents and the right to be executed, so the 
 """
 
 import hashlib
+import io
 import json
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +43,8 @@ GIT = "git+"
 _REF = re.compile(r"[A-Za-z0-9_][\w./+-]*", re.ASCII)
 
 _GIT_PATH = re.compile(r"[\w./~+%-]+", re.ASCII)
+
+_PACK_AGAIN = "aws s3 rm {}, then submit the spec again from the folder of the code: it is packed and uploaded again"
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -181,3 +186,44 @@ def check_name(name: str) -> None:
     """Raise UsageError where a name of an archive leads out of its folder."""
     if name.startswith("/") or "\\" in name or not stays_below(name):
         raise UsageError(f"'{name}' is no name of a file below a folder of code")
+
+
+def read_archive(content: bytes, *, location: str, fingerprint: str) -> list[tuple[CodeFile, bytes]]:
+    """Return the files of packed code with their contents.
+
+    Raises UsageError if the archive is damaged or too large, if a name leads out of its folder, or if it holds other
+    code than `fingerprint` says.
+    """
+    found = []
+    total = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            for entry in archive:
+                check_name(entry.name)
+                total += entry.size
+                if total > MAX_CODE_BYTES:
+                    raise UsageError(f"{location} is no packed code: it has more than {MAX_CODE_BYTES / 1e6:.0f} MB")
+                source = archive.extractfile(entry) if entry.isreg() else None
+                if source is None:
+                    raise UsageError(f"{location} is no packed code: '{entry.name}' is not a file")
+                data = source.read()
+                digest = hashlib.sha256(data).hexdigest()
+                file = CodeFile(entry.name, bytes=len(data), sha256=digest, executable=bool(entry.mode & 0o100))
+                found.append((file, data))
+    # tarfile lets the last two out for a damaged header.
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError) as error:
+        raise UsageError(f"{location} is damaged: {error}", next_step=_PACK_AGAIN.format(location)) from None
+    if code_fingerprint(file for file, _ in found) != fingerprint:
+        raise UsageError(
+            f"{location} holds other code than its run was submitted with", next_step=_PACK_AGAIN.format(location)
+        )
+    return found
+
+
+def write_file(file: CodeFile, content: bytes, folder: Path) -> Path:
+    """Write a file of packed code below a folder, and return its path."""
+    path = folder / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o755 if file.executable else 0o644)
+    return path

@@ -98,8 +98,14 @@ class Environment:
         started = time.monotonic()
         if self._is_there(place, wait=not installs):
             object_store.download(self._s3, place, archive)
-            with tarfile.open(archive) as packed:
-                _extract(packed, self._folder)
+            try:
+                with tarfile.open(archive) as packed:
+                    _extract(packed, self._folder)
+            except (tarfile.TarError, EOFError, ValueError) as error:
+                raise UsageError(
+                    f"{place}, which has the packages of {self._name}, is damaged: {error}",
+                    next_step=f"aws s3 rm {place}, then submit the spec again: they are installed again",
+                ) from None
             log.info("packages: those of %s, made before, in %.1f s", self._name, time.monotonic() - started)
         else:
             self._install(requirements, packages, wheels)

@@ -27,7 +27,7 @@ from tests.support.train.scripts import write_files
 
 
 def test_the_ready_spec_trains_and_gives_its_code_back(
-    trainyard: Trainyard, embedded: Aws, deployed_environment: Mapping[str, str], tmp_path: Path
+    trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
         return trainyard("submit", "spec.yaml", *arguments, environment=deployed_environment)
@@ -62,6 +62,15 @@ def test_the_ready_spec_trains_and_gives_its_code_back(
     again = submit("--detach", "--set", "name=again")
     assert "on S3 before" in again.stderr
     assert trainyard("cancel", "again", environment=deployed_environment).returncode == 0
+
+    record = embedded.s3.get_object(Bucket=stage.run_bucket, Key=f"research/{run_id}/code.json")["Body"].read()
+    code = S3Location.parse(json.loads(record)["location"])
+    embedded.s3.put_object(Bucket=code.bucket, Key=code.key, Body=b"garbage")
+    refused = trainyard("fetch", run_id, "--code", "--to", "elsewhere", environment=deployed_environment)
+    assert refused.returncode == 2
+    assert f"{code} is damaged" in refused.stderr
+    assert not list((tmp_path / "elsewhere").rglob("*.py"))
+    embedded.s3.delete_object(Bucket=code.bucket, Key=code.key)  # others pack the same files
 
 
 def test_whoever_waits_for_the_upload_is_told_how_far_it_is(

@@ -1,14 +1,20 @@
 """Which files of a folder are packed: git decides, and a git that does not answer is an error."""
 
+import contextlib
+import gzip
+import io
 import os
+import random
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from jobs.client.code import pack_folder
-from jobs.contract.errors import ConfigurationError
+from jobs.client.code import pack_folder, write_archive
+from jobs.contract.code import read_archive
+from jobs.contract.errors import ConfigurationError, UsageError
 from tests.support.train.scripts import write_files
 
 FILES = (
@@ -166,3 +172,38 @@ def test_without_git_only_a_folder_without_ignore_files_is_packed(
         with pytest.raises(ConfigurationError, match="only git can read"):
             pack_folder(tmp_path)
         (tmp_path / ignore_file).unlink()
+
+
+def test_only_the_code_that_was_packed_is_given_back(tmp_path: Path) -> None:
+    write_files(tmp_path, {"train.py": "print(1)\n" * 99, "run/it.sh": "#!/bin/sh\n"})
+    (tmp_path / "run/it.sh").chmod(0o755)
+    pack, file = pack_folder(tmp_path), io.BytesIO()
+    write_archive(pack, file)
+    whole = file.getvalue()
+
+    def files_of(content: bytes) -> list[tuple[str, bool]]:
+        found = read_archive(content, location="s3://runs/a", fingerprint=pack.fingerprint)
+        return [(file.name, file.executable) for file, _ in found]
+
+    def archive_of(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
+        target = io.BytesIO()
+        with tarfile.open(fileobj=target, mode="w:gz") as archive:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            archive.addfile(entry)
+        return target.getvalue()
+
+    assert files_of(whole) == [("run/it.sh", True), ("train.py", False)]
+    draw = random.Random(1)
+    damaged = [whole[:end] for end in range(0, len(whole), 16)]
+    for at in draw.sample(range(10, len(whole) - 8), 64):  # not gzip's header, some of which means nothing
+        changed = bytearray(whole)
+        changed[at] ^= 1 << draw.randrange(8)
+        damaged.append(bytes(changed))
+    for content in damaged:
+        with contextlib.suppress(UsageError):
+            assert files_of(content) == files_of(whole), "what is given back is what was packed"
+    others = [archive_of("train.py"), archive_of("../train.py"), archive_of("/etc/x"), b"garbage", gzip.compress(b"x")]
+    for content in (*others, archive_of("a", tarfile.SYMTYPE), archive_of("a", tarfile.FIFOTYPE)):
+        with pytest.raises(UsageError, match=r"damaged|holds other code|is no "):
+            files_of(content)

@@ -89,7 +89,7 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-pat
 def test_what_requirements_include_is_installed_as_it_is_now(s3: "S3Client", tmp_path: Path) -> None:
     run = S3Location("runs", "included/a-run/")
     wheel(tmp_path / "wheels", "of_mine")
-    found = []
+    found: list[str] = []
     for value in ("1", "2", "1"):
         place = tmp_path / str(len(found))
         code = {
