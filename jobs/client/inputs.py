@@ -122,7 +122,7 @@ def _inside(
         names, contents = _model(aws, location)
         yield from model_files.faults(location, names, contents, max_length=max_length, pytorch=pytorch)
     elif columns is not None:
-        yield from table_samples.faults(aws, location, columns)
+        yield from table_samples.faults(aws, location, columns, note)
 
 
 def _check_place(aws: Aws, arguments: Arguments, argument: str, location: str, what: str, *, embedded: bool) -> None:

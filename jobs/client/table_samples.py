@@ -1,7 +1,7 @@
 """The first rows of a table, read before a job is submitted: a few hundred kilobytes of it, wherever it lies."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +58,10 @@ def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
         return file.read()
 
 
-def faults(aws: Aws, location: str, columns: Columns) -> Iterator[TrainyardError]:
-    """Yield all that the first rows of a table show to be wrong with it.
+def faults(
+    aws: Aws, location: str, columns: Columns, note: Callable[[str], None] = lambda _: None
+) -> Iterator[TrainyardError]:
+    """Yield all that the first rows of a table show to be wrong with it; `note` is told what looks like a mistake.
 
     Of Parquet, whose rows are compressed, the columns and the number of rows are looked at.
     """
@@ -83,11 +85,16 @@ def faults(aws: Aws, location: str, columns: Columns) -> Iterator[TrainyardError
             if columns.label is not None and (fault := _text_fault(row, columns)):
                 table.refuse(UsageError(f"{table.place(line)}: {fault}"))
                 continue
-            labels.append(row.get(columns.label or ""))
-            lines.append(line)
+            if columns.label is not None:
+                labels.append(row[columns.label])
+                lines.append(line)
+        swallowed = table.refuse_joined(labels, lines)
         if columns.label is not None:
             for number, reason, next_step in label_faults(columns.label, labels, lambda row: f"line {lines[row]}"):
-                table.refuse(UsageError(f"{table.place(lines[number])}: {reason}", next_step=next_step))
+                if number not in swallowed:
+                    table.refuse(UsageError(f"{table.place(lines[number])}: {reason}", next_step=next_step))
+        for warning in bad.warnings:
+            note(f"warning: {warning}")
         if not first.is_whole:
             # The quoted field of the last row may go on behind what was read.
             bad.forget(location, "unexpected end of data")

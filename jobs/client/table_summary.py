@@ -79,8 +79,12 @@ def summarize(
         found.cut = Cut(
             max_length=model.max_length, texts=len(cut), of_texts=len(tokens), tokens=sum(cut), of_tokens=sum(tokens)
         )
+    found.table_warnings = bad.warnings
     found.bad_rows = dict(bad.counts)
-    found.named_bad_rows = [line for location in bad.counts for line in bad.named(location)]
+    for location in bad.counts:
+        found.named_bad_rows += bad.named(location)
+        if next_step := bad.next_step(location):
+            found.named_bad_rows.append(f"next: {next_step}")
     return found
 
 
@@ -133,9 +137,12 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
         texts.append(tuple(row[column] for column in columns.texts))
         labels.append(row[columns.label])
         lines.append(line)
+    swallowed = table.refuse_joined(labels, lines)
     found = label_faults(columns.label, labels, lambda number: f"{table.unit} {lines[number]}")
     faults = {number: (reason, next_step) for number, reason, next_step in found}
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        if number in swallowed:
+            continue
         fault = _text_fault(columns.texts, text) or faults.get(number)
         if fault is not None:
             table.refuse(UsageError(f"{table.place(lines[number])}: {fault[0]}", next_step=fault[1]))

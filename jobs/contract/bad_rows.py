@@ -19,6 +19,8 @@ class BadRows:
         self._errors: dict[str, list[TrainyardError]] = {}
         self.counts: Counter[str] = Counter()
         """How many there are, by the location of their table."""
+        self.warnings: list[str] = []
+        """What looks like a mistake in rows that can be used."""
 
     def add(self, location: str, error: TrainyardError, *, rows: int = 1) -> None:
         """Note some more, for which `error` is the message. Raises UsageError where they are more than may be left out.

@@ -67,6 +67,8 @@ class DataSummary(BaseModel):
     """Rows that are left out, by the table that has them."""
     named_bad_rows: list[str] = []
     """What is wrong with the first of them."""
+    table_warnings: list[str] = []
+    """What looks like a mistake in a table's rows."""
     fingerprints: dict[str, str] = {}
     """What tells the content of each table from any other, by its location."""
 
@@ -96,6 +98,7 @@ class DataSummary(BaseModel):
 
     def warnings(self) -> Iterator[str]:
         """Yield what is likely to be a mistake."""
+        yield from self.table_warnings
         for group in alike(item.name for item in self.classes):
             yield f"{' and '.join(map(repr, group))} differ by blanks or case only, and are {len(group)} classes"
         for count, words in _FEW.items():

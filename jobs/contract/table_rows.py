@@ -7,7 +7,7 @@ out silently. What lies in other forms, and where it lies, is for jobs.client.ta
 import csv
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import PurePosixPath
@@ -43,6 +43,17 @@ class Broken(NamedTuple):
     reason: str
 
 
+class JoinedLines(NamedTuple):
+    """Lines that quotes make one row, although each would be a row by itself: the quotes may belong to the text."""
+
+    first: int
+    last: int
+    rows: Sequence[Sequence[str]]
+    """For each line, the values of the table's columns if quotes are text."""
+
+
+QUOTES_NEXT = 'put each text that has quotes into quotes and double its own (""), or save the table as JSON lines'
+
 Row = tuple[Sequence[Any] | Broken, int, int]
 """The values of a row, in the order in which its columns were asked for, and the offset and line of its end (see At).
 
@@ -65,6 +76,8 @@ class TableRows:
     """Rows may be ROW_TO_DOCUMENT times as long; None: they may be of any length."""
     bad: BadRows | None = None
     """Takes note of rows that cannot be read, which are then not handed out; None: the first is an error."""
+    joined: list[JoinedLines] = field(default_factory=list)
+    """Those of a CSV or TSV file that were read by now; of a streamed table the first only."""
 
     def rows_of_text(self, stream: BufferedIOBase, start: At = BEGINNING) -> Iterator[Row]:
         """Read the rows of a CSV, TSV or JSON-lines file, as its name says, from `start` on.
@@ -102,6 +115,35 @@ class TableRows:
         if self.bad is None:
             raise error from None
         self.bad.add(self.location, error, rows=rows)
+
+    def refuse_joined(self, labels: Sequence[Any] = (), lines: Sequence[int] = ()) -> set[int]:
+        """Note rows that have swallowed others, and warn of those that may have.
+
+        It is certain if every line has a label of the table: then one row's class is in another's text.
+        `labels`: those of all rows that were read, in the table's last column, and the `lines` in which the rows end.
+        Returns the numbers of the rows that cannot be used. Raises UsageError if nobody takes note of them.
+        """
+        if not self.joined:
+            return set()
+        known = set(labels)
+        swallowed = {one.last: one for one in self.joined if known.issuperset(row[-1] for row in one.rows)}
+        for one in swallowed.values():
+            own = f"'{self.columns[-1]}' of its own ('{one.rows[0][-1]}', '{one.rows[-1][-1]}')"
+            reason = f"quotes join it with line {one.first} into one row, although each has a {own}"
+            self.refuse(UsageError(f"{self.place(one.last)}: {reason}", next_step=QUOTES_NEXT))
+        unsure = [one for one in self.joined if one.last not in swallowed]
+        if unsure and self.bad is not None:
+            self.bad.warnings.append(self.joined_warning(unsure))
+        return {row for row, line in enumerate(lines) if line in swallowed}
+
+    def joined_warning(self, joined: Sequence[JoinedLines]) -> str:
+        """Return the warning of some rows that may have swallowed others."""
+        first, more = joined[0], len(joined) - 1
+        and_more = f", and so for {more} more" if more else ""
+        return (
+            f"{self.location}: quotes make lines {first.first} to {first.last} one row, and each would be one by "
+            f"itself{and_more}; if the quotes belong to the text, {QUOTES_NEXT}"
+        )
 
     def broken(self, error: UnicodeDecodeError, line: int) -> Broken | None:
         """Return what is handed out for a line that is not UTF-8; None where it is noted as bad."""
@@ -207,6 +249,8 @@ class _DelimitedLines:
         """Behind the newest line."""
         self.is_bad = False
         """True: a line of the row was noted as bad."""
+        self._row: list[str] = []
+        """Its lines."""
 
     def reader(self, start: At) -> "Iterator[list[str]]":
         delimiter = DELIMITERS[table_suffix(self._table.location)]
@@ -217,6 +261,7 @@ class _DelimitedLines:
         reader = self.reader(start)
         while True:
             self.row_start, self.is_bad = max(start, self.at), False
+            self._row.clear()
             try:
                 fields = next(reader)
             except StopIteration:
@@ -238,11 +283,25 @@ class _DelimitedLines:
             if limit is not None and offset - self.row_start.offset > limit:  # a quoted field over many lines
                 raise self._table.too_long(self.row_start.line + 1)
             try:
-                yield content.decode(_encoding(line))
+                text = content.decode(_encoding(line))
             except UnicodeDecodeError as error:
                 self.is_bad |= self._table.broken(error, line) is None
                 # What is no UTF-8 becomes lone surrogates, which are told when a document has them.
-                yield content.decode(_encoding(line), "surrogateescape")
+                text = content.decode(_encoding(line), "surrogateescape")
+            self._row.append(text)
+            yield text
+
+    def note_joined(self, positions: Sequence[int], fields: int) -> None:
+        """Note the lines of the newest row if each has as many fields as a row when quotes are text.
+
+        What follows a comma in prose begins with a blank, which the fields of a table do not.
+        """
+        if len(self._row) == 1 or fields == 1 or (self._table.streamed and self._table.joined):
+            return
+        rows = [line.rstrip("\r\n").split(DELIMITERS[table_suffix(self._table.location)]) for line in self._row]
+        if all(len(row) == fields and not any(field.startswith(" ") for field in row[1:]) for row in rows):
+            values = [[row[position].strip('"') for position in positions] for row in rows]
+            self._table.joined.append(JoinedLines(self.row_start.line + 1, self.at.line, values))
 
 
 def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iterator[Row]:
@@ -266,6 +325,7 @@ def _delimited_rows(table: TableRows, stream: BufferedIOBase, start: At) -> Iter
             continue
         if wanted is None:
             wanted = _positions(table, header, line)
+        lines.note_joined(wanted, len(header))
         yield [fields[position] for position in wanted], offset, line
 
 

@@ -5,6 +5,7 @@ Nothing is left out silently: what is broken is handed out as such, with its pla
 """
 
 import io
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from jobs.train.data.tables import TableReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
+
+
+log = logging.getLogger("trainyard")
 
 
 class Read(NamedTuple):
@@ -78,6 +82,8 @@ class Input:
         for values, offset, line in table.rows(start):
             content = values if isinstance(values, Broken) else _as_text(values[0], self.column, table.place(line))
             yield Read(content, At(offset, line))
+        if table.joined:
+            log.warning("warning: %s", table.joined_warning(table.joined))
 
     def _lines(self, start: At) -> Iterator[Read]:
         with open_stream(self.location, s3=self.s3) as stream:

@@ -88,7 +88,12 @@ def read_table(
         for row, _, line in reader.rows():
             values += row
             lines.append(line)
-        kept = {column: values[number :: len(reader.columns)] for number, column in enumerate(reader.columns)}
+        width = len(reader.columns)
+        if reader.joined and (swallowed := reader.refuse_joined(values[width - 1 :: width], lines)):
+            rows = [row for row in range(len(lines)) if row not in swallowed]
+            values = [value for row in rows for value in values[row * width : (row + 1) * width]]
+            lines = array("q", (lines[row] for row in rows))
+        kept = {column: values[number::width] for number, column in enumerate(reader.columns)}
     except MemoryError:
         raise UsageError(
             f"{location} does not fit into memory",

@@ -115,6 +115,11 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
             b"text,label\ngood,1\ngood,yes\n",
             "{0}, line 3: 'label' is the name 'yes', but the number '1' in line 2",
         ),
+        (
+            "t.csv",
+            b'text,label\n"so,1\nbad",2\nbad,1\n',
+            "{0}, line 3: quotes join it with line 2 into one row, although each has a 'label' of its own ('1', '2')",
+        ),
         ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
         ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
         ("t.parquet", b"text,label\n", "{0} cannot be read as Parquet: it does not begin with PAR1"),
@@ -136,6 +141,16 @@ def test_codes_and_whole_fractions_are_classes(aws: Aws, put: Put) -> None:
     for labels in (("0110", "110", "V22"), ("0.0", "1.0", "1")):
         rows = "".join(f"text,{label}\n" for label in labels)
         assert told(aws, finetuning(put, put("t.csv", f"text,label\n{rows}".encode()))) == []
+
+
+def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
+    table = put("t.csv", b'text,source\n"so,web\nbad",books\n')
+    notes: list[str] = []
+    arguments = PrepareCorpus(data=[table])
+    assert faults_of_inputs(aws, arguments, embedded=True, note=notes.append) == []
+    assert [note.partition("; ")[0] for note in notes] == [
+        f"warning: {table}: quotes make lines 2 to 3 one row, and each would be one by itself"
+    ]
 
 
 def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path: Path) -> None:

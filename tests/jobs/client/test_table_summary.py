@@ -52,7 +52,10 @@ def test_all_forms_of_a_table_are_told_alike(table: Path, tmp_path: Path) -> Non
     by_csv = shown(table)
     assert [(item.name, item.training) for item in by_csv.classes] == [("films", 1), ("games", 1), ("games ", 1)]
     assert {item.unit: item.at for item in by_csv.lengths} == {"characters": [11, 11, 11, 11], "words": [3, 3, 3, 3]}
-    assert by_csv.named_bad_rows == [f"{table}, line 5: 'label' is '', which is no class"]
+    assert by_csv.named_bad_rows == [
+        f"{table}, line 5: 'label' is '', which is no class",
+        "next: write each class as a name or as a whole number",
+    ]
     for name in ("t.parquet", "t.jsonl"):
         found = shown(tmp_path / name)
         assert found == by_csv.model_copy(update={"bad_rows": {}, "named_bad_rows": []})
@@ -71,6 +74,22 @@ def test_codes_whole_fractions_and_names_in_parquet_are_the_classes_of_a_job(tmp
     pq.write_table(table, tmp_path / "t.parquet")
     assert classes(tmp_path / "t.parquet") == ["disliked", "liked"]
     assert shown(tmp_path / "t.parquet").bad_rows == {str(tmp_path / "t.parquet"): 1}, "-1 has no name"
+
+
+def test_rows_that_an_open_quote_swallows_are_named_and_those_that_it_may_swallow_are_warned_of(tmp_path: Path) -> None:
+    for name, delimiter in (("t.csv", ","), ("t.tsv", "\t")):
+        path = tmp_path / name
+        rows = '"It is cold.,awful\nI left.",tasty\nbread,tasty\nrice,awful\n"Get it,one\nnow",tasty\n'
+        path.write_text("text,label\n".replace(",", delimiter) + rows.replace(",", delimiter))
+        found = shown(path)
+        assert found.training == 3
+        assert found.named_bad_rows[0] == (
+            f"{path}, line 3: quotes join it with line 2 into one row, although each has a 'label' of its own "
+            "('awful', 'tasty')"
+        )
+        assert found.named_bad_rows[-1].startswith("next: put each text that has quotes into quotes")
+        [warning, *_] = found.warnings()
+        assert warning.startswith(f"{path}: quotes make lines 6 to 7 one row, and each would be one by itself; if the")
 
 
 def test_what_is_in_both_parts_is_told(table: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.contract.table_rows import BEGINNING
+from jobs.train.data.corpus_documents import Input
 from jobs.train.data.labelled_text import read_table
 from tests.support.train.launching import Run
 from tests.support.train.places import Place, refused
@@ -239,3 +241,21 @@ def test_bad_rows_of_a_table_are_noted_and_the_others_are_read(place: Place) -> 
 def test_another_delimiter_or_encoding_is_recognized(local: Place, name: str, content: bytes, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         local.read(local.put(name, content))
+
+
+def test_the_log_warns_of_a_corpus_whose_quotes_may_have_joined_rows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "t.tsv"
+    rows = "".join(f'"Is it so {number}?\tbooks\nSo it is."\tweb\n' for number in range(3))
+    path.write_text(f"text\tsource\n{rows}")
+    source = Input(
+        location=str(path),
+        column="text",
+        paragraphs=False,
+        max_document_bytes=1000,
+        s3=lambda: pytest.fail("nothing here lies on S3"),
+    )
+    assert len(list(source.read(BEGINNING))) == 3
+    [warning] = caplog.messages
+    assert warning.startswith(f"warning: {path}: quotes make lines 2 to 3 one row, and each would be one by itself; if")
