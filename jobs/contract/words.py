@@ -35,6 +35,7 @@ _RESULT_LABELS = {
     "dropped_broken": "broken, left out",
     "dropped_duplicates": "duplicates, left out",
     "cuts": "cuts of long ones",
+    "special_tokens_in_text": "special tokens in texts",
     "encoder_reason": "why this encoder",
     "tokens_per_second": "tokens/s",
     "bytes_per_second": "bytes/s",

@@ -8,6 +8,7 @@ widths of buckets follow from the recipe too, and are chosen anew each time; a b
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,10 @@ def prepare(
     # Ranks have it off (jobs.train.launch); this one works alone on its node, so all cores are its own.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     lengths, uncut = {}, {}
+    spelled: Counter[str] = Counter()
     for part, examples in parts.items():
         columns, lengths[part] = _encode(examples, tokenizer, max_length)
+        spelled += _spelled(columns["input_ids"], examples, tokenizer)
         uncut[part] = _uncut_lengths(examples, tokenizer, lengths[part], max_length)
         for column, flat in columns.items():
             _save(folder / f"{part}.{column}.npy", flat)
@@ -98,16 +101,38 @@ def prepare(
         _save(folder / f"{part}.labels.npy", np.asarray(examples.labels, dtype=np.int64))
     _write_texts(parts["eval"], folder / _EVALUATION_TEXTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    found = _summary(names, parts, uncut, max_length)
+    if spelled:
+        shown = ", ".join(f"{count:,} {token}" for token, count in spelled.items())
+        found.table_warnings.append(f"texts spell special tokens, and the tokenizer reads them as such: {shown}")
     return Prepared(
         folder=folder,
         class_names=names,
         train_examples=len(parts.get("train", ())),
         eval_examples=len(parts["eval"]),
         longest=int(max(lengths.max() for lengths in uncut.values())),
-        summary=_summary(names, parts, uncut, max_length),
+        summary=found,
         padding_token=tokenizer.pad_token_id,
         padding_type=tokenizer.pad_token_type_id,
         padded_on=tokenizer.padding_side,
+    )
+
+
+_SPECIAL = ("bos_token", "eos_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Not the unknown token, which stands for unknown characters, nor tokens that were added for such texts."""
+
+
+def _spelled(ids: "NDArray[np.int32]", examples: Examples, tokenizer: Any) -> Counter[str]:
+    """Count the special tokens that texts spell: all but those that the tokenizer puts around each."""
+    empty = Counter(tokenizer([""], None if examples.pairs is None else [""])["input_ids"][0])
+    tokens = {getattr(tokenizer, name) for name in _SPECIAL} - {None, tokenizer.unk_token}
+    numbers = {token: tokenizer.convert_tokens_to_ids(token) for token in sorted(tokens)}
+    # `+` leaves out what is not there, and less than nothing.
+    return +Counter(
+        {
+            token: int(np.count_nonzero(ids == number)) - len(examples) * empty[number]
+            for token, number in numbers.items()
+        }
     )
 
 

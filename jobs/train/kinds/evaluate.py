@@ -120,8 +120,6 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
         names = class_names(folder, arguments.model)
         bad = labelled_text.bad_rows(arguments)
         examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
-        for warning in bad.warnings:
-            log.warning("warning: %s", warning)
         for location, count in bad.counts.items():
             log.warning("warning: left out of %s: %s", location, counted(count, "bad row"))
         with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
@@ -143,6 +141,8 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
             )
         )
         if rank.is_first:
+            for warning in (*bad.warnings, *prepared.summary.table_warnings):
+                log.warning("warning: %s", warning)
             artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)
             if prepared.why_widths is not None:
                 log.info("data: %s", prepared.why_widths)

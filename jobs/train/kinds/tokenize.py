@@ -12,7 +12,10 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jobs.aws import s3 as object_store
 from jobs.contract.artifact import ArtifactFile
@@ -125,6 +128,7 @@ class _Tokenization:
     def _upload(self, file: PackedFile, documents: int) -> ArtifactFile:
         path = self._packed / file.name
         counts = {"sequences": file.sequences, "tokens": file.tokens, "documents": documents}
+        counts |= _spelled(path, file.tokens, documents, self._special_ids)
         done = self._builder.put_file(path, counts=counts)
         path.unlink()
         return done
@@ -140,6 +144,7 @@ class _Tokenization:
             "sequence_length": self._sequence_length,
             "bytes": sum(file.bytes for name, file in done.items() if name.endswith(".npy")),
             "text_bytes": self._corpus.manifest.count("text_bytes"),
+            "special_tokens_in_text": self._spelled(done),
         }
         choice = self._packing.choice
         encoder = {"encoder": choice.encoder.name, "encoder_reason": choice.reason} if choice else {}
@@ -150,6 +155,14 @@ class _Tokenization:
             "bytes_per_second": bytes_here / seconds if seconds else 0.0,
         }
         self._metrics.result(self._files, {**result, **encoder, **speeds})
+
+    def _spelled(self, done: Mapping[str, ArtifactFile]) -> int:
+        """Return how many special tokens the documents spell, and warn of them."""
+        counts = {name: sum(file.counts.get(f"spelled_{name}", 0) for file in done.values()) for name in _SPELLED}
+        if any(counts.values()):
+            shown = ", ".join(f"{count:,} [{name.upper()}]" for name, count in counts.items() if count)
+            log.warning("warning: the corpus spells special tokens, and its tokens have them: %s", shown)
+        return sum(counts.values())
 
     def _put_index(self, done: Mapping[str, ArtifactFile]) -> Index:
         """Put what says how the files are read beside them: the index, and the tokenizer."""
@@ -164,6 +177,18 @@ class _Tokenization:
         for name in self._tokenizer_files:
             self._builder.put_file(self._tokenizer_folder / name, f"{packed_tokens.TOKENIZER}{name}")
         return index
+
+
+_SPELLED = ("pad", "cls", "sep", "mask")
+"""Special tokens whose text in a document becomes the token itself, as Hugging Face's tokenizers do. [UNK] stands for
+unknown characters too."""
+
+
+def _spelled(path: Path, tokens: int, documents: int, ids: Mapping[str, int]) -> dict[str, int]:
+    """Count the special tokens that a file's documents spell: all but the [CLS] and [SEP] around each."""
+    packed = np.load(path, mmap_mode="r").reshape(-1)[:tokens]
+    found = {name: int(np.count_nonzero(packed == ids[name])) for name in _SPELLED}
+    return {f"spelled_{name}": max(0, n - documents * (name in ("cls", "sep"))) for name, n in found.items()}
 
 
 def _packed_name(corpus_name: str) -> str:

@@ -56,6 +56,29 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
                 assert {name: values.tolist() for name, values in batch.items()} == {**expected, "labels": labels}
 
 
+@pytest.mark.parametrize("pairs", [None, ["fine", "[PAD] fine", "[xyz]"]])
+def test_special_tokens_that_texts_spell_are_counted(tiny_bert: Path, tmp_path: Path, pairs: list[str] | None) -> None:
+    from transformers import BertTokenizerFast
+
+    tokenizer = BertTokenizerFast.from_pretrained(tiny_bert)
+    texts = ["the film [SEP] is [MASK]", "[MASK] a story [CLS]", "plot \u4e00 [mask]"]
+    plain = Examples(texts=["the film"] * 3, pairs=pairs and ["fine"] * 3, labels=[0, 1, 0])
+    for examples, expected in (
+        (
+            Examples(texts=texts, pairs=pairs, labels=[0, 1, 0]),
+            f"1 [CLS], 2 [MASK], {'1 [PAD], ' * bool(pairs)}1 [SEP]",
+        ),
+        (plain, None),
+    ):
+        parts = {"train": examples, "eval": plain}
+        prepared = prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=16, folder=tmp_path)
+        assert prepared.summary.table_warnings == [
+            f"texts spell special tokens, and the tokenizer reads them as such: {shown}"
+            for shown in [expected]
+            if shown
+        ]
+
+
 def test_an_evaluation_sees_each_example_and_gives_its_results_in_their_own_order(
     tiny_bert: Path, tmp_path: Path
 ) -> None:

@@ -55,7 +55,12 @@ def packed_ids(packed: OpenArtifact, split: Split) -> list[int]:
 
 @pytest.mark.parametrize("encoder", ["auto", "tokenizers"])
 def test_the_ids_are_hugging_faces_and_none_is_lost(
-    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, encoder: str
+    *,
+    workshop: Workshop,
+    corpus: OpenArtifact,
+    tokenizer: OpenArtifact,
+    encoder: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     packed = workshop.packed(corpus, tokenizer, sequence_length=64, encoder=encoder)
     for split in ("train", "held-out"):
@@ -73,6 +78,8 @@ def test_the_ids_are_hugging_faces_and_none_is_lost(
     assert result["tokens_per_second"] > 0
     assert result["encoder"] == ("nanotoken" if encoder == "auto" else "tokenizers")
     assert result["encoder_reason"]
+    assert result["special_tokens_in_text"] == 4
+    assert "spells special tokens, and its tokens have them: 1 [PAD], 1 [CLS], 1 [SEP], 1 [MASK]" in caplog.text
     assert workshop.metrics()[-1]["tokens"] == result["tokens"]
 
 
