@@ -8,7 +8,7 @@ mistake with its place in the spec.
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import unquote
 
 from jobs.contract.errors import UsageError, did_you_mean
 
@@ -42,11 +42,14 @@ class S3Location:
 
     @classmethod
     def parse(cls, uri: str) -> "S3Location":
-        """Return the location that `uri` names. Raises UsageError where it is not `s3://bucket/key`."""
-        parts = urlsplit(uri, allow_fragments=False)
-        if parts.scheme != "s3" or not parts.netloc:
+        """Return the location that `uri` names. Raises UsageError if it does not look like `s3://bucket/key`.
+
+        It is no URL: a key may have `?`, `#`, `%` and all other characters, and they are its own.
+        """
+        bucket, _, key = uri.removeprefix(S3).partition("/")
+        if not uri.startswith(S3) or not bucket:
             raise UsageError(f"'{uri}' is not an S3 location; it should look like s3://bucket/key")
-        return cls(parts.netloc, parts.path.lstrip("/"))
+        return cls(bucket, key.lstrip("/"))
 
     def __truediv__(self, name: str) -> "S3Location":
         return S3Location(self.bucket, f"{self.key.rstrip('/')}/{name}" if self.key else name)
@@ -133,9 +136,13 @@ def table_suffix(location: str) -> str:
 
 
 def hub_parts(location: str) -> tuple[str, dict[str, str]]:
-    """Return name and options of `hf://org/name?config=…&split=…&revision=…`."""
-    parts = urlsplit(location)
-    return f"{parts.netloc}{parts.path}".strip("/"), dict(parse_qsl(parts.query, keep_blank_values=True))
+    """Return name and options of `hf://org/name?config=…&split=…&revision=…`.
+
+    Only `&` and `%xx` mean something in options: `split=train+test` has a plus, and `revision=v1#2` a hash.
+    """
+    name, _, query = location.removeprefix(HUB).partition("?")
+    given = (option.partition("=") for option in query.split("&") if option)
+    return name.strip("/"), {unquote(option): unquote(value) for option, _, value in given}
 
 
 def hub_suggestion(text: str) -> str:

@@ -36,6 +36,10 @@ def test_data_are_put_listed_shown_and_removed(
     assert listed == {"location": printed.strip(), "files": 1, "size": 24, "fingerprint": fingerprint}
     assert f"1     24  {fingerprint}  data://research/films/films.csv" in trainyard("ls", "data://research/films")[0]
     assert trainyard("show", printed.strip())[0].startswith("2 training examples, 2 classes\n")
+    odd = "data://research/films/what? #2;100%25 a+b.csv"
+    assert trainyard("put", table, odd)[0] == f"{odd}\n"
+    assert trainyard("show", odd)[0].startswith("2 training examples, 2 classes\n")
+    trainyard("rm", odd, "--yes")
     (tmp_path / "german.csv").write_text("text;label\ngut, nicht?;1\nschlecht;0\n")
     warned = trainyard("put", "german.csv", "data://research/films/")[1].splitlines()
     assert warned[0] == "warning: german.csv, line 1: its columns are parted by ';', not by ',' as its name says"

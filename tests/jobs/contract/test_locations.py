@@ -109,6 +109,13 @@ def test_a_hub_location_is_read_in_parts() -> None:
         {"config": "sst2", "split": "train"},
     )
     assert hub_parts("hf://imdb") == ("imdb", {})
+    assert hub_parts("hf://imdb?split=train[:10%]+test&revision=v1.0+x#2;3") == (
+        "imdb",
+        {"split": "train[:10%]+test", "revision": "v1.0+x#2;3"},
+    )
+    assert hub_parts("hf://imdb?revision=refs%2Fpr%2F1&split=") == ("imdb", {"revision": "refs/pr/1", "split": ""})
+    with pytest.raises(ValueError, match="names nothing on the hub"):
+        table_location("hf://imdb#test")
 
 
 @pytest.mark.parametrize("location", ["run://corpus", "run://corpus/", "s3://bucket/a", "data://shared/a", "a/folder"])
@@ -135,6 +142,9 @@ def test_a_run_is_named_with_or_without_a_path() -> None:
         ("s3://bucket/a/", "bucket", "a/"),
         ("s3://bucket", "bucket", ""),
         ("s3://bucket/a#b", "bucket", "a#b"),
+        ("s3://bucket/what?.csv", "bucket", "what?.csv"),
+        ("s3://bucket/a?b#c;d%20e&f=g+h", "bucket", "a?b#c;d%20e&f=g+h"),
+        ("s3://bucket/a\tb\nc", "bucket", "a\tb\nc"),
     ],
 )
 def test_s3_locations_are_read(uri: str, bucket: str, key: str) -> None:
