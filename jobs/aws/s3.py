@@ -34,6 +34,9 @@ PARTS = 4
 _MOST_PARTS = 10_000
 """Of one object (Amazon S3 User Guide, "Amazon S3 multipart upload limits")."""
 
+_MOST_KEY_BYTES = 1024
+"""Of the name of an object (Amazon S3 User Guide, "Naming Amazon S3 objects")."""
+
 RETRIES = 10
 """Tries of one request by botocore, whose pauses add up to a quarter of a minute at errors, to one at throttling. All
 requests of a client share some dozens of further tries, which the parts of large files use up within a second or two
@@ -301,6 +304,17 @@ def path_below(target: Path, folder: S3Location, name: str) -> Path:
     if not stays_below(name):
         raise UsageError(f"{folder / name} would be written outside {target}")
     return target / name
+
+
+def refusal_of_name(location: S3Location) -> str | None:
+    """Return why no object is written under this name; None if one can be."""
+    try:
+        key = location.key.encode()
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    if len(key) > _MOST_KEY_BYTES:
+        return f"its name has {len(key)} bytes on S3, which takes {_MOST_KEY_BYTES}"
+    return "its name has a line break" if b"\n" in key else None
 
 
 class Sent(NamedTuple):

@@ -12,6 +12,7 @@ from jobs.aws.errors import is_denied
 from jobs.contract import record_reader
 from jobs.contract.code import CODE_RECORD
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
+from jobs.contract.kept_folder import Listing, make_links
 from jobs.contract.locations import S3Location
 from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
@@ -23,6 +24,7 @@ from jobs.contract.run import (
     CHECKPOINTS,
     GANG,
     LATEST,
+    LISTING_SUFFIX,
     METRICS,
     NOTEBOOK_SERVER,
     RECEIPT,
@@ -226,9 +228,11 @@ def fetch(
 
     What jobs coordinate themselves by does not come along, and checkpoints only where asked for: they are most of a
     run's bytes, and of no use once there is a model.
+    Links of the run's folders are made again once their files are there.
     Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
     """
     pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key + below)
+    listings = []
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
@@ -243,3 +247,9 @@ def fetch(
                 error.filename = error.filename or str(path)  # a full disk's error names no file
                 raise
             yield path
+            if "/" not in name and name.endswith(LISTING_SUFFIX):
+                listings.append(path)
+    for path in listings:
+        found = read(Listing, path.read_bytes(), place=path)
+        if found is not None:
+            make_links(path.with_name(path.name.removesuffix(LISTING_SUFFIX)), found.links)

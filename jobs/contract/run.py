@@ -23,6 +23,7 @@ One submission is one run, through all its attempts. Everything it writes lies u
     data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
     inputs.json               of a script and of an evaluation: one `Inputs` of what it read
     output/                   of a script: what it wrote there; of an evaluation: the predictions, and its metrics
+    output-listing.json       of that folder, and of others beside them: symbolic links, and when files were changed
     output/generations.jsonl  of a script that writes one: an object a line, whose texts the report shows
     receipt.json              one `Receipt`, over all attempts so far
 """
@@ -37,6 +38,8 @@ SPEC = "spec.yaml"
 ARGUMENTS = "arguments/"
 CHECKPOINTS = "checkpoints/"
 MANIFEST = "manifest.json"
+CHECKPOINT_LINKS = "links.json"
+"""Below `checkpoints/`, of a script: one `jobs.contract.kept_folder.Listing` of the links between its checkpoints."""
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard/"
 MODEL = "model/"
@@ -52,6 +55,8 @@ PREDICTIONS = "predictions.jsonl"
 FILL_INS = "fill-ins.json"
 GENERATIONS = "output/generations.jsonl"
 NOTEBOOK = "notebook/"
+LISTING_SUFFIX = "-listing.json"
+"""Ends, behind the name of a folder, the name of its `jobs.contract.kept_folder.Listing`."""
 NOTEBOOK_SERVER = "notebook.json"
 
 CHECKPOINT_TAG = ("trainyard:kind", "checkpoint")

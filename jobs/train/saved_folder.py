@@ -1,14 +1,21 @@
-"""A local folder whose files are kept on S3 while they are worked on: what changed is saved, all is restored."""
+"""A local folder whose files are kept on S3 while they are worked on: what changed is saved, all is restored.
+
+Beside the folder `output/` on S3, `output-listing.json` has what S3 cannot hold: links, and times.
+"""
 
 import logging
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
+from jobs.contract.kept_folder import Listing, contents, listing_of, make_links, set_times, shown_name
 from jobs.contract.locations import S3Location
+from jobs.contract.run import LISTING_SUFFIX
+from jobs.contract.words import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -21,12 +28,34 @@ LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
 LARGE_BYTES = 100_000_000_000
 """A folder of this size takes a quarter of an hour to upload at 1 Gbit/s: more than any notice leaves."""
 
+_NAMED = 5
+"""The most names in one warning."""
+
 _State = tuple[int, int]
 """The state of a file: when it was changed, in nanoseconds, and its size in bytes."""
 
 
+class LeftOut:
+    """Warns of what is not kept of a folder, once of each."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._named: set[str] = set()
+
+    def warn(self, reasons: Mapping[str, str]) -> None:
+        new = {name: why for name, why in sorted(reasons.items()) if name not in self._named}
+        self._named |= set(new)
+        if new:
+            shown = [f"{shown_name(name)} ({shown_name(why)})" for name, why in list(new.items())[:_NAMED]]
+            more = f" and {counted(len(new) - _NAMED, 'other')}" if len(new) > _NAMED else ""
+            log.warning("warning: not kept of %s: %s%s", self._folder, ", ".join(shown), more)
+
+
 class SavedFolder:
-    """Keeps the files of `folder` at `place` on S3. Symbolic links are not followed: what they lead to is not saved."""
+    """Keeps the files of `folder` at `place` on S3, and the symbolic links that stay inside it.
+
+    No link is followed. What cannot be kept is left out with a warning that names it.
+    """
 
     def __init__(
         self,
@@ -48,28 +77,38 @@ class SavedFolder:
         self._folder = folder
         self._place = place
         self._saved: dict[str, _State] = {}
+        self._listing_place = S3Location(place.bucket, f"{place.key.rstrip('/')}{LISTING_SUFFIX}")
+        self._listing = Listing()
+        self._left_out = LeftOut(folder.name)
         self._has_warned = False
 
     def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
-        """Bring back what is saved. Returns the number of files. Raises TrainyardError where one cannot be read.
+        """Bring back the files, with their times. Returns their number. Raises TrainyardError where one cannot be read.
 
         `outdated` returns whether a file, by its name below the folder, is not wanted again: the next save deletes it.
         """
         saved = list(object_store.sizes(self._s3, self._place))
         left = [name for name in saved if outdated(name)]
         names = [name for name in saved if not outdated(name)]
+        self._listing = self._stored_listing()
         object_store.download_all(self._s3, self._place, names, self._folder)
-        self._saved = {**dict.fromkeys(left, (0, 0)), **dict(self._states())}
+        set_times(self._folder, self._listing.times, folders=False)
+        self._saved = {**dict.fromkeys(left, (0, 0)), **self._look()[0]}
         return len(names)
+
+    def restore_links(self) -> None:
+        """Make the links again, once all that they may point to is there."""
+        self._left_out.warn(make_links(self._folder, self._listing.links))
+        set_times(self._folder, self._listing.times, folders=True)
 
     def save(self) -> bool:
         """Save what has changed since the last time, and delete what is gone. Returns True if there was anything to do.
 
-        A file that changes meanwhile is saved again the next time. What S3 does not delete costs a warning, and the
-        next save tries it again. Raises TrainyardError where S3 does not take a file; what it took counts as saved.
-        Raises what `check_may_write` does.
+        A file that changes meanwhile is saved again the next time, and so is one that cannot be read, with a warning.
+        What S3 does not delete costs a warning, and the next save tries it again. Raises TrainyardError where S3 does
+        not take a file; what it took counts as saved. Raises what `check_may_write` does.
         """
-        found = dict(self._states())
+        found, listing = self._look()
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
         gone = [name for name in self._saved if name not in found]
         self._warn(sum(size for _, size in found.values()))
@@ -80,6 +119,9 @@ class SavedFolder:
                 object_store.upload(self._s3, self._folder / name, self._place / name)
             except FileNotFoundError:
                 return  # deleted since it was found
+            except OSError as error:  # the others must not wait for it
+                self._left_out.warn({name: error.strerror or str(error)})
+                return
             self._saved[name] = found[name]
 
         object_store.in_threads(upload, changed)
@@ -92,7 +134,34 @@ class SavedFolder:
         else:
             for name in gone:
                 del self._saved[name]
-        return bool(changed or gone)
+        has_other_links = listing.links != self._listing.links
+        if listing != self._listing:
+            self._check_may_write()
+            object_store.write(self._s3, self._listing_place, listing.model_dump_json().encode())
+            self._listing = listing
+        return bool(changed or gone or has_other_links)
+
+    def _look(self) -> tuple[dict[str, _State], Listing]:
+        """Return the files that can be saved, and the listing of the folder. Warns of all else."""
+        found = contents(self._folder, skipped=self._is_skipped)
+        refusals = {name: object_store.refusal_of_name(self._place / name) for name in found.files}
+        self._left_out.warn({**found.left_out, **{name: why for name, why in refusals.items() if why is not None}})
+        states = {
+            name: (state.st_mtime_ns, state.st_size) for name, state in found.files.items() if refusals[name] is None
+        }
+        times = {name: state.st_mtime_ns for name, state in {**found.files, **found.folders}.items()}
+        return states, listing_of(found.links, times)
+
+    def _is_skipped(self, name: str) -> bool:
+        return Path(name).name in LEFT_OUT or ("/" not in name and self._without(name))
+
+    def _stored_listing(self) -> Listing:
+        content = object_store.read(self._s3, self._listing_place)
+        try:
+            return Listing() if content is None else Listing.model_validate_json(content)
+        except ValidationError:
+            log.warning("warning: %s is damaged: links and times of its files are not restored", self._listing_place)
+            return Listing()
 
     def _warn(self, size_bytes: int) -> None:
         if size_bytes <= LARGE_BYTES or self._has_warned:
@@ -105,18 +174,3 @@ class SavedFolder:
             size_bytes / 1e9,
             self._place,
         )
-
-    def _states(self) -> Iterator[tuple[str, _State]]:
-        for folder, subfolders, names in os.walk(self._folder):
-            is_top = Path(folder) == self._folder
-            subfolders[:] = [
-                name for name in subfolders if name not in LEFT_OUT and not (is_top and self._without(name))
-            ]
-            for name in names:
-                path = Path(folder, name)
-                try:
-                    state = path.lstat()
-                except FileNotFoundError:
-                    continue
-                if path.is_file() and not path.is_symlink():
-                    yield str(path.relative_to(self._folder)), (state.st_mtime_ns, state.st_size)

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from jobs.aws import s3 as object_store
 from jobs.aws.hashing import sha256
 from jobs.contract.errors import NotFoundError, TrainyardError
+from jobs.contract.kept_folder import Listing
 from jobs.contract.locations import S3Location
 from jobs.contract.run import ATTEMPTS, MANIFEST, recorded_number
 
@@ -90,6 +91,8 @@ class Manifest(BaseModel):
     written_at: datetime
     throughput: Throughput
     files: dict[str, File]
+    listing: Listing = Listing()
+    """Of a script's checkpoint: its symbolic links, and when its parts were changed."""
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> str:

@@ -162,6 +162,8 @@ def _end_of_script(script: ScriptJob, end: End, stopping: Shutdown, scratch: Pat
         late = stopping.overdue_seconds
         how = "got SIGTERM" if late is None else f"had not ended {late:.0f} s after SIGTERM, and was killed"
         end = retried(f"{stopping.reason}; the script {how}", "ended")
+    if script.refusal is not None:
+        end = End(code=1, reason=one_line(script.refusal), cause="own")
     try:
         script.finish(ended_well=end.code == 0)
     except TrainyardError as error:

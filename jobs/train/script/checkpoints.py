@@ -3,6 +3,9 @@
 On S3 each is one of the run's `checkpoints/step-N/`, with names that say where it lay: `checkpoints/NAME/…`, or
 `output/checkpoint-N/…` of a Trainer that writes them beside its output. N is that of the name, or counts them.
 
+Links right below the folder (`last.ckpt`, `latest`) are in `checkpoints/links.json`, those inside a checkpoint, and the
+times of its files, in its manifest.
+
 What the script keeps in its folder stays on S3 in its newest complete version, and so does the checkpoint before the
 newest, for the day when that is damaged. What the script has removed goes.
 """
@@ -15,18 +18,39 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from jobs.aws import s3 as object_store
 from jobs.contract.arguments import changed, changes_text
 from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.kept_folder import (
+    Contents,
+    Listing,
+    contents,
+    inner_target,
+    listing_of,
+    make_links,
+    set_times,
+    shown_name,
+)
 from jobs.contract.locations import S3Location
-from jobs.contract.run import CHECKPOINT_TAG, CHECKPOINTS, MANIFEST
+from jobs.contract.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, CHECKPOINTS, MANIFEST
 from jobs.contract.words import size
 from jobs.train.channel import RankStatus
-from jobs.train.script.complete import CompleteCheckpoints, Script, State, state_of, trainer_step
+from jobs.train.saved_folder import LeftOut
+from jobs.train.script.complete import (
+    FOLDER_QUIET_SECONDS,
+    MARKER,
+    CompleteCheckpoints,
+    Script,
+    State,
+    is_unfinished,
+    shard_of_a_rank,
+    state_of,
+    trainer_step,
+)
 from jobs.train.stored_checkpoints import (
     IncompleteError,
     Manifest,
@@ -49,6 +73,18 @@ log = logging.getLogger("trainyard")
 
 _KEPT = 2
 
+_LINKED = "checkpoints"
+"""The root whose links are kept here: those of the output are kept with it."""
+
+_APART_SECONDS = 0.02
+"""Between two checkpoints that are put back: the clock of files ticks every 4 or 10 ms."""
+
+_Value = TypeVar("_Value")
+
+
+class ShardedError(TrainyardError):
+    """The script's checkpoints cannot be kept: each node has a part of them."""
+
 
 class ScriptCheckpoints:
     """Those of one script, below its two folders on this node."""
@@ -63,6 +99,7 @@ class ScriptCheckpoints:
         arguments: Mapping[str, Any],
         world_size: int,
         ranks_here: int,
+        nnodes: int = 1,
         attempt: int | None = None,
     ) -> None:
         """`roots`: the folder of checkpoints and that of the output, by their names on S3."""
@@ -75,9 +112,14 @@ class ScriptCheckpoints:
         self._roots = dict(roots)
         self._arguments = dict(arguments)
         self._world_size = world_size
+        self._nnodes = nnodes
         self._taken: dict[Path, State] = {}
         self._steps: dict[int, str] = {}
         """The entry that each complete step holds: `checkpoints/NAME`."""
+        self._links: dict[str, str] = {}
+        """The links right below the folder of checkpoints, as they are on S3."""
+        self._left_out = {name: LeftOut(f"{{{name}}}") for name in self._roots}
+        self._has_warned = False
         self._resumed_from = 0
         self._looks = {
             name: CompleteCheckpoints(folder, ranks=ranks_here, trainer_only=name == "output")
@@ -85,51 +127,155 @@ class ScriptCheckpoints:
         }
 
     def restore(self, *, allow_changes: bool) -> int | None:
-        """Put what earlier attempts have left where it lay, and return the newest step; None: there is none.
+        """Put what earlier attempts have left where it was, with its times, and return the newest step, if any.
 
-        Raises UsageError where it was made by other code or with other arguments, and that was not asked for.
+        The oldest comes first, so that no clock of a file tells another order. Raises UsageError where it was made by
+        other code or with other arguments, and that was not asked for.
         """
-        newest = None
+        fetched: dict[int, Manifest] = {}
         for step in sorted(complete(listing(self._s3, self._remote)), reverse=True):
-            local = self._scratch / "restored" / f"step-{step}"
             try:
                 manifest = self._manifest(step)
                 entry = _entry(manifest)
                 if entry is None:  # the library's, which its ranks fetch themselves
                     return None
                 self._check(manifest, allow_changes=allow_changes)
+                is_older_version = any(self._steps[other] == entry for other in fetched)
                 self._steps[step] = entry
-                path = self._path(entry)
-                if path.exists():
-                    continue
-                fetch(self._s3, self._remote / f"step-{step}", local)
-            except IncompleteError as error:
+                if not is_older_version:
+                    fetched[step] = fetch(self._s3, self._remote / f"step-{step}", self._restored(step))
+            except IncompleteError as error:  # noqa: PERF203 - few checkpoints
                 log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
-                continue
+        for step in fetched:
+            path = self._path(self._steps[step])
             path.parent.mkdir(parents=True, exist_ok=True)
-            (local / entry).rename(path)
-            shutil.rmtree(local)
-            self._taken[path] = state_of(path)
-            newest = newest or step
-            log.info("restored: checkpoint step-%s as %s", step, path.name)
-        self._resumed_from = newest or 0
-        self._note(newest or 0)
-        return newest
+            (self._restored(step) / self._steps[step]).rename(path)
+            shutil.rmtree(self._restored(step))
+        for step, manifest in sorted(fetched.items(), key=lambda item: (item[1].written_at, item[0])):
+            self._put_back(step, manifest)
+            time.sleep(_APART_SECONDS)
+        self._restore_links()
+        self._resumed_from = max(fetched, default=0)
+        self._note(self._resumed_from)
+        return self._resumed_from or None
+
+    def _put_back(self, step: int, manifest: Manifest) -> None:
+        """Give a checkpoint, whose files are where they were, its links and times."""
+        root, _, name = self._steps[step].partition("/")
+        path = self._roots[root] / name
+        kept = _below(manifest.listing, root, name)
+        self._left_out[root].warn(make_links(self._roots[root], kept.links))
+        # An older release kept no times: the checkpoint's own is in the same order.
+        written_ns = int(manifest.written_at.timestamp() * 1e9)
+        times = kept.times or dict.fromkeys([name, *_names_of_files(manifest, root)], written_ns)
+        for folders in (False, True):
+            set_times(self._roots[root], times, folders=folders)
+        self._taken[path] = state_of(path)
+        self._looks[root].restored(path)
+        log.info("restored: checkpoint step-%s as %s", step, path.name)
 
     def take(self, script: Script) -> bool:
         """Upload what has become complete since the last look. Returns whether there was any.
 
-        Raises TrainyardError where S3 does not take it, SupersededError where a newer attempt has begun.
+        Raises TrainyardError where S3 does not take it, SupersededError where a newer attempt has begun, and
+        ShardedError where no checkpoint of this script can be complete.
         """
         took = False
         for root, looks in self._looks.items():
-            for path, state in looks.find(script):
+            found = list(looks.find(script))
+            self._refuse_shards(looks)
+            self._withdraw_torn(looks)
+            for path, state in found:
                 if self._taken.get(path) != state and self._upload(f"{root}/{path.name}", path, state):
                     self._taken[path] = state
                     took = True
+            self._warn_of_unmarked(looks)
+        self._keep_links()
         if took:
             self._prune()
         return took
+
+    def warn_of_rest(self) -> None:
+        """Name what is in the folders at the end, and was not taken as it is."""
+        rest = [
+            shown_name(path.name)
+            for looks in self._looks.values()
+            for path in looks.candidates()
+            if self._taken.get(path) != state_of(path)
+        ]
+        if rest:
+            log.warning(
+                "warning: not uploaded, since it may be incomplete: %s. Next: write a checkpoint under another name "
+                "and rename it, or write a file %s into its folder last",
+                ", ".join(sorted(rest)),
+                MARKER,
+            )
+
+    def _refuse_shards(self, looks: CompleteCheckpoints) -> None:
+        """Raise ShardedError where a script of several nodes saves each rank's part by itself, on its own node."""
+        shard = next(filter(None, map(shard_of_a_rank, looks.states())), None) if self._nnodes > 1 else None
+        if shard is not None:
+            raise ShardedError(
+                f"{shown_name(shard)} holds the part of one rank; those of the other nodes' ranks are on their own "
+                "disks, and a script's checkpoints are taken from the main node alone",
+                next_step="save the full state on rank 0 (Accelerate: fsdp_state_dict_type FULL_STATE_DICT), or train "
+                "a Trainer with trainyard.Callback, which keeps the files of all nodes, or use one node",
+            )
+
+    def _withdraw_torn(self, looks: CompleteCheckpoints) -> None:
+        """Delete what was taken of a folder that was left alone, and has got more files since: it was not whole."""
+        for path, taken in list(self._taken.items()):
+            if path.name in looks.in_place and set(taken) < set(state_of(path)):
+                step = max(step for step, entry in self._steps.items() if self._path(entry) == path)
+                log.warning("warning: %s was taken before it was whole: it is taken again once it is", path.name)
+                discard(self._s3, self._remote / f"step-{step}", [], check=self.check_newest)
+                del self._steps[step], self._taken[path]
+
+    def _warn_of_unmarked(self, looks: CompleteCheckpoints) -> None:
+        if looks.unmarked is None or self._has_warned:
+            return
+        self._has_warned = True
+        log.warning(
+            "warning: %s is written in place, so only its writer knows when it is complete. Such a folder is uploaded "
+            "once no process writes to it and it has all that the one before it has, or has not changed for %.0f s, or "
+            "once a newer one begins. Next: write it under another name and rename it, or write a file %s into it last",
+            shown_name(looks.unmarked),
+            FOLDER_QUIET_SECONDS,
+            MARKER,
+        )
+
+    def _keep_links(self) -> None:
+        """Keep the links right below the folder of checkpoints: each as it was when what it points to was on S3."""
+        root = self._roots[_LINKED]
+        entries = set(self._steps.values())
+        links = {}
+        for path in sorted(root.iterdir()):
+            if not path.is_symlink() or is_unfinished(path.name):
+                continue
+            target = inner_target(root, path)
+            if target is None and path.exists():
+                self._left_out[_LINKED].warn({path.name: f"a link to {path.readlink()}"})
+            elif target is None or _linked_entry(root, path) not in entries:
+                target = self._links.get(path.name)
+            if target is not None:
+                links[path.name] = target
+        kept = listing_of(links, {}).links
+        if kept != self._links:
+            self.check_newest()
+            content = Listing(links=kept).model_dump_json().encode()
+            object_store.write(self._s3, self._remote / CHECKPOINT_LINKS, content, tag=CHECKPOINT_TAG)
+            self._links = kept
+
+    def _restore_links(self) -> None:
+        content = object_store.read(self._s3, self._remote / CHECKPOINT_LINKS)
+        try:
+            links = {} if content is None else Listing.model_validate_json(content).links
+        except ValidationError:
+            log.warning("warning: %s is damaged: its links are not restored", self._remote / CHECKPOINT_LINKS)
+            return
+        refused = make_links(self._roots[_LINKED], links)
+        self._left_out[_LINKED].warn(refused)
+        self._links = {name: target for name, target in links.items() if name not in refused}
 
     def check_newest(self) -> None:
         """Raise SupersededError where a newer attempt has begun, to which the run's files belong."""
@@ -147,22 +293,30 @@ class ScriptCheckpoints:
         staged = self._staging / f"step-{step}"
         shutil.rmtree(staged, ignore_errors=True)
         remote = self._remote / f"step-{step}"
+        root = self._roots[entry.partition("/")[0]]
         try:
             self.check_newest()
-            self._link(path, staged / entry)
-            if state_of(path) != state or not object_store.files_below(staged):
+            found = contents(root, part=path)
+            if not found.files or self._has_odd_name(remote, entry, found):
+                return False
+            self._link(root, found, staged / entry.partition("/")[0])
+            if state_of(path) != state:
                 return False
             if step in self._steps:
                 # What it vouches for is being replaced.
                 discard(self._s3, remote, [], check=self.check_newest)
             files = upload(self._s3, staged, remote, tag=CHECKPOINT_TAG, check=self.check_newest)
-            if [item[1:3] for item in state_of(staged / entry)] != [item[1:3] for item in state]:
+            staged_now = contents(self._staging / f"step-{step}" / entry.partition("/")[0]).files
+            is_changed = _sizes_and_times(staged_now) != _sizes_and_times(found.files)
+            # One that was replaced meanwhile has other files: what is staged is the whole one from before.
+            if is_changed or set(state) < set(state_of(path)):
                 log.warning("warning: %s was changed while it was uploaded, and is not taken as it is", path.name)
                 return False
         except FileNotFoundError:
             return False  # removed or renamed meanwhile
         finally:
             shutil.rmtree(staged, ignore_errors=True)
+        self._left_out[entry.partition("/")[0]].warn(found.left_out)
         manifest = Manifest.model_validate(
             {
                 "step": step,
@@ -172,6 +326,7 @@ class ScriptCheckpoints:
                 "written_at": datetime.now(timezone.utc),
                 "throughput": Throughput(),
                 "files": files,
+                "listing": _listing(entry, found),
             }
         )
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
@@ -186,6 +341,8 @@ class ScriptCheckpoints:
         newest = {entry: step for step, entry in sorted(self._steps.items())}
         kept = {step for entry, step in newest.items() if self._path(entry).exists()}
         kept |= set(sorted(self._steps)[-_KEPT:])
+        linked = {f"{_LINKED}/{target.partition('/')[0]}" for target in self._links.values()}
+        kept |= {step for entry, step in newest.items() if entry in linked}
         gone = [step for step in self._steps if step not in kept]
         if not gone:
             return
@@ -225,11 +382,18 @@ class ScriptCheckpoints:
     def _note(self, step: int) -> None:
         RankStatus(resumed_from_step=self._resumed_from, last_step=step).write(self._scratch)
 
-    def _link(self, source: Path, target: Path) -> None:
+    def _has_odd_name(self, remote: S3Location, entry: str, found: Contents) -> bool:
+        """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""
+        root = entry.partition("/")[0]
+        refusals = {name: object_store.refusal_of_name(remote / root / name) for name in found.files}
+        odd = {name: why for name, why in refusals.items() if why is not None}
+        self._left_out[root].warn(odd)
+        return bool(odd)
+
+    def _link(self, root: Path, found: Contents, target: Path) -> None:
         """Give the files a second name, so that the script may remove or rename its own meanwhile."""
-        files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
-        for file in files:
-            place = target if file == source else target / file.relative_to(source)
+        for name in found.files:
+            file, place = root / name, target / name
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(file, place)
@@ -238,6 +402,43 @@ class ScriptCheckpoints:
             except OSError:  # another disk, or a file system that knows no links
                 with contextlib.suppress(shutil.SameFileError):
                     shutil.copy2(file, place)
+
+    def _restored(self, step: int) -> Path:
+        return self._scratch / "restored" / f"step-{step}"
+
+
+def _sizes_and_times(files: Mapping[str, os.stat_result]) -> dict[str, tuple[int, int]]:
+    return {name: (state.st_size, state.st_mtime_ns) for name, state in files.items()}
+
+
+def _listing(entry: str, found: Contents) -> Listing:
+    """Return the links and times of a checkpoint, by names as its files have them on S3."""
+    root = entry.partition("/")[0]
+    times = {name: state.st_mtime_ns for name, state in {**found.files, **found.folders}.items()}
+    return listing_of(
+        {f"{root}/{name}": target for name, target in found.links.items()},
+        {f"{root}/{name}": time_ns for name, time_ns in times.items()},
+    )
+
+
+def _below(found: Listing, root: str, entry: str) -> Listing:
+    """Return what a listing has of one checkpoint, by names below `root`: it may name nothing else."""
+
+    def own(items: Mapping[str, _Value]) -> dict[str, _Value]:
+        names = {name: name.removeprefix(f"{root}/") for name in items if name.startswith(f"{root}/")}
+        return {short: items[name] for name, short in names.items() if (short + "/").startswith(entry + "/")}
+
+    return Listing(links=own(found.links), times=own(found.times))
+
+
+def _names_of_files(manifest: Manifest, root: str) -> list[str]:
+    return [name.removeprefix(f"{root}/") for name in manifest.files]
+
+
+def _linked_entry(root: Path, link: Path) -> str:
+    """Return which checkpoint a link right below the folder leads to, in the end."""
+    found = os.path.relpath(os.path.realpath(link), os.path.realpath(root))
+    return f"{_LINKED}/{found.partition('/')[0]}"
 
 
 def _entry(manifest: Manifest) -> str | None:

@@ -34,9 +34,9 @@ from jobs.contract.words import counted
 from jobs.kinds.script import Script
 from jobs.train.channel import noted_checkpoint, read_heartbeats, uses_library
 from jobs.train.packages import Environment
-from jobs.train.rank import ALONE, ATTEMPT_VARIABLE
+from jobs.train.rank import ALONE, ATTEMPT_VARIABLE, one_line
 from jobs.train.saved_folder import SavedFolder
-from jobs.train.script.checkpoints import ScriptCheckpoints
+from jobs.train.script.checkpoints import ScriptCheckpoints, ShardedError
 from jobs.train.script.code import unpack
 from jobs.train.script.complete import trainer_step
 from jobs.train.script.descendants import adopt_orphans, descendants, end_descendants
@@ -105,6 +105,8 @@ class ScriptJob:
         self._activity_at = time.monotonic()
         self._newest_time = 0
         self._noted: int | None = None
+        self.refusal: ShardedError | None = None
+        """Why nothing that the script saves can be kept, and it was ended for that."""
 
     @property
     def silence_seconds(self) -> float:
@@ -198,15 +200,14 @@ class ScriptJob:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # each rank leads a group of its own
         end_descendants(spare=self._own_processes)  # what has left that group
-        with self._lock:
-            if self._taken is not None:
-                self._taken.check_newest()
-                if not uses_library(self._scratch):
-                    self._taken.take("done" if ended_well else "ended")
-                self._taken.close()
-        with self._output_lock:
-            if self._saved is not None:
-                self._saved.save()
+        try:
+            with self._lock:
+                if self._taken is not None:
+                    self._take_the_last(self._taken, ended_well=ended_well)
+        finally:
+            with self._output_lock:
+                if self._saved is not None:
+                    self._saved.save()
         left = [path for folder in (self._output, self._checkpoints) for path in folder.iterdir()]
         if ended_well and self._is_main and not left and not uses_library(self._scratch):
             log.warning(
@@ -214,6 +215,13 @@ class ScriptJob:
                 "name {output} in its command",
                 OUTPUT_VARIABLE,
             )
+
+    def _take_the_last(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
+        taken.check_newest()
+        if self.refusal is None and not uses_library(self._scratch):
+            taken.take("done" if ended_well else "ended")
+            taken.warn_of_rest()
+        taken.close()
 
     def _close(self) -> None:
         self._closed.set()
@@ -253,9 +261,11 @@ class ScriptJob:
             arguments={**self._arguments.decisive(), "ranks": self._world_size},
             world_size=self._world_size,
             ranks_here=self._nproc_per_node,
+            nnodes=self._nnodes,
             attempt=attempt,
         )
         taken.restore(allow_changes=self._allow_changes)
+        self._saved.restore_links()
         self._taken = taken if self._is_main else None  # what other nodes write, the main one cannot vouch for
 
     def _watch(self) -> None:
@@ -266,10 +276,12 @@ class ScriptJob:
                 log.warning("%s", error.args[0])
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher ends the script
                 return
-            except TrainyardError as error:
-                log.warning("warning: what the script has saved is late: %s", str(error).splitlines()[0])
-            except OSError as error:  # a file that goes while it is looked at
-                log.warning("warning: %s", error)
+            except ShardedError as error:
+                self.refusal = error
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            except Exception as error:  # noqa: BLE001 - the next look may have more luck, and must not be the last
+                log.warning("warning: what the script has saved is late: %s", one_line(error))
 
     def _look(self) -> None:
         with self._lock:
@@ -291,8 +303,8 @@ class ScriptJob:
                 with self._output_lock:
                     if self._saved is not None and not self._closed.is_set():
                         self._saved.save()
-            except (TrainyardError, OSError) as error:
-                log.warning("warning: what the script has written is late: %s", str(error).splitlines()[0])
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("warning: what the script has written is late: %s", one_line(error))
 
 
 def _is_no_output(name: str) -> bool:

@@ -1,10 +1,13 @@
 """A folder kept on S3 while it is worked on: saved as it changes, and back on another machine."""
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.train import saved_folder
@@ -90,6 +93,86 @@ def test_copies_and_what_links_lead_to_stay_out(
         (folder / name).write_text("made anew")
     saved.save()
     assert stored(s3, place) == {"a": "1"}
+
+
+def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
+    s3: "S3Client",
+    folder: Path,
+    place: S3Location,
+    saved: SavedFolder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(folder, hub__blobs__123="weights", old="1", new="2")
+    (folder / "hub/snapshots").mkdir()
+    (folder / "hub/snapshots/model").symlink_to("../blobs/123")
+    (folder / "latest").symlink_to(folder / "hub")
+    (folder / "outside").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "pipe")
+    for name, time in (("old", 2), ("new", 1), ("hub/blobs", 3)):
+        os.utime(folder / name, (time, time))
+    assert saved.save()
+    assert not saved.save()
+    said = "warning: not kept of here: outside (a link to /etc/hostname), pipe (neither a file nor a folder)"
+    assert caplog.messages == [said]
+
+    other = tmp_path / "there"
+    other.mkdir()
+    restored = SavedFolder(s3, other, place)
+    assert restored.restore() == 3
+    restored.restore_links()
+    assert (other / "latest").readlink() == Path("hub")
+    assert (other / "latest/snapshots/model").read_text() == "weights"
+    assert [(other / name).stat().st_mtime for name in ("old", "new", "hub/blobs")] == [2, 1, 3]
+    assert not restored.save()
+    (other / "latest").unlink()
+    assert restored.save(), "a link that is gone is a change"
+    # What others wrote there makes no link that leads out
+    listing = S3Location(place.bucket, f"{place.key}-listing.json")
+    for content in (b'{"links": {"a": "../../secret", "../b": "old"}}', b"{", b'{"times": {"old": 1e300}}'):
+        object_store.write(s3, listing, content)
+        again = SavedFolder(s3, tmp_path / "again", place)
+        again.restore()
+        again.restore_links()
+        assert not [path for path in tmp_path.rglob("*") if path.name in ("a", "b")]
+
+
+def test_names_that_s3_does_not_take_keep_no_other_file_from_being_saved(
+    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = "/".join(["x" * 250] * 5)
+    write(folder, a="1", z="2")
+    for name in (os.fsdecode(b"caf\xe9.txt"), "line\nfeed", deep):
+        write(folder, **{name: "odd"})
+    (folder / os.fsdecode(b"odd-\xff")).symlink_to("a")
+    assert saved.save()
+    assert not saved.save()
+    assert stored(s3, place) == {"a": "1", "z": "2"}
+    [said] = caplog.messages
+    assert r"caf\xe9.txt (its name is not UTF-8), line\nfeed (its name has a line break), xxx" in said
+    assert "which takes 1024)" in said
+    saved.restore()
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
+    s3: "S3Client", folder: Path, place: S3Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = SavedFolder(s3, folder, place)
+    upload = object_store.upload
+
+    def of_a_bad_disk(s3: "S3Client", source: Path, location: S3Location) -> object:
+        if source.name == "bad":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return upload(s3, source, location)
+
+    monkeypatch.setattr(object_store, "upload", of_a_bad_disk)
+    write(folder, a="1", bad="2", z="3")
+    saved.save()
+    assert stored(s3, place) == {"a": "1", "z": "3"}
+    assert caplog.messages == ["warning: not kept of here: bad (Input/output error)"]
+    monkeypatch.setattr(object_store, "upload", upload)
+    saved.save()
+    assert stored(s3, place) == {"a": "1", "bad": "2", "z": "3"}
 
 
 def test_one_that_has_grown_too_large_says_so_once(

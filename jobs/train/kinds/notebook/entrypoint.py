@@ -90,6 +90,7 @@ def serve(rank: Rank, arguments: Notebook) -> None:
 def _fill(s3: "S3Client", saved: SavedFolder, folder: Path, arguments: Notebook) -> None:
     """Fill the folder with what an earlier attempt has saved; without one, with what the arguments name."""
     restored = saved.restore()
+    saved.restore_links()
     if restored:
         log.info("notebook: restored %s that an earlier attempt had saved", counted(restored, "file"))
     elif arguments.files is not None:

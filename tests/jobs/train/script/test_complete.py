@@ -3,7 +3,9 @@
 import contextlib
 import itertools
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import S3Location
 from jobs.train.channel import RankStatus
-from jobs.train.script import complete
-from jobs.train.script.checkpoints import ScriptCheckpoints
+from jobs.train.script.checkpoints import ScriptCheckpoints, ShardedError
 from jobs.train.script.complete import CompleteCheckpoints, Script
 from jobs.train.stored_checkpoints import SupersededError
 from tests.support.train.s3_server import s3_client
@@ -27,10 +28,18 @@ NEWER = [f"step-{step}/{name}" for step in (1, 2, 3, 4) for name in ("checkpoint
 """What a newer attempt has left of its own, under the numbers of an older one's."""
 
 
+class Looks(CompleteCheckpoints):
+    """Looks at a folder on a clock that the test sets forward."""
+
+    def age(self, seconds: float) -> None:
+        """Let the seconds pass in which nothing changes."""
+        for seen in self._seen.values():
+            seen.since -= seconds
+
+
 @pytest.fixture
-def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CompleteCheckpoints]:
-    monkeypatch.setattr(complete, "QUIET_SECONDS", 0.0)
-    looks = CompleteCheckpoints(tmp_path, ranks=2)
+def looks(tmp_path: Path) -> Iterator[Looks]:
+    looks = Looks(tmp_path, ranks=2)
     yield looks
     looks.close()
 
@@ -45,22 +54,114 @@ def put(path: Path, text: str = "{}") -> Path:
     return path
 
 
-def test_a_folder_counts_once_it_is_renamed_or_marked(looks: CompleteCheckpoints, tmp_path: Path) -> None:
-    put(tmp_path / "written-in-place/model")
+def test_a_folder_counts_once_it_is_renamed_or_marked(looks: Looks, tmp_path: Path) -> None:
     put(tmp_path / "being-written.tmp/model")
     put(tmp_path / "marked/model")
-    assert found(looks) == found(looks, "done") == []
+    assert found(looks) == []
     (tmp_path / "being-written.tmp").rename(tmp_path / "renamed")
     put(tmp_path / "marked/.complete")
     assert sorted(found(looks)) == ["marked", "renamed"]
-    # What comes into it later makes it another one, of which nobody has said that it is whole.
+    # What comes into it later makes it another one, of which nobody has said that it is whole. And a script that
+    # renames or marks its folders has not come to the end of one that it has not.
     put(tmp_path / "renamed/more")
-    assert found(looks) == ["marked"]
+    put(tmp_path / "in-place-1/model")
+    put(tmp_path / "in-place-2/model")
+    looks.age(60)
+    assert found(looks) == found(looks, "ended") == ["marked"]
+    assert sorted(found(looks, "done")) == ["in-place-1", "in-place-2", "marked", "renamed"]
 
 
-def test_a_trainers_folder_counts_with_its_state_and_that_of_each_rank(
-    looks: CompleteCheckpoints, tmp_path: Path
+def test_a_folder_written_in_place_counts_once_it_is_left_alone(looks: Looks, tmp_path: Path) -> None:
+    """As Accelerate's save_state, peft and DeepSpeed write them; the first one has none to be compared with."""
+    for name in ("step_1/model", "step_1/optimizer.bin", "step_1/random_states_0.pkl"):
+        put(tmp_path / name)
+        assert found(looks) == []
+        looks.age(9)
+        assert found(looks) == [], "its writer may be in a pause"
+    looks.age(11)
+    assert found(looks) == ["step_1"]
+    # The next one counts as soon as it holds as much, and not before, however long its writer pauses
+    for name in ("step_2/model", "step_2/optimizer.bin"):
+        put(tmp_path / name)
+        assert found(looks) == ["step_1"]
+        looks.age(600)
+        assert found(looks) == ["step_1"]
+    with (tmp_path / "step_2/random_states_0.pkl").open("w") as file:
+        file.write("half")
+        file.flush()
+        found(looks)
+        looks.age(600)
+        assert found(looks) == ["step_1"], "it is open"
+    found(looks)
+    looks.age(3)
+    assert found(looks) == ["step_1", "step_2"]
+    # Rewritten in place, a part of the old one does not make it whole
+    put(tmp_path / "step_2/model", "other")
+    found(looks)
+    looks.age(3)
+    assert found(looks) == ["step_1"]
+
+
+def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Looks, tmp_path: Path) -> None:
+    for name in ("epoch_1/model", "epoch_1/more", "epoch_2/model"):
+        assert found(looks, "ended") == []
+        put(tmp_path / name)
+        time.sleep(0.02)
+    found(looks)
+    looks.age(3)
+    assert found(looks) == ["epoch_1"]
+    looks.age(600)
+    assert found(looks) == ["epoch_1"], "the newer one lacks what the first one has"
+    # What is on its way out is not a new one
+    (tmp_path / "epoch_1/more").unlink()
+    found(looks)
+    looks.age(600)
+    assert found(looks) == []
+    assert found(looks, "done") == ["epoch_1", "epoch_2"]
+
+
+@pytest.mark.parametrize(
+    ("torn", "last"),
+    [
+        (["model-00001-of-00002.safetensors"], "model-00002-of-00002.safetensors"),
+        (["fsdp_0/__0_0.distcp", "fsdp_0/__1_0.distcp"], "fsdp_0/.metadata"),
+    ],
+)
+def test_a_folder_whose_names_tell_that_files_are_missing_never_counts(
+    torn: list[str], last: str, looks: Looks, tmp_path: Path
 ) -> None:
+    for name in torn:
+        put(tmp_path / "step_1" / name)
+    found(looks)
+    looks.age(600)
+    assert found(looks) == found(looks, "done") == []
+    put(tmp_path / "step_1" / last)
+    assert found(looks, "done") == ["step_1"]
+
+
+def test_a_large_folder_is_left_alone_for_longer(looks: Looks, tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    with (tmp_path / "best/model").open("wb") as file:
+        file.truncate(6_000_000_000)
+    found(looks)
+    looks.age(50)
+    assert found(looks) == []
+    looks.age(11)
+    assert found(looks) == ["best"]
+
+
+@pytest.mark.parametrize("name", ["random_states_0.pkl", "pytorch_model.bin"])
+def test_a_folder_named_as_a_trainers_counts_without_its_state_if_it_is_not_one(
+    name: str, looks: Looks, tmp_path: Path
+) -> None:
+    put(tmp_path / "checkpoint-500/model.safetensors")
+    put(tmp_path / "checkpoint-500" / name)
+    found(looks)
+    looks.age(11)
+    assert found(looks) == ["checkpoint-500"]
+
+
+def test_a_trainers_folder_counts_with_its_state_and_that_of_each_rank(looks: Looks, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-5"
     put(folder / "model.safetensors")
     put(folder / "rng_state_0.pth")
@@ -72,13 +173,16 @@ def test_a_trainers_folder_counts_with_its_state_and_that_of_each_rank(
     assert found(looks, "ended") == ["checkpoint-5"], "whatever became of the script"
 
 
-def test_a_file_counts_once_it_is_closed_and_the_script_lives(looks: CompleteCheckpoints, tmp_path: Path) -> None:
+def test_a_file_counts_once_it_is_closed_and_the_script_lives(looks: Looks, tmp_path: Path) -> None:
     with (tmp_path / "ckpt.pt").open("w") as file:
         file.write("half")
         file.flush()
+        looks.age(3)
         assert found(looks) == found(looks, "done") == []
     assert found(looks, "ended") == [], "its writer may have been killed"
-    assert found(looks) == ["ckpt.pt"]
+    with (tmp_path / "ckpt.pt").open():
+        looks.age(3)
+        assert found(looks) == ["ckpt.pt"], "whoever reads it does not write it"
 
 
 @pytest.fixture
@@ -87,7 +191,7 @@ def script(s3: "S3Client", tmp_path: Path, request: pytest.FixtureRequest) -> Sc
 
 
 def one(
-    s3: "S3Client", folder: Path, run: str, *, attempt: int | None = None, **arguments: object
+    s3: "S3Client", folder: Path, run: str, *, attempt: int | None = None, nnodes: int = 1, **arguments: object
 ) -> ScriptCheckpoints:
     roots = {"checkpoints": folder / "mine", "output": folder / "out"}
     for root in roots.values():
@@ -100,6 +204,7 @@ def one(
         arguments={"code": "a", **arguments},
         world_size=1,
         ranks_here=1,
+        nnodes=nnodes,
         attempt=attempt,
     )
 
@@ -135,6 +240,147 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
     with pytest.raises(UsageError, match='code "a" -> "b"'):
         one(s3, tmp_path / "other", run, code="b").restore(allow_changes=False)
     assert one(s3, tmp_path / "meant", run, code="b").restore(allow_changes=True)
+
+
+def test_they_are_back_oldest_first_with_their_times_and_links(
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    for step in (1, 2, 3):
+        folder = save(mine / f"step-{step}", str(step))
+        (folder / "deep").mkdir()
+        (folder / "deep/same").symlink_to("../model")
+        (folder / "base").symlink_to("../step-1/model")
+        (folder / "out").symlink_to(tmp_path)
+        folder.rename(mine / "x.tmp")
+        (mine / "x.tmp").rename(folder)
+        os.utime(folder / "model", ns=(0, step * 10**9))
+        os.utime(folder, ns=(0, step * 10**9))
+        (mine / "last").unlink(missing_ok=True)
+        (mine / "last").symlink_to(f"step-{step}")
+        assert script.take("lives")
+    (mine / "best").symlink_to(mine / "last")
+    (mine / "outside").symlink_to("/etc/hostname")
+    # What a link points to is not on S3 yet, when the attempt ends: the link is kept as it was before
+    put(mine / "step-4/model", "torn")
+    (mine / "last").unlink()
+    (mine / "last").symlink_to("step-4")
+    script.take("ended")
+
+    again = one(s3, tmp_path / "again", tmp_path.name)
+    assert again.restore(allow_changes=False) == 3
+    restored = tmp_path / "again/mine"
+    folders = [restored / f"step-{step}" for step in (1, 2, 3)]
+    assert sorted(path.name for path in restored.iterdir()) == ["last", "step-1", "step-2", "step-3"]
+    assert (restored / "last").readlink() == Path("step-3")
+    for time_of in (os.path.getmtime, os.path.getctime):
+        assert sorted(folders, key=time_of) == folders
+        assert sorted(folders, key=lambda path: time_of(path / "model")) == folders
+    assert [path.stat().st_mtime for path in folders] == [1, 2, 3]
+    assert (folders[1] / "deep/same").readlink() == Path("../model")
+    assert (folders[1] / "base").read_text() == "1"
+    assert not os.path.lexists(folders[1] / "out")
+    assert not again.take("lives"), "it is on S3 already"
+    # Links that nobody saved are not made
+    manifest = S3Location("runs", f"research/{tmp_path.name}/checkpoints/step-3/manifest.json")
+    content = json.loads(object_store.read(s3, manifest) or b"")
+    content["listing"]["links"] = {"checkpoints/step-3/a": "../../../x", "checkpoints/step-2/b": "model"}
+    object_store.write(s3, manifest, json.dumps(content).encode())
+    one(s3, tmp_path / "attacked", tmp_path.name).restore(allow_changes=False)
+    assert not os.path.lexists(tmp_path / "attacked/mine/step-3/a")
+    assert not os.path.lexists(tmp_path / "attacked/mine/step-2/b")
+
+
+def test_a_link_is_kept_as_it_was_until_what_it_points_to_is_taken(
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    for step in (1, 2, 3, 4):
+        save(mine / f"step-{step}", str(step))
+        shutil.rmtree(mine / f"step-{step - 1}", ignore_errors=True)
+        if step == 1:
+            (mine / "last").symlink_to("step-1")
+        script.take("lives")
+    assert one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False) == 4
+    assert (tmp_path / "again/mine/last/model").read_text() == "1", "it is not removed while a link is kept to it"
+    (mine / "last").unlink()
+    (mine / "last").symlink_to("step-4")
+    script.take("lives")
+    assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False) == 4
+    assert (tmp_path / "later/mine/last/model").read_text() == "4"
+
+
+def test_what_was_taken_of_a_folder_that_gets_more_files_is_withdrawn(
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path / "mine/epoch_1/model")
+    assert not script.take("lives")
+    age(script, 11)
+    assert script.take("lives")
+    # WHEN its writer goes on after a pause, and is killed
+    put(tmp_path / "mine/epoch_1/optimizer")
+    assert not script.take("lives")
+    assert not script.take("ended")
+    script.warn_of_rest()
+    # THEN the half is on S3 no more, and both are said
+    assert one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False) is None
+    assert "warning: epoch_1 was taken before it was whole: it is taken again once it is" in caplog.messages
+    assert caplog.messages[-1].startswith("warning: not uploaded, since it may be incomplete: epoch_1. Next: write a ")
+    assert [line for line in caplog.messages if line.startswith("warning: epoch_1 is written in place, so only its")]
+    # AND where the script ends well, all of it is kept
+    assert script.take("done")
+    assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False)
+    assert sorted(path.name for path in (tmp_path / "later/mine/epoch_1").iterdir()) == ["model", "optimizer"]
+
+
+def test_one_that_gets_more_files_while_it_is_uploaded_is_not_taken(
+    script: ScriptCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "mine/epoch_1/model")
+    script.take("lives")
+    age(script, 11)
+    upload_all = object_store.upload_all
+
+    def upload(*arguments: Any, **options: Any) -> Any:
+        sent = upload_all(*arguments, **options)
+        put(tmp_path / "mine/epoch_1/optimizer")
+        return sent
+
+    monkeypatch.setattr(object_store, "upload_all", upload)
+    assert not script.take("lives")
+
+
+def test_one_with_a_name_that_s3_does_not_take_is_named_and_the_others_are_taken(
+    script: ScriptCheckpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path / "mine/fine", "1")
+    (tmp_path / "mine/odd.tmp").mkdir()
+    put(tmp_path / "mine/odd.tmp" / os.fsdecode(b"caf\xe9"))
+    (tmp_path / "mine/odd.tmp").rename(tmp_path / "mine/odd")
+    assert script.take("lives")
+    assert not script.take("lives")
+    [said] = [line for line in caplog.messages if line.startswith("warning")]
+    assert said == r"warning: not kept of {checkpoints}: odd/caf\xe9 (its name is not UTF-8)"
+
+
+@pytest.mark.parametrize("name", ["model/__0_0.distcp", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_parts_of_ranks_on_several_nodes_are_refused_at_the_first_save(
+    name: str, s3: "S3Client", tmp_path: Path
+) -> None:
+    for nnodes in (1, 2):
+        script = one(s3, tmp_path / str(nnodes), tmp_path.name, nnodes=nnodes)
+        put(tmp_path / str(nnodes) / "mine/step_1" / name)
+        if nnodes == 1:
+            script.take("lives")
+            continue
+        with pytest.raises(ShardedError, match=rf"(?s)step_1/{name} holds the part of one rank.*Next: save the full"):
+            script.take("lives")
+
+
+def age(script: ScriptCheckpoints, seconds: float) -> None:
+    for looks in script._looks.values():
+        for seen in looks._seen.values():
+            seen.since -= seconds
 
 
 def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
