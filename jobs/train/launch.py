@@ -135,7 +135,7 @@ def _on_accelerator(launch: Launch, disks: Path, gang: GangMember | None, server
         if isinstance(meeting, End):
             return _said(meeting)
         launch = replace(launch, node=gang.node(meeting), attempt=meeting.number, capacity=meeting.capacity)
-    with scratch_folder(disks, on_instance=launch.on_instance) as scratch:
+    with scratch_folder(disks, launch.run, node=launch.node.index, on_instance=launch.on_instance) as scratch:
         if server is not None:
             server.begin(scratch)
         return _attempt(launch, accelerator, scratch, gang, server=server, disks=disks)

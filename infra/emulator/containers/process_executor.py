@@ -6,6 +6,8 @@ jobs.train.launch` runs what is installed here. Needs Linux.
 
 import ctypes
 import errno
+import hashlib
+import json
 import os
 import select
 import shutil
@@ -47,6 +49,9 @@ PASSED_VARIABLES = (
     "OMP_NUM_THREADS",
 )
 """All that a job gets from the server's environment, besides PATH behind the folder of the server's Python."""
+
+_POSITIONS = ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_NODE_INDEX")
+"""Variables that tell the containers of one job apart, and are the same in each attempt."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -98,7 +103,7 @@ class ProcessExecutor:
         """Start a container. Raises CannotStartError, as Docker words it, on a command that cannot be run."""
         if not run.command:
             raise CannotStartError("CannotStartContainerError: Error response from daemon: no command specified")
-        directory = Path(tempfile.mkdtemp(prefix="trainyard-job-"))
+        directory = _directory(run.environment)
         (directory / "tmp").mkdir()
         environment = {
             **passed_environment(os.environ),
@@ -135,6 +140,22 @@ class ProcessExecutor:
             start_new_session=True,  # a Ctrl-C meant for the server is not for the jobs
             bufsize=0,
         )
+
+
+def _directory(environment: Mapping[str, str]) -> Path:
+    """Make the folder that stands in for a container's file system.
+
+    In a container every start of a job finds the same paths. So a job's own variables name its folder, unless another
+    container with the same ones runs.
+    """
+    own = sorted(item for item in environment.items() if not item[0].startswith("AWS_") or item[0] in _POSITIONS)
+    name = f"trainyard-job-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:8]}"
+    directory = Path(tempfile.gettempdir(), name)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return Path(tempfile.mkdtemp(prefix="trainyard-job-"))
+    return directory
 
 
 def passed_environment(server_environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,10 +5,14 @@ that is too low) there is no news, and no word about it: SIGTERM comes all the s
 """
 
 import contextlib
+import fcntl
+import hashlib
 import json
+import os
 import shutil
 import socket
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,6 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from jobs.contract.locations import S3Location
 from jobs.contract.queues import MARKET, Capacity
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -28,6 +33,9 @@ DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 _ENDPOINT = "http://169.254.169.254"
 _ANSWER_SECONDS = 1.0
 _TOKEN_SECONDS = 60
+
+_END_SECONDS = 3.0
+"""The time that ranks have to end after their launcher was killed: the kernel kills them with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,21 +153,88 @@ def address_towards(host: str | None, port: int) -> str:
 
 
 @contextlib.contextmanager
-def scratch_folder(disks: Path, *, on_instance: bool) -> Iterator[Path]:
+def scratch_folder(disks: Path, run: S3Location, *, node: int, on_instance: bool) -> Iterator[Path]:
     """Make a folder for what the attempt downloads and writes, and remove it at the end.
 
-    It lies on the instance's own disks where the container has them at `disks`: they are larger and faster than its
-    root volume.
+    Its path is the same in every attempt of a run, since checkpoints of scripts contain absolute paths. Only while a
+    process of an earlier attempt still uses that folder is it another one. It is on the instance's own disks if the
+    container has them at `disks`: they are larger and faster than its root volume.
     """
-    folder = None
-    if on_instance:
-        with contextlib.suppress(OSError):  # no such folder, or none of ours
-            folder = Path(tempfile.mkdtemp(prefix="trainyard-", dir=disks))
+    # The nodes of one run share a machine on the embedded AWS only: on instances all have the same path.
+    text = str(run) if on_instance or not node else f"{run}#{node}"
+    name = f"trainyard-{hashlib.sha256(text.encode()).hexdigest()[:8]}"  # short: sockets below it have 107 bytes
+    temporary = Path(tempfile.gettempdir())
+    folder, lock = None, None
+    for place in [disks, temporary] if on_instance else [temporary]:
+        with contextlib.suppress(OSError):  # there is no such folder, or it is not ours
+            lock = _locked(place / name)
+            folder = place / name if lock is not None else Path(tempfile.mkdtemp(prefix="trainyard-", dir=place))
+            break
     folder = folder or Path(tempfile.mkdtemp(prefix="trainyard-"))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """Make the folder, or empty what a killed attempt has left of it, and return a lock on it that is to be closed.
+
+    Return None if somebody else has it. Raises OSError if it cannot be made.
+    """
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_uid == os.geteuid() and _is_same(folder, lock):
+                if _is_left(folder):
+                    for path in folder.iterdir():
+                        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                    return lock
+            elif not folder.exists():  # its attempt has ended just now, and removed it
+                os.close(lock)
+                continue
+        except BlockingIOError:
+            pass  # a launcher that lives
+        except OSError:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
+
+
+def _is_same(folder: Path, opened: int) -> bool:
+    try:
+        return os.path.samestat(folder.lstat(), os.fstat(opened))
+    except FileNotFoundError:
+        return False
+
+
+def _is_left(folder: Path) -> bool:
+    """Return whether no process works below the folder. Those of a killed launcher have a moment to end."""
+    until = time.monotonic() + _END_SECONDS
+    while any(folder.iterdir()) and _is_used(folder):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _is_used(folder: Path) -> bool:
+    below = f"{folder.resolve()}/"
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            for link in (process / "cwd", *(process / "fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    if f"{link.readlink()}/".startswith(below):
+                        return True
+    return False
 
 
 def _time(text: str) -> datetime:

@@ -1,6 +1,7 @@
 """Where a job's downloads and passing files lie."""
 
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.flags import parse_flags
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE
+from jobs.contract.locations import S3Location
 from jobs.kinds.finetune_classification import FinetuneClassification
+from jobs.train.launcher import instance
 from jobs.train.launcher.instance import scratch_folder
 from jobs.train.launcher.request import parse
 from tests.support.train.launching import Run
@@ -64,7 +67,43 @@ def test_where_there_are_no_disks_of_ours_it_is_a_temporary_folder(
     arguments = ("--instance-type=dl1.24xlarge", "--nproc-per-node=1", "fabric-check")
     environment = {RUN_URI_VARIABLE: "s3://runs/research/scratch-0a1b/", ACCELERATOR_VARIABLE: accelerator}
 
-    on_instance = parse(arguments, environment).on_instance
-    with scratch_folder(tmp_path / disks, on_instance=on_instance) as folder:
-        assert folder.is_dir()
-        assert folder.parent == tmp_path / used
+    launch = parse(arguments, environment)
+    paths = []
+    for _ in range(2):
+        with scratch_folder(tmp_path / disks, launch.run, node=0, on_instance=launch.on_instance) as folder:
+            assert list(folder.iterdir()) == [], "nothing of an attempt that was killed"
+            assert folder.parent == tmp_path / used
+            paths.append(folder)
+            # While it is used, another attempt of the run and another node on this machine get one of their own
+            with scratch_folder(tmp_path / disks, launch.run, node=0, on_instance=launch.on_instance) as second:
+                assert second.parent == folder.parent
+                assert second != folder
+        assert not folder.exists()
+        folder.mkdir()
+        (folder / "left").mkdir()
+        (folder / "left/over").touch()
+    assert paths[0] == paths[1], "a run's attempts have the same path"
+
+
+def test_a_folder_in_which_a_process_of_a_killed_attempt_works_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(instance, "_END_SECONDS", 0.2)
+    run = S3Location("runs", "research/scratch-0a1b/")
+    with scratch_folder(tmp_path, run, node=0, on_instance=False) as folder:
+        pass
+    folder.mkdir()
+    (folder / "code").mkdir()
+    orphan = subprocess.Popen(["sleep", "600"], cwd=folder / "code")
+    try:
+        with scratch_folder(tmp_path, run, node=0, on_instance=False) as other:
+            assert other != folder
+        assert (folder / "code").exists()
+    finally:
+        orphan.kill()
+        orphan.wait()
+    with scratch_folder(tmp_path, run, node=0, on_instance=False) as again:
+        assert again == folder
+    with scratch_folder(tmp_path, run, node=1, on_instance=False) as of_another_node:
+        assert of_another_node != folder
