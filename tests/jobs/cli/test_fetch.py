@@ -18,18 +18,22 @@ def test_fetch_brings_everything_but_checkpoints(
     run_id, place = run.plan.run_id, run.plan.run_location
     contents = {"metrics.jsonl": b"{}\n", "model/config.json": b"{}", "checkpoints/step-1/manifest.json": b"{}"}
     odd = "output/\x1b]0;owned\x07.txt"
-    contents |= {odd: b"", "moves/job.json": b"{}"}
+    links = b'{"links": {"latest": "step-1", "out": "../../../x", "passwd": "/etc/passwd"}}'
+    kept = {"output/step-1": b"1", "output-listing.json": links}
+    contents |= {odd: b"", "moves/job.json": b"{}", **kept}
     for name, content in contents.items():
         embedded.s3.put_object(Bucket=place.bucket, Key=(place / name).key, Body=content)
     finished = aws_trainyard("fetch", run_id)
     assert finished.returncode == 0
     folder = Path("runs") / run_id
-    expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml")}
+    expected = {str(folder / name) for name in ("metrics.jsonl", "model/config.json", "spec.yaml", *kept)}
     # Control characters of a name are shown, never obeyed.
     shown = str(folder / "output") + r"/\x1b]0;owned\x07.txt"
     assert set(finished.stdout.splitlines()) == {*expected, shown}
     files = {str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-    assert files == {*expected, str(folder / odd)}
+    latest = folder / "output/latest"
+    assert files == {*expected, str(folder / odd), str(latest)}, "no link that leads out of its folder"
+    assert (tmp_path / latest).readlink() == Path("step-1")
     with_checkpoints = json.loads(aws_trainyard("fetch", run_id, "--checkpoints", "--to=~/all", "-o", "json").stdout)
     assert str(tmp_path / f"home/all/{run_id}/checkpoints/step-1/manifest.json") in with_checkpoints
 

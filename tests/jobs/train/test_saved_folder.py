@@ -96,13 +96,9 @@ def test_copies_and_what_links_lead_to_stay_out(
 
 
 def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
-    s3: "S3Client",
-    folder: Path,
-    place: S3Location,
-    saved: SavedFolder,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    s3: "S3Client", folder: Path, place: S3Location, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    saved = SavedFolder(s3, folder, place)
     write(folder, hub__blobs__123="weights", old="1", new="2")
     (folder / "hub/snapshots").mkdir()
     (folder / "hub/snapshots/model").symlink_to("../blobs/123")

@@ -74,6 +74,28 @@ def submit_detached(batch: Batch, gate: Path) -> tuple[str, str]:
     return job_id, marker
 
 
+def test_each_attempt_of_a_job_finds_the_same_paths(batch: Batch) -> None:
+    """As in a container. Another job has others."""
+    program = "import os; print(os.getcwd(), os.environ['TMPDIR'], flush=True); 1 / 0"
+    definition, queue = batch.definition("python", "-c", program), batch.queue()
+    marked_jobs = [
+        batch.submit(
+            definition,
+            queue,
+            containerOverrides={"environment": [{"name": "MARKER", "value": uuid.uuid4().hex}]},
+            retryStrategy={"attempts": 2},
+        )
+        for _ in range(2)
+    ]
+    paths = []
+    for job_id in marked_jobs:
+        attempts = batch.ended(job_id)["attempts"]
+        first, second = (batch.lines(attempt["container"]["logStreamName"])[0] for attempt in attempts)
+        assert first == second
+        paths.append(first)
+    assert paths[0] != paths[1]
+
+
 def test_what_a_job_leaves_behind_is_killed_when_it_exits(batch: Batch, tmp_path: Path) -> None:
     job_id, marker = submit_detached(batch, tmp_path / "gate")
     (tmp_path / "gate").touch()
