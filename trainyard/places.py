@@ -1,9 +1,13 @@
 """Where a script finds its inputs and leaves its output and its result, and whether it runs in the platform."""
 
+import json
 import math
 import os
 from pathlib import Path
 from typing import SupportsFloat
+
+RESULT_BYTES = 16_384
+"""The most that a run's result may take: each receipt, and each list of runs, has all of it."""
 
 
 def is_here() -> bool:
@@ -51,12 +55,27 @@ def result(**values: SupportsFloat | str) -> None:
     """Put values into the run's result, beside its metrics: its receipt, reports and comparisons show them.
 
     A name that is given again has its newest value. Only what rank 0 says counts. Outside the platform it does nothing.
+    Raises ValueError, anywhere, if all values together take more than RESULT_BYTES as JSON.
     """
+    given = {name: _plain(value) for name, value in values.items()}
+    _check_size(given)
     if not is_here() or _rank() != "0":
         return
-    from jobs.train.channel import tell_result
+    from jobs.train.channel import tell_result, told_result
 
-    tell_result(Path(os.environ["TRAINYARD_SCRATCH"]), {name: _plain(value) for name, value in values.items()})
+    scratch = Path(os.environ["TRAINYARD_SCRATCH"])
+    _check_size({**told_result(scratch), **given})
+    tell_result(scratch, given)
+
+
+def _check_size(values: dict[str, float | str | None]) -> None:
+    size_bytes = len(json.dumps(values).encode())
+    if size_bytes > RESULT_BYTES:
+        largest = max(values, key=lambda name: len(json.dumps(values[name])))
+        raise ValueError(
+            f"trainyard.result takes {RESULT_BYTES} bytes of JSON in all, and this makes {size_bytes}, most of it in "
+            f"'{largest[:100]}'. Next: write long texts and tables into a file below trainyard.output()"
+        )
 
 
 def _plain(value: SupportsFloat | str) -> float | str | None:

@@ -64,6 +64,8 @@ def contents(root: Path, *, part: Path | None = None, skipped: Callable[[str], b
                 found.left_out[name] = f"a link to {path.readlink()}"
         except FileNotFoundError:  # removed since it was listed
             continue
+        except OSError as error:
+            found.left_out[name] = error.strerror or str(error)
     return found
 
 

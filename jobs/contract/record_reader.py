@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from jobs.contract.budget import spent
-from jobs.contract.display import printable
+from jobs.contract.display import printable, shortened
 from jobs.contract.errors import TrainyardError
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.words import counted
@@ -44,7 +44,7 @@ def parse(model: type[Record], content: bytes, *, place: object) -> Record:
             next_step=_AS_IT_IS,
         ) from None
     if unknown:
-        _warn(f"{place} holds what this release does not know ({', '.join(unknown)}): that is left out")
+        _warn(f"{place} holds what this release does not know ({shortened(', '.join(unknown))}): that is left out")
     return record
 
 

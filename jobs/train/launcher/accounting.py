@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
 from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, duration_seconds, reached, spent, usd_per_hour
@@ -35,6 +35,7 @@ from jobs.train.launcher.instance import zone
 from jobs.train.launcher.outcome import End
 from jobs.train.launcher.request import Launch
 from jobs.train.launcher.utilization import Utilization
+from jobs.train.rank import one_line
 from jobs.train.stored_checkpoints import complete, listing
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ class AttemptRecord:
         while not self._finished.wait(HEARTBEAT_SECONDS):
             try:
                 self._write("running")
-            except (TrainyardError, ValidationError, OSError) as error:  # noqa: PERF203 - one round in half a minute
-                log.warning("warning: the attempt's record is late: %s", str(error).splitlines()[0])
+            except Exception as error:  # noqa: BLE001, PERF203 - without heartbeats the attempt would pass for lost
+                log.warning("warning: the attempt's record is late: %s", one_line(error))
 
     def _write(self, state: State) -> None:
         status = RankStatus.read(self._scratch)

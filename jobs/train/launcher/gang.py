@@ -275,9 +275,9 @@ class Latecomers:
     def _reason(self) -> str | None:
         try:
             late = self._member.latecomers()
-        except TrainyardError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this node's heartbeat is missing
             # Those that have come late must take it for lost soon: it may not go on.
-            return f"the other nodes hear nothing of this one: {error.args[0]}"
+            return f"the other nodes hear nothing of this one: {next(iter(error.args), type(error).__name__)}"
         if not late:
             return None
         named = ", ".join(f"node {index}" for index in late)

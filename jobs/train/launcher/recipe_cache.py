@@ -143,12 +143,13 @@ class RecipeCache:
             log.info("recipes: %d compiled before, %.1f MB in %.1f s", len(stored), megabytes, seconds)
 
     def _save_until_the_end(self) -> None:
-        try:
-            while not self._ending.wait(SAVE_SECONDS):
-                self.save(settled_seconds=SETTLED_SECONDS)
-            self.save(settled_seconds=0)  # the ranks have ended
-        except TrainyardError as error:
-            log.warning("warning: compiled graphs are not kept for the next attempt: %s", one_line(error))
+        is_over = False
+        while not is_over:
+            is_over = self._ending.wait(SAVE_SECONDS)
+            try:
+                self.save(settled_seconds=0 if is_over else SETTLED_SECONDS)  # once the ranks have ended, all are whole
+            except Exception as error:  # noqa: BLE001 - the next save may succeed
+                log.warning("warning: compiled graphs are not kept for the next attempt: %s", one_line(error))
 
 
 def _folder(scratch: Path) -> Path:

@@ -142,6 +142,7 @@ class Shutdown:
         self._wish: str | None = None
         self._by_signal = self._at_once = False
         self._noticed = self._recommended = False
+        self._next_poll = 0.0
         self._wake = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="shutdown", daemon=True)
@@ -177,25 +178,30 @@ class Shutdown:
         self._give_up(number)
 
     def _watch(self) -> None:
-        next_poll = time.monotonic()
         while not self._closed.is_set():
-            if self._metadata is not None and (time.monotonic() >= next_poll or self._signalled_at is not None):
-                self._ask_metadata(self._metadata)
-                next_poll = time.monotonic() + POLL_SECONDS
-            if self._signalled_at is not None:
-                at, self._signalled_at = self._signalled_at, None
-                # After the notice the host sends it, and SIGKILL as the instance ends (spot_notice.sh): who trains with
-                # us uses the time. What a script by itself has left is yet to be uploaded then.
-                if not self._noticed or self.has_signalled:
-                    self._by_signal = True
-                    self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
-            if self._wish is not None:
-                reason, self._wish = self._wish, None
-                self._ask_to_stop(reason, math.inf)
-            self._signal_script()
-            self._end_what_is_late()
+            try:
+                self._look()
+            except Exception as error:  # noqa: BLE001 - a full disk, for instance; the deadline must end the ranks still
+                log.warning("warning: the ranks could not be asked to stop: %s", error)
             self._wake.wait(0.2 if self._deadline is not None else POLL_SECONDS)
             self._wake.clear()
+
+    def _look(self) -> None:
+        if self._metadata is not None and (time.monotonic() >= self._next_poll or self._signalled_at is not None):
+            self._ask_metadata(self._metadata)
+            self._next_poll = time.monotonic() + POLL_SECONDS
+        if self._signalled_at is not None:
+            at, self._signalled_at = self._signalled_at, None
+            # After the notice the host sends it, and SIGKILL as the instance ends (spot_notice.sh): who trains with us
+            # uses the time. What a script by itself has left is yet to be uploaded then.
+            if not self._noticed or self.has_signalled:
+                self._by_signal = True
+                self._ask_to_stop(signal_name(signal.SIGTERM), at + self._grace_seconds)
+        if self._wish is not None:
+            reason, self._wish = self._wish, None
+            self._ask_to_stop(reason, math.inf)
+        self._signal_script()
+        self._end_what_is_late()
 
     def _ask_metadata(self, metadata: InstanceMetadata) -> None:
         if not self._noticed and (notice := metadata.spot_notice()) is not None:
@@ -215,6 +221,7 @@ class Shutdown:
 
         `by`: until when they may train, in seconds since the epoch; None: they are to save and stop at once.
         """
+        self._deadline = min(deadline, self._deadline or deadline)
         if self.reason is None:
             self.reason = reason
             self._asked_at = time.monotonic()
@@ -229,7 +236,6 @@ class Shutdown:
                 what = "the training saves, trains on, saves again and stops"
             log.info("%s: %s%s", reason, what, limit)
             self._files.ask("stop", reason, by=by)
-        self._deadline = min(deadline, self._deadline or deadline)
 
     def _signal_script(self) -> None:
         """Send SIGTERM to the ranks of a script, once there are any: a notice may come before they do."""

@@ -158,13 +158,14 @@ class Utilization:
 
     def _run(self) -> None:
         assert self._sensor is not None  # noqa: S101 - the thread runs only where there is one
-        while not self._over.wait(self._pause_seconds):
-            look = self._sensor.look()
-            if look is None:
-                with self._lock:
-                    self._newest = None  # what failed once is asked no more, and nothing is judged by it
-                return
-            self._keep(look)
+        try:
+            while not self._over.wait(self._pause_seconds) and (look := self._sensor.look()) is not None:
+                self._keep(look)
+        except Exception as error:  # noqa: BLE001 - a job must not end for idle cards by what was seen before
+            log.warning("warning: the use of the accelerators is not known any more: %s", error)
+        if not self._over.is_set():
+            with self._lock:
+                self._newest = None  # what failed once is asked no more, and nothing is judged by it
 
     def _keep(self, look: Look) -> None:
         now = time.monotonic()

@@ -131,10 +131,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_SECONDS):
-            verdict, order = self._judge()
-            if verdict is not None:
-                self._end(verdict, order)
-                return
+            try:
+                verdict, order = self._judge()
+                if verdict is not None:
+                    self._end(verdict, order)
+                    return
+            except Exception as error:  # noqa: BLE001, PERF203 - a hang that nobody sees is paid for until the time limit
+                log.warning("warning: whether the ranks hang could not be seen: %s: %s", type(error).__name__, error)
 
     def _end(self, verdict: End, order: Order) -> None:
         self._verdict = replace(verdict, lines=(*verdict.lines, *self._last_lines(order.ranks)))

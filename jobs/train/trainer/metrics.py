@@ -21,6 +21,7 @@ from jobs.contract.record_reader import read_lines, with_step
 from jobs.contract.run import METRICS, TENSORBOARD
 from jobs.contract.words import result_label, time_left
 from jobs.train.channel import RankStatus
+from jobs.train.rank import one_line
 from jobs.train.stored_checkpoints import SupersededError, Throughput, check_newest
 from jobs.train.trainer.callback import Callback
 
@@ -332,8 +333,8 @@ class MetricsFiles:
                 self.upload()
             except SupersededError:
                 return  # the training stops at its next save, and says so
-            except (TrainyardError, OSError) as error:
-                log.warning("warning: metrics are late: %s", str(error).splitlines()[0])
+            except Exception as error:  # noqa: BLE001 - the next upload may succeed: this thread must not end before
+                log.warning("warning: metrics are late: %s", one_line(error))
             self._closed.wait(UPLOAD_EVERY_SECONDS)
 
     def upload(self) -> None:

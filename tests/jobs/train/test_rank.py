@@ -55,3 +55,18 @@ def test_a_rank_that_a_script_has_started_is_not_taken_for_the_script(
     assert (rank.node, rank.nnodes) == (1, 2)
     trainyard.result(f1=0.1)
     assert told_result(tmp_path) == {"f1": 0.5}, "what rank 0 said"
+
+
+def test_a_result_that_is_a_document_is_refused_in_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"TRAINYARD_RUN_URI": "s3://runs/research/a/", "TRAINYARD_SCRATCH": str(tmp_path)}
+    for place in ({}, {**ALONE, **run}):
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(
+            ValueError, match=r"takes 16384 bytes of JSON in all, and this makes 3000\d+, most of it in"
+        ):
+            trainyard.result(words="x" * 3_000_000, f1=0.5)
+    trainyard.result(f1=0.5, words="x" * 16_000)
+    with pytest.raises(ValueError, match=r"most of it in 'words'\. Next: write long texts and tables into a"):
+        trainyard.result(more="y" * 1000)
+    assert told_result(tmp_path).keys() == {"f1", "words"}

@@ -24,7 +24,7 @@ from jobs.kinds.notebook import Notebook
 from jobs.train.batch_job import attempt_number, job_id
 from jobs.train.data import sources
 from jobs.train.kinds.notebook.jupyter import LOOPBACK, JupyterLab, check_installed
-from jobs.train.rank import Rank, run
+from jobs.train.rank import Rank, one_line, run
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.stored_checkpoints import SupersededError, check_newest
 
@@ -123,8 +123,8 @@ def _until_the_end(lab: JupyterLab, saved: SavedFolder, *, idle_timeout: timedel
                 seen, worked = activity, now
         except SupersededError:
             raise
-        except TrainyardError as error:  # the next round may have more luck
-            log.warning("warning: notebook: %s", str(error).splitlines()[0])
+        except Exception as error:  # noqa: BLE001 - the next round may have more luck
+            log.warning("warning: notebook: %s", one_line(error))
         if now - worked >= idle_timeout.total_seconds():
             log.info("notebook: nobody has worked in it for %s: it ends", idle_timeout)
             return 0
