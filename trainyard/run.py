@@ -60,7 +60,10 @@ class Run:
         return self._loop.steps_done if self._loop else 0
 
     def restore(self, **objects: Any) -> int:
-        """Give each its saved state (`load_state_dict`), go on with the random numbers, return the steps done."""
+        """Give each its saved state (`load_state_dict`), go on with the random numbers, return the steps done.
+
+        Raises an error inside the platform if one is sharded (FSDP, ZeRO): see `save`.
+        """
         return self._loop.restore(objects) if self._loop else 0
 
     def step(self, step: int | None = None) -> None:
@@ -77,6 +80,8 @@ class Run:
 
         All ranks call it; the states of rank 0 are saved, as those of a model in DistributedDataParallel are equal. The
         loop waits for a copy in memory only.
+
+        What is sharded (FSDP, ZeRO) is an error inside the platform: give the full state, gathered on all ranks.
         """
         if self._loop:
             self._loop.save(step, objects)

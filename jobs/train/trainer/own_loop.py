@@ -128,7 +128,11 @@ class OwnLoop:
         return self._state
 
     def restore(self, objects: Mapping[str, Any]) -> int:
-        """Load the saved states into these, set this rank's random numbers as they were, return the steps done."""
+        """Load the saved states into these, set this rank's random numbers as they were, return the steps done.
+
+        Raises TrainyardError if one of them is sharded, so that a script learns it before its first step.
+        """
+        refuse_sharded(objects)
         if self._folder is None:
             return 0
         saved = self.state
@@ -175,7 +179,11 @@ class OwnLoop:
         return self._place.should_training_stop
 
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
-        """Write the states of these, and each rank's random numbers; the upload goes on beside the loop."""
+        """Write the states of these, and each rank's random numbers; the upload goes on beside the loop.
+
+        Raises TrainyardError, on all ranks, if one of them is sharded.
+        """
+        refuse_sharded(objects)
         place, rank = self._place, self._platform.rank
         place.global_step = step
         self._heartbeats.saving()
@@ -184,7 +192,9 @@ class OwnLoop:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(_random_state(), folder / _random_file(rank.rank))
         if rank.is_first:
-            self._write(folder, {name: _state_of(item) for name, item in objects.items()})
+            states = {name: _state_of(item) for name, item in objects.items()}
+            refuse_sharded(states)
+            self._write(folder, states)
         self._uploads.on_save(place, place, place)
         self._heartbeats.saved()
         self._saved_step = step
@@ -229,6 +239,37 @@ class OwnLoop:
             self._snapshot = Snapshot(state)
         copy = self._snapshot.of(state)
         self._uploads.write_first(lambda place: torch.save(copy, place / _STATE))
+
+
+def refuse_sharded(objects: Mapping[str, Any]) -> None:
+    """Raise TrainyardError if a rank has only a part of one of the objects.
+
+    Rank 0's part would be saved as the whole, and a state_dict that gathers it waits for the other ranks for ever.
+    """
+    for name, item in objects.items():
+        if _is_sharded(item):
+            raise TrainyardError(
+                f"'{name}' is sharded: each rank has a part of it, and trainyard.Run keeps what rank 0 has",
+                next_step="gather it on all ranks first and give trainyard.Run the dictionaries: get_state_dict(model, "
+                "optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)) of "
+                "torch.distributed.checkpoint.state_dict (jobs/docs/scripts.md, Level 3). Or let the script write its "
+                "shards below {checkpoints} on one node",
+            )
+
+
+def _is_sharded(item: Any) -> bool:
+    if type(item).__module__.startswith("deepspeed."):
+        return True
+    if isinstance(item, Mapping):
+        return any(map(_is_sharded, item.values()))
+    if isinstance(item, (list, tuple)):
+        return any(map(_is_sharded, item))
+    if isinstance(item, torch.Tensor):
+        # A DTensor (FSDP2, tensor parallelism), a parameter of FSDP1, one of DeepSpeed's ZeRO 3.
+        return hasattr(item, "placements") or hasattr(item, "_fsdp_flattened") or hasattr(item, "ds_id")
+    if isinstance(item, torch.nn.Module):
+        return any(map(_is_sharded, item.parameters()))
+    return _is_sharded(item.param_groups) if isinstance(item, torch.optim.Optimizer) else False
 
 
 def _state_of(item: Any) -> Any:
