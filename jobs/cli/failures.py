@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobs.cli.plain import print_text
+from jobs.contract.credentials import without_logins
 from jobs.contract.display import json_text, shortened
 from jobs.contract.errors import Detached, TrainyardError, UsageError
 
@@ -47,7 +48,7 @@ def _check_utf_8(arguments: Sequence[str]) -> None:
 
 
 def _report(error: TrainyardError, arguments: Sequence[str]) -> int:
-    message = str(error.args[0])
+    message = without_logins(str(error.args[0]))
     if _wants_json(arguments):
         report = {"error": message, "next": error.next_step, "exit_code": error.exit_code}
         print_text(json_text(report), to=sys.stderr)
@@ -56,7 +57,7 @@ def _report(error: TrainyardError, arguments: Sequence[str]) -> int:
         for line in message.splitlines():
             print_text(prefix + shortened(line), to=sys.stderr)
         if error.next_step:
-            print_text(f"next: {shortened(error.next_step)}", to=sys.stderr)
+            print_text(f"next: {shortened(without_logins(error.next_step))}", to=sys.stderr)
     return error.exit_code
 
 

@@ -2,6 +2,7 @@
 
 import re
 
+from jobs.client.secrets import ENVIRONMENT_NEXT, secret_text
 from jobs.contract.code import Pack
 from jobs.contract.errors import UsageError
 from jobs.contract.image_hierarchy import child_name
@@ -30,6 +31,11 @@ def check_requirements(stage: DeployedStage, spec: JobSpec, pack: Pack | None) -
     _check_packed(requirements, pack)
     image, pinned = _image_packages(stage, spec)
     for line in (*requirements.lines, *requirements.constraints):
+        if (what := secret_text(line.text)) is not None:
+            raise UsageError(
+                f"arguments.requirements: {line}: it seems to hold {what}, and code is readable for the whole team",
+                next_step=f"write ${{NAME}} in its place, which pip takes from the environment, and {ENVIRONMENT_NEXT}",
+            )
         if not line.asked:
             continue
         try:

@@ -26,6 +26,7 @@ from jobs.client.follow import may_go_on
 from jobs.client.inputs import check_inputs
 from jobs.client.job import Job
 from jobs.client.prices import current_prices
+from jobs.client.secrets import check_spec
 from jobs.client.storage import StoredRun
 from jobs.client.sweeps import DONE, STOPPED_EARLY, spent_by
 from jobs.contract.arguments import changed
@@ -75,6 +76,8 @@ def resume(
     job_ids = tuple(job.id for job in jobs) or tuple(dict.fromkeys(recorded)) or (_FORGOTTEN,)
     before, spec = read_spec_text(spec_before, overrides, origin=str(run.location / SPEC))
     _check_fixed(run, before, spec)
+    if overrides:
+        check_spec(spec)
     so_far = spent_by(swept.points) if swept else spent(attempts)
     continued = Continued(job_ids=job_ids, at=datetime.now(timezone.utc), spent=so_far, allow_changes=allow_changes)
     points_left = _points_left(swept, before, spec) if swept else None

@@ -31,6 +31,7 @@ from jobs.client.planned_points import delete_points, new_sources, plan_points, 
 from jobs.client.prices import current_prices
 from jobs.client.records import read_classes
 from jobs.client.references import resolve
+from jobs.client.secrets import check_spec
 from jobs.client.storage import delete_spec, find_run, put_spec, readable_receipt
 from jobs.contract.display import log_text, printable_name
 from jobs.contract.errors import (
@@ -208,6 +209,7 @@ def plan_run(
     """
     now = datetime.now(timezone.utc)
     run_id = new_run_id(spec.name, now=now)
+    check_spec(spec)
     with_code, pack = packed(spec, stage)
     check_requirements(stage, spec, pack)
     resolved, awaited = resolve(aws, stage, with_code, earlier=earlier, later=later)

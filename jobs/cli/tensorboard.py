@@ -1,6 +1,7 @@
 """`trainyard tensorboard [RUN…]`: what runs have measured, in TensorBoard on this machine."""
 
 import importlib.util
+import os
 import secrets
 import signal
 import subprocess
@@ -30,6 +31,13 @@ FETCH_EVERY_SECONDS = 10.0
 
 START_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.1
+
+_PATH_VARIABLE = "TRAINYARD_TENSORBOARD_PATH"
+_PROGRAM = (
+    f"import os, sys; sys.argv += ['--path_prefix', os.environ.pop('{_PATH_VARIABLE}')]; "
+    "from tensorboard.main import run_main; run_main()"
+)
+"""Starts TensorBoard under a path that other users of this machine must not see, as they see a command line."""
 
 _EVENTS = "events.out.*"
 """The names of TensorBoard's files."""
@@ -103,13 +111,17 @@ def _is_events(name: str) -> bool:
 def _serve(folder: Path, port: int, what: str, aws: Aws | None, runs: Sequence[StoredRun]) -> None:
     # TensorBoard asks nobody who he is: a path that cannot be guessed keeps other users of this machine out.
     path = f"/{secrets.token_urlsafe(24)}"
-    command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1"]
+    command = [sys.executable, "-P", "-c", _PROGRAM, "--logdir", str(folder), "--host", "127.0.0.1"]
     # Its faster loader is a second server, on a port that asks for nothing.
-    command += ["--port", str(port), "--path_prefix", path, "--load_fast", "false"]
+    command += ["--port", str(port), "--load_fast", "false"]
+    environment = {**os.environ, _PATH_VARIABLE: path}
     log_file = folder.with_name(f"{folder.name}.log")
     before = signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
-        with log_file.open("wb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:
+        with (
+            log_file.open("wb") as log,
+            started(command, stdout=log, stderr=subprocess.STDOUT, environment=environment) as process,
+        ):
             _wait_until_up(process, f"http://127.0.0.1:{port}{path}/", port, log_file)
             print_text(f"http://127.0.0.1:{port}{path}/")
             tables.stderr().print(f"TensorBoard shows {what} to this machine until Ctrl-C")

@@ -298,7 +298,7 @@ def _described(folder: Path, name: str) -> CodeFile:
         kind = "a link to a folder, or to nothing" if path.is_symlink() else "a repository of its own, or no file"
         raise UsageError(f"arguments.code: {path} is {kind}", next_step=f"name it in {IGNORE_FILE}")
     content = path.read_bytes()
-    if len(content) <= MAX_LOOKED_AT_BYTES and (what := secret_content(content)) is not None:
+    if len(content) <= MAX_LOOKED_AT_BYTES and (what := secret_content(content, name)) is not None:
         raise _secrets(folder, [f"{name} (it seems to hold {what})"])
     return CodeFile(
         name=name,

@@ -1,10 +1,16 @@
-"""Secrets in a folder of code: files that are called as keys are, and text that has the form of one.
+"""Secrets in a folder of code or a spec: files that are called as keys are, and text that has the form of one.
 
-What is packed is kept on S3, readable for the whole team, so a key in it would be known to all of them.
+Both are kept on S3, readable for the whole team, so a key in them would be known to all of them.
 """
 
 import fnmatch
 import re
+from collections.abc import Iterator
+from typing import Any
+
+from jobs.contract.credentials import login_in
+from jobs.contract.errors import UsageError
+from jobs.contract.spec import JobSpec
 
 _NAMES = (
     ".env",
@@ -35,6 +41,27 @@ _CONTENTS = {
     "a token of GitHub": re.compile(rb"(?<![A-Za-z0-9_])gh[pousr]_[A-Za-z0-9]{36}(?![A-Za-z0-9_])"),
 }
 
+_WITH_ADDRESSES = (
+    *(
+        ".gitmodules",
+        ".condarc",
+        "pip.conf",
+        "pip.ini",
+        "uv.toml",
+        "poetry.toml",
+        "pyproject.toml",
+        "setup.cfg",
+        "tox.ini",
+    ),
+    *("pipfile", "environment.yml", "environment.yaml", ".npmrc"),
+)
+"""Files whose addresses are used. In other files most logins are examples."""
+
+ENVIRONMENT_NEXT = (
+    "put it into the team's secret (secret_variables in infra/settings.py), from which the job gets it as an "
+    "environment variable"
+)
+
 MAX_LOOKED_AT_BYTES = 1_000_000
 """Larger files are data, in which some bytes look like anything."""
 
@@ -52,6 +79,36 @@ def secret_name(name: str) -> str | None:
     return None
 
 
-def secret_content(content: bytes) -> str | None:
-    """Return what secret a file's content seems to have; None where it has none."""
+def secret_content(content: bytes, name: str = "") -> str | None:
+    """Return what secret the content of a file of this name seems to have; None if it has none."""
+    if name.rpartition("/")[2].lower() in _WITH_ADDRESSES and (address := login_in(content.decode(errors="replace"))):
+        return f"a login for {address}"
     return next((what for what, pattern in _CONTENTS.items() if pattern.search(content)), None)
+
+
+def secret_text(text: str) -> str | None:
+    """Return what secret a text that is used seems to have, addresses with a login among them; None if it has none."""
+    if address := login_in(text):
+        return f"a login for {address}"
+    return secret_content(text.encode())
+
+
+def check_spec(spec: JobSpec) -> None:
+    """Raise UsageError if a value of a spec seems to hold a secret."""
+    for place, text in _texts(spec.model_dump(mode="json", exclude_defaults=True), ()):
+        if (what := secret_text(text)) is not None:
+            raise UsageError(
+                f"{'.'.join(place)}: it seems to hold {what}, and the whole team can read a run's spec",
+                next_step=ENVIRONMENT_NEXT,
+            )
+
+
+def _texts(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, (*place, str(name)))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, place)

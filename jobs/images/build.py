@@ -19,6 +19,7 @@ import docker
 from docker.errors import ImageNotFound
 from docker.models.images import Image as DockerImage
 
+from jobs.contract.credentials import login_in
 from jobs.contract.errors import ConfigurationError, StoppedError, TrainyardError, UsageError, did_you_mean
 from jobs.contract.image_hierarchy import Image, image, with_descendants
 from jobs.contract.releases import Release
@@ -30,9 +31,6 @@ from jobs.images.lock import lock_file
 
 _PROXY_ARGUMENTS = frozenset(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "FTP", "NO", "ALL"))
 """Docker knows these, in either case, without an ARG in the Dockerfile; they are in no image's history."""
-
-_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
-"""A password in a URL."""
 
 BASE_LABEL = "trainyard.base"
 """The label of an image, and of all that is built on it, for its base from elsewhere, as BASE_IMAGE named it."""
@@ -277,7 +275,7 @@ class Build:
                 raise UsageError(
                     f"build argument {name} is in no Dockerfile of {searched}{did_you_mean(name, known - decided)}"
                 )
-            if _PASSWORD.search(value):
+            if login_in(value):
                 raise UsageError(
                     f"build argument {name} holds a password, which the image's history would show to all who have it",
                     next_step="a proxy's belongs into ~/.docker/config.json (proxies); else use a mirror without one",

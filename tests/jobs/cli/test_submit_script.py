@@ -14,6 +14,7 @@ import yaml
 from jobs.aws.connection import Aws
 from jobs.cli.requirements import check_requirements
 from jobs.cli.spec_file import READY_SPECS, read_spec
+from jobs.cli.submit import plan_run
 from jobs.client.code import pack_folder, packed, put_code
 from jobs.contract.code import MAX_CODE_BYTES
 from jobs.contract.errors import NotFoundError, TrainyardError, UsageError
@@ -176,6 +177,22 @@ BAD: dict[str, tuple[dict[str, str], dict[str, object], type[TrainyardError], st
         UsageError,
         "base.txt, line 1: 'torch==1.0' would replace torch ",
     ),
+    "a login in the requirements": (
+        {
+            "train.py": "",
+            "r.txt": "-r base.txt\n",
+            "base.txt": "--extra-index-url https://me:word@wheels.example/simple",
+        },
+        {"requirements": "r.txt"},
+        UsageError,
+        "base.txt, line 1: it seems to hold a login for https://…@wheels.example",
+    ),
+    "a login in pip's settings": (
+        {"train.py": "", "pip.conf": "[global]\nindex-url = https://token@wheels.example/simple"},
+        {},
+        UsageError,
+        "pip.conf (it seems to hold a login for https://…@wheels.example)",
+    ),
     "no requirement": (
         {"train.py": "", "r.txt": "a b c\n"},
         {"requirements": "r.txt"},
@@ -226,6 +243,25 @@ def test_a_mistake_in_the_spec_is_told_in_its_place(arguments: dict[str, object]
             {"name": "a", "job": "script", "arguments": {"code": ".", "command": "train.py", **arguments}}, origin="a"
         )
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"command": "train.py --db postgres://me:word@db.example/x"}, "arguments.command"),
+        ({"parameters": {"index": "https://word@wheels.example/simple"}}, "arguments.parameters.index"),
+        ({"parameters": {"token": "hf_" + "a" * 34}}, "arguments.parameters.token"),
+    ],
+)
+def test_a_secret_in_a_spec_is_refused_before_it_is_kept(
+    embedded: Aws, stage: DeployedStage, arguments: dict[str, object], place: str
+) -> None:
+    given = {"code": "elsewhere", "command": "train.py", **arguments}
+    spec = parse_spec({"name": "a", "job": "script", "arguments": given}, origin="a")
+    with pytest.raises(UsageError) as refused:
+        plan_run(embedded, stage, spec)
+    assert refused.value.args[0].startswith(f"{place}: it seems to hold a ")
+    assert "word" not in str(refused.value)
 
 
 def test_the_same_files_are_the_same_code_and_git_says_which_they_are(tmp_path: Path, stage: DeployedStage) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 import pytest
 from torch.utils.tensorboard import SummaryWriter
@@ -65,6 +66,8 @@ def test_events_are_fetched_and_shown_until_ctrl_c(
         with pytest.raises(HTTPError) as refused:
             ask(f"{root}/data/plugin/scalars/tags")
         assert refused.value.code == 404, "without its path nobody gets in"
+        shown_to_all = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not [line for line in shown_to_all if urlsplit(address).path.strip("/").encode() in line]
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.wait() == 0
     with pytest.raises(OSError, match="refused"):
