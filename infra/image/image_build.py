@@ -11,6 +11,7 @@ What it costs: minutes of a build, nothing between builds.
 """
 
 import json
+import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from infra.constructs.log_group import RetainedLogGroup
 from infra.constructs.stage_stack import acknowledge
 from infra.stages import Stage
 from jobs.contract.errors import ConfigurationError
+from jobs.contract.git import repository_of, run_git
 from jobs.contract.revision import NOT_SOURCES, REVISION_VARIABLE, ROOT, SOURCES, source_revision
 from jobs.contract.stage import (
     IMAGES,
@@ -199,9 +201,21 @@ class ImageBuild(Construct):
         return role
 
 
-def _revision(source: s3_assets.Asset) -> str:
-    """Return what images are tagged by: git's revision, or without git a hash of all that is sent."""
+def _revision(source: s3_assets.Asset, root: Path = ROOT) -> str:
+    """Return what images are tagged by: git's revision, or a hash of all that is sent if the sources are not in git.
+
+    Raises ConfigurationError if they are in a repository that git does not read.
+    """
     try:
-        return source_revision()
+        return source_revision(root)
     except ConfigurationError:
+        if repository_of(root) is not None and not _is_read(root):
+            raise
         return source.asset_hash[:12]
+
+
+def _is_read(root: Path) -> bool:
+    try:
+        return bool(run_git("rev-parse", "--git-dir", folder=root))
+    except (OSError, subprocess.SubprocessError):
+        return False

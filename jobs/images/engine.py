@@ -104,21 +104,27 @@ def build_command() -> Path:
 
     Raises ConfigurationError where there is none.
     """
-    found = _commands(os.environ)
-    for path in found:
-        done = subprocess.run(
-            [path, "build", "--help"],
-            env={**os.environ, "DOCKER_BUILDKIT": "1"},
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_SECONDS,
-            check=False,
-        )
+    tried = []
+    for path in _commands(os.environ):
+        try:
+            done = subprocess.run(
+                [path, "build", "--help"],
+                env={**os.environ, "DOCKER_BUILDKIT": "1"},
+                capture_output=True,
+                text=True,
+                timeout=_COMMAND_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            tried.append(f"{path} cannot: {error}")
+            continue
         if done.returncode == 0 and "--progress" in done.stdout:
             return path
-    tried = f": {', '.join(map(str, found))} cannot" if found else ""
+        words = done.stderr.strip().splitlines() if done.returncode else []
+        tried.append(f"{path} cannot: {words[0]}" if words else f"{path} cannot")
+    named = f": {'; '.join(tried)}" if tried else ""
     raise ConfigurationError(
-        f"no docker command on PATH can build with BuildKit{tried}",
+        f"no docker command on PATH can build with BuildKit{named}",
         next_step="install the plug-in buildx (package docker-buildx-plugin of Docker, docker-buildx of Ubuntu), "
         "or the docker command itself (docker-ce-cli, docker.io)",
     )

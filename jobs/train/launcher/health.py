@@ -136,10 +136,14 @@ def driver_fault(driver: str | None, release: str | None) -> str | None:
 def driver_version() -> str | None:
     """Return the version of Gaudi's driver as Habana's tool prints it (`Driver Version: 1.21.0-ad17d8c`)."""
     try:
-        said = subprocess.run(["hl-smi"], capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(["hl-smi"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("warning: hl-smi failed: %s", error)
         return None
-    found = re.search(r"^\W*Driver Version:\s*(\d+\.\d+\.\d+)", said, re.MULTILINE)
+    found = re.search(r"^\W*Driver Version:\s*(\d+\.\d+\.\d+)", done.stdout, re.MULTILINE)
+    if found is None:
+        words = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()
+        log.warning("warning: hl-smi names no driver (exit code %s): %s", done.returncode, words[0])
     return found[1] if found else None
 
 

@@ -166,6 +166,8 @@ class Utilization:
         if not self._over.is_set():
             with self._lock:
                 self._newest = None  # what failed once is asked no more, and nothing is judged by it
+            if isinstance(self._sensor, CardTool) and self._sensor.fault:
+                log.warning("warning: %s; from here on it is not known whether cards are idle", self._sensor.fault)
 
     def _keep(self, look: Look) -> None:
         now = time.monotonic()
@@ -236,22 +238,27 @@ class CardTool:
 
     def __init__(self, command: list[str]) -> None:
         self.asked: subprocess.Popen[str] | None = None
+        self.fault = ""
         self._command = command
 
     def look(self) -> Look | None:
-        """Ask the tool; None where it fails, hangs or lists no cards."""
+        """Ask the tool; None if it fails, hangs or lists no cards: `fault` says how."""
         try:
             with subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True
+                self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
             ) as self.asked:
                 try:
-                    output, _ = self.asked.communicate(timeout=TOOL_TIMEOUT_SECONDS)
+                    output, errors = self.asked.communicate(timeout=TOOL_TIMEOUT_SECONDS)
                 except subprocess.TimeoutExpired:
                     self.asked.kill()
-                    return None
-                return read(output) if self.asked.returncode == 0 else None
-        except (OSError, ValueError):
-            return None
+                    raise
+                if self.asked.returncode == 0:
+                    return read(output)
+                words = (errors + output).strip().splitlines() or ["it printed nothing"]
+                self.fault = f"{Path(self._command[0]).name} failed: exit code {self.asked.returncode}: {words[0]}"
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            self.fault = f"{Path(self._command[0]).name} failed: {error}"
+        return None
 
     def close(self) -> None:
         if self.asked is not None:

@@ -1,17 +1,21 @@
 import json
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aws_cdk as cdk
 import pytest
 
 from infra.app import build
-from infra.image.image_build import PROGRAM
+from infra.image.image_build import PROGRAM, _revision
 from infra.stages import Pool, Stage, Team
 from jobs.contract.catalog import CATALOG
+from jobs.contract.errors import ConfigurationError
 from jobs.contract.image_hierarchy import child_name, images, with_descendants
 from jobs.contract.releases import release
 from jobs.contract.revision import SOURCES
@@ -272,26 +276,41 @@ def test_tags_of_the_whole_stage_change_nothing_that_pushes_write(tmp_path: Path
 def test_a_deployment_of_what_nobody_else_has_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git_of_others: Path
 ) -> None:
-    # GIVEN a git that has other sources, so these differ from its last commit; and then none at all
-    row = Stage(name="test", teams=(Team(name="research"),))
-    for name, git, count in (("dirty", git_of_others, 1), ("without-git", tmp_path / "nowhere", 0)):
-        monkeypatch.setenv("GIT_DIR", str(git))
-        template = synthesise([row], tmp_path / name)["test/image"]
-        revision = {
-            item["Name"]: item["Value"]
-            for item in only(template, "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
-        }["TRAINYARD_REVISION"]
-        # THEN the first is told so, with what to do
-        told = [
-            entry["data"]
-            for path in (tmp_path / name).rglob("*.metadata.json")
-            for entries in json.loads(path.read_text()).values()
-            for entry in entries
-            if entry["type"] == "aws:cdk:warning"
-        ]
-        assert len(told) == count, told
-        assert all(revision in text and "deploy 'test/image'" in text for text in told)
-        assert ("-dirty-" in revision) == bool(count)
+    # GIVEN a git that has other sources, so these differ from its last commit
+    git = tmp_path / "bin/git"
+    git.parent.mkdir()
+    git.write_text(f'#!/bin/sh\nexec {shutil.which("git")} --git-dir="{git_of_others}" "$@"\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{git.parent}:{os.environ['PATH']}")
+    template = synthesise([Stage(name="test", teams=(Team(name="research"),))], tmp_path / "dirty")["test/image"]
+    revision = {
+        item["Name"]: item["Value"]
+        for item in only(template, "AWS::CodeBuild::Project")["Environment"]["EnvironmentVariables"]
+    }["TRAINYARD_REVISION"]
+    # THEN it is told so, with what to do
+    [told] = [
+        entry["data"]
+        for path in (tmp_path / "dirty").rglob("*.metadata.json")
+        for entries in json.loads(path.read_text()).values()
+        for entry in entries
+        if entry["type"] == "aws:cdk:warning"
+    ]
+    assert revision in told
+    assert "deploy 'test/image'" in told
+    assert "-dirty-" in revision
+
+
+def test_sources_that_git_does_not_have_are_tagged_by_their_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asset: Any = SimpleNamespace(asset_hash="0123456789abcdef")
+    assert _revision(asset, tmp_path) == "0123456789ab"
+    # A git that refuses to read a repository is another matter: jobs look for images by git's revision.
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    assert _revision(asset, tmp_path) == "0123456789ab"
+    (tmp_path / ".git/HEAD").write_text("damaged")
+    with pytest.raises(ConfigurationError, match="not a git repository"):
+        _revision(asset, tmp_path)
 
 
 @pytest.fixture

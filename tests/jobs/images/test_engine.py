@@ -94,7 +94,8 @@ def test_docker_commands_that_cannot_build_are_named(
 ) -> None:
     monkeypatch.setenv("PATH", str(without_buildx.parent))
     with pytest.raises(
-        ConfigurationError, match=f"BuildKit: {without_buildx} cannot\nNext: install the plug-in buildx"
+        ConfigurationError,
+        match=f"BuildKit: {without_buildx} cannot: ERROR: .*missing or broken.\nNext: install the plug-in buildx",
     ):
         engine.build_command()
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -113,7 +113,9 @@ def test_a_process_that_dies_or_never_ends_is_a_bad_card(tmp_path: Path, monkeyp
     assert stuck.fault == "did not come to an end in the multiplication of the check"
 
 
-def test_the_driver_is_held_against_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_held_against_the_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     tool = tmp_path / "hl-smi"
     tool.write_text(
         "#!/bin/sh\ncat <<'TABLE'\n"
@@ -127,6 +129,9 @@ def test_the_driver_is_held_against_the_release(tmp_path: Path, monkeypatch: pyt
     assert driver_fault("1.20.0", "1.20.1.97") is None
     assert driver_fault("1.20.0", "1.21.0.555") == "its driver is 1.20.0, and the image's release is 1.21.0.555"
     assert driver_fault(None, "1.21.0.555") is None  # who cannot tell ends nothing
+    tool.write_text("#!/bin/sh\necho 'Failed to open the driver' >&2\nexit 7\n")
+    assert health.driver_version() is None
+    assert caplog.messages[-1] == "warning: hl-smi names no driver (exit code 7): Failed to open the driver"
 
 
 def test_missing_cards_are_the_nodes_fault_only_where_its_health_is_checked(

@@ -79,16 +79,27 @@ def test_the_tool_of_the_accelerator_is_asked_again_and_again(
     assert asked.read_text().startswith(wanted_query)
 
 
-@pytest.mark.parametrize("script", ["exit 1", "echo 'no devices'", "echo ''", "echo '1,2'", "echo '5, 1, 0'"])
-def test_a_tool_that_fails_is_asked_once_and_says_nothing(
-    script: str, tool: Tool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exit 1", "exit code 1: it printed nothing"),
+        ("echo 'no driver'; exit 9", "exit code 9: no driver"),
+        ("echo 'no devices'", "'no devices' is no number"),
+        ("echo ''", "no accelerators are listed"),
+        ("echo '1,2'", "no accelerators are listed"),
+        ("echo '5, 1, 0'", "no accelerators are listed"),
+    ],
+)
+def test_a_tool_that_fails_is_asked_once_and_its_words_are_logged(
+    script: str, words: str, tool: Tool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "trainyard")
     asked = tool("hl-smi", script)
     with Utilization("hpu", node=0, interval_seconds=SOON_SECONDS) as log:
         wait_until(lambda: not log._thread.is_alive())
     assert len(asked.read_text().splitlines()) == 1
-    assert lines_of(caplog) == []
+    [warned] = lines_of(caplog)
+    assert warned == f"warning: hl-smi failed: {words}; from here on it is not known whether cards are idle"
 
 
 def test_a_tool_that_hangs_does_not_hold_up_the_end_of_the_job(tool: Tool) -> None:
