@@ -5,7 +5,6 @@ cdk deploy 'dev/*'        one stage (with `-c stage=dev` the others are not even
 """
 
 import gc
-import sys
 from collections.abc import Iterable
 
 import aws_cdk as cdk
@@ -22,7 +21,7 @@ from infra.rules.plugin import TrainyardRules
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from infra.storage.stack import StorageStack
-from jobs.contract.errors import TrainyardError
+from jobs.contract.output import run_program
 
 
 def build(app: cdk.App, rows: Iterable[Stage]) -> None:
@@ -52,8 +51,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TrainyardError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main)

@@ -6,7 +6,6 @@ python -m infra.idle_costs --stage dev -o json     one stage's sum, and the inst
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from infra.rules.stage_templates import Template
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from infra.stdout import end_with_reader
-from jobs.contract.errors import TrainyardError
+from jobs.contract.output import run_program
 
 _FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -151,8 +150,4 @@ def summary(row: Stage, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TrainyardError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main)

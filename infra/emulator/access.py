@@ -12,6 +12,7 @@ Signatures are not verified. The access key id is a secret here, of 160 random b
 known to whoever can read the state file or the environment of a process, where the secret access key stands beside it.
 """
 
+import getpass
 import hmac
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from urllib.parse import parse_qs
 
 from moto.core.responses import BaseResponse
 from moto.iam.models import AccessKey, IAMBackend
+from moto.sts.models import STSBackend
 
 from infra.emulator.credentials import NEXT_STEP, Credentials, random_letters
 
@@ -75,10 +77,17 @@ class Gate:
 _temporary_key_ids: set[str] = set()
 """What AssumeRole gave to clients that were let in."""
 
+_USER_ID = "AIDATRAINYARDEMBEDDED"
+_moto_caller_identity = STSBackend.get_caller_identity
+
 
 def install() -> None:
-    """Have the keys of assumed roles be as hard to guess as the server's own. Call it before the server starts."""
+    """Have the keys of assumed roles be as hard to guess as the server's own, and its own key be a user's.
+
+    Call it before the server starts.
+    """
     IAMBackend.create_temp_access_key = _create_temporary_key
+    STSBackend.get_caller_identity = _caller_identity
     # moto looks for keys of 20 characters, by which it finds the role that was assumed.
     BaseResponse.access_key_regex = re.compile(r"AWS.*(?P<access_key>(?<![A-Z0-9])[A-Z0-9]{20,}(?![A-Z0-9]))[:/]")
 
@@ -89,6 +98,25 @@ def _create_temporary_key(backend: IAMBackend) -> AccessKey:
     _temporary_key_ids.add(key.access_key_id)
     backend.access_keys[key.access_key_id] = key
     return key
+
+
+def _caller_identity(backend: STSBackend, access_key_id: str, region: str) -> tuple[str, str, str]:
+    """Return id, ARN and account of who calls: with the server's own key the IAM user of this machine's user.
+
+    The form is that of the API reference of GetCallerIdentity; moto answers `user/moto`, of STS.
+    """
+    if access_key_id in _temporary_key_ids:
+        assumed: tuple[str, str, str] = _moto_caller_identity(backend, access_key_id, region)
+        return assumed
+    return _USER_ID, f"arn:aws:iam::{backend.account_id}:user/{_user_name()}", backend.account_id
+
+
+def _user_name() -> str:
+    """Return the login name, in the characters that IAM takes."""
+    try:
+        return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", getpass.getuser())[:64] or "local"
+    except (KeyError, OSError):  # a user id without a name, in a container for instance
+        return "local"
 
 
 def _is_of_another_page(environ: Mapping[str, Any], host: str) -> bool:

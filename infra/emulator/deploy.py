@@ -23,6 +23,7 @@ from infra.emulator.credentials import NEXT_STEP, Credentials
 from infra.emulator.errors import ConfigurationError, EmulatorError
 from infra.stages import loading
 from infra.stages.checks import check
+from jobs.contract.endpoints import check_endpoint
 from jobs.contract.errors import TrainyardError, UsageError, did_you_mean
 from jobs.contract.stage import DEFAULT_STAGE
 from jobs.contract.words import counted
@@ -159,7 +160,11 @@ def _is_bootstrapped(endpoint: str, credentials: Credentials, parameter: str) ->
 def _health(endpoint: str) -> dict[str, Any]:
     """Ask the server for its health. Raises ConfigurationError where no embedded AWS answers."""
     try:
-        with urllib.request.urlopen(f"{endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - http, ours
+        check_endpoint(endpoint, source="--endpoint")
+    except TrainyardError as error:
+        raise ConfigurationError(str(error)) from None
+    try:
+        with urllib.request.urlopen(f"{endpoint}/trainyard/health", timeout=10) as answer:  # noqa: S310 - checked above
             health: dict[str, Any] = json.load(answer)
             return health
     except (OSError, ValueError, urllib.error.URLError):

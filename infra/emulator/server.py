@@ -44,8 +44,10 @@ def serve(
     `registry`: host and port of the one that stands in for ECR's. `keep`: folder in which the objects of S3 outlive the
     server; all else is in memory.
 
-    Raises ConfigurationError where the port is taken, the state file cannot be written, or `keep` is in use.
+    Raises ConfigurationError where the port is taken, the state cannot be written, or `keep` is in use.
     """
+    if state_file is None and sys.stdout is None:
+        raise ConfigurationError("standard output, which gets the address, is closed", next_step="name a --state-file")
     stop = Event()
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -122,8 +124,7 @@ def serve(
         if state_file is not None:
             _write_state(state_file, state)
         else:
-            sys.stdout.write(f"{json.dumps(state)}\n")
-            sys.stdout.flush()
+            _print_state(state)
         logger.info(
             "embedded AWS at %s (jobs run as: %s; state is in memory and ends with this process%s)",
             endpoint,
@@ -160,6 +161,16 @@ def _listening(port: int) -> Iterator[Any]:
             ) from None
         listener.listen(128)
         yield listener
+
+
+def _print_state(state: dict[str, Any]) -> None:
+    try:
+        print(json.dumps(state), flush=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"standard output, which gets the address, cannot be written: {error.strerror}",
+            next_step="name a --state-file",
+        ) from None
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

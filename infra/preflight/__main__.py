@@ -20,6 +20,7 @@ from infra.preflight.finding import Finding
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.output import run_program
 from jobs.contract.stage import DEFAULT_STAGE
 
 _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] = (
@@ -88,4 +89,4 @@ def _conclude(findings: Sequence[Finding]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

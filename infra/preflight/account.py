@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.finding import Finding, unknown
 from infra.stages import Stage
+from jobs.contract.endpoints import check_endpoints
 from jobs.contract.errors import ConfigurationError
 
 _DENIED = ("AccessDenied", "AccessDeniedException", "AccessDeniedFault", "UnauthorizedOperation", "AuthorizationError")
@@ -33,6 +34,7 @@ class Account:
         Raises ConfigurationError where there are none, no region, no answer, or another account or region than the
         stage's.
         """
+        check_endpoints(os.environ)
         try:
             # boto3 reads AWS_DEFAULT_REGION only; the AWS CLI and the CDK read AWS_REGION first.
             region = region or stage.region or os.environ.get("AWS_REGION") or None

@@ -2,8 +2,14 @@
 
 from infra.rules import RULES
 from infra.stdout import end_with_reader
+from jobs.contract.output import run_program
 
-if __name__ == "__main__":
+
+def main() -> None:
     end_with_reader()
     for rule in RULES:
         print(f"{rule.id}\n    {rule.reason}\n    Source: {rule.source}\n    Next: {rule.next_step}\n")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 
 from infra.stages.model import Alerts, CapacityReservation, ExistingVpc, GitHub, Pool, Stage, Team
+from jobs.contract.output import run_program
 
 
 def main() -> None:
@@ -40,4 +41,4 @@ def _default(field: "dataclasses.Field[object]") -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

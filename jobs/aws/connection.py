@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jobs.aws.errors import is_loopback
+from jobs.contract.endpoints import check_endpoints
 
 if TYPE_CHECKING:
     from boto3.session import Session
@@ -164,6 +165,7 @@ class Aws:
     def _session(self) -> "Session":
         from boto3.session import Session
 
+        check_endpoints(os.environ)
         return Session(profile_name=self.profile, region_name=self.region)
 
     @cached_property

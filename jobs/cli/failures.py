@@ -13,6 +13,7 @@ from jobs.cli.plain import print_text
 from jobs.contract.credentials import without_logins
 from jobs.contract.display import json_text, shortened
 from jobs.contract.errors import Detached, TrainyardError, UsageError
+from jobs.contract.output import checked_output
 
 ABORTED_EXIT_CODE = 1
 
@@ -22,8 +23,9 @@ def run_reporting(command: Callable[[Sequence[str]], Any], arguments: Sequence[s
     import typer
 
     try:
-        _check_utf_8(arguments)
-        code = command(arguments)
+        with checked_output():
+            _check_utf_8(arguments)
+            code = command(arguments)
     except TrainyardError as error:
         return _report(error, arguments)
     except typer.TyperException as error:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from urllib.parse import quote
 
+from jobs.contract.endpoints import check_endpoint
 from jobs.contract.errors import NotFoundError, TrainyardError
 from jobs.contract.locations import hub_parts
 from jobs.contract.model_files import READ_BEFORE, faults
@@ -100,6 +101,7 @@ def _get(path: str) -> bytes | None:
         raise _SilentError("HF_HUB_OFFLINE is set")
     token = os.environ.get("HF_TOKEN")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    check_endpoint(endpoint, source="HF_ENDPOINT")
     request = urllib.request.Request(  # noqa: S310 - the address is the hub's
         f"{endpoint}/{path}", headers={"Authorization": f"Bearer {token}"} if token else {}
     )

@@ -13,8 +13,9 @@ from typing import Any
 
 import tomllib
 
-from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError, did_you_mean
+from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
+from jobs.contract.output import run_program
 from jobs.contract.recipe import HpuTrainer
 
 RELEASES_FILE = Path(__file__).parents[2] / "images" / "releases.toml"
@@ -203,13 +204,13 @@ def table() -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def main() -> None:
+    if sys.argv[1:] == ["--table"]:
+        print(table())
+        return
+    for argument, value in release(*sys.argv[1:2]).build_arguments.items():
+        print(f"{argument}={value}")
+
+
 if __name__ == "__main__":
-    try:
-        if sys.argv[1:] == ["--table"]:
-            print(table())
-            sys.exit()
-        for argument, value in release(*sys.argv[1:2]).build_arguments.items():
-            print(f"{argument}={value}")
-    except TrainyardError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main)

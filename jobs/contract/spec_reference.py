@@ -14,6 +14,7 @@ from jobs.contract.catalog import CATALOG
 from jobs.contract.descriptions import descriptions
 from jobs.contract.halving import Halving
 from jobs.contract.health import Health
+from jobs.contract.output import run_program
 from jobs.contract.recipe import Recipe
 from jobs.contract.spec import JobSpec, Resources
 from jobs.contract.sweep import Sweep
@@ -77,4 +78,4 @@ def _number(bound: int | float) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

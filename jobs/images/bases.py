@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 
 from jobs.contract.errors import ConfigurationError
 from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.contract.output import run_program
 from jobs.contract.releases import Release, release, releases
 
 BASE_ARGUMENT = "BASE_IMAGE"
@@ -139,4 +140,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -42,7 +42,7 @@ def connect(silence_seconds: int = ANSWER_SECONDS) -> docker.DockerClient:
         with closing(docker.from_env(timeout=ANSWER_SECONDS)) as client:
             client.ping()
         return docker.from_env(timeout=silence_seconds)
-    except DockerException as error:
+    except (DockerException, ValueError) as error:  # ValueError: DOCKER_HOST is no address
         raise explain(error) from None
 
 

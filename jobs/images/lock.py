@@ -27,6 +27,7 @@ import tomllib
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.image_hierarchy import IMAGES_FOLDER, Image, image, images
+from jobs.contract.output import run_program
 from jobs.contract.releases import Release, release, releases
 
 ROOT = Path(__file__).parents[2]
@@ -284,8 +285,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except TrainyardError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main)

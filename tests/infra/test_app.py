@@ -100,7 +100,8 @@ def test_a_stage_that_does_not_exist_is_refused_without_a_traceback(tmp_path: Pa
     assert done.returncode == 3
     message = "\n".join(line for line in done.stderr.splitlines() if line and "!!" not in line)
     assert message == (
-        "stage 'prd' is not in infra/settings.py; did you mean 'prod'?\nNext: name one that is there, or add a row"
+        "Error: stage 'prd' is not in infra/settings.py; did you mean 'prod'?\n"
+        "Next: name one that is there, or add a row"
     )
 
 
@@ -143,6 +144,7 @@ def test_stages_differ_by_their_names_only_where_their_settings_are_equal() -> N
                 for log in (
                     "BuildLogs04E75593",
                     "DefaultGroupHandlerLogs0805A114",
+                    "EndSweepLog474765FA",
                     "FlowLogs16C1943A",
                     "InstanceLogsAB47D8DA",
                     "JobLogs4F84869B",

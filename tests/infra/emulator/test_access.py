@@ -1,5 +1,6 @@
 """Who the embedded AWS lets in: its user's programs by their credentials, no web page, nobody else of the machine."""
 
+import getpass
 import http.client
 import json
 import re
@@ -210,6 +211,14 @@ def test_a_bucket_may_stand_in_the_host(aws: EmbeddedAws) -> None:
     host = f"there.{urlsplit(aws.endpoint).netloc}"
     status, _, content = ask(aws, "/a/file", Host=host, Authorization=signed(aws.credentials.access_key_id))
     assert (status, content) == (200, b"content")
+
+
+def test_its_own_key_is_that_of_a_user_called_as_who_started_it(aws: EmbeddedAws) -> None:
+    # As the API reference of GetCallerIdentity shows the answer to a user's key: jobs are cancelled in this name.
+    identity = aws.client("sts").get_caller_identity()
+    assert identity["Arn"] == f"arn:aws:iam::123456789012:user/{getpass.getuser()}"
+    assert re.fullmatch("AIDA[A-Z0-9]{17}", identity["UserId"])
+    assert identity["Account"] == "123456789012"
 
 
 def test_roles_that_are_assumed_with_the_credentials_have_some_of_their_own(aws: EmbeddedAws) -> None:

@@ -103,6 +103,19 @@ def test_does_not_start_for_a_process_that_is_gone() -> None:
     assert _refusal("--exit-with-pid", "-5") == (3, ["Error: --exit-with-pid: there is no process -5"])
 
 
+@pytest.mark.parametrize(
+    ("redirection", "reason"), [(">&-", "is closed"), (">/dev/full", "cannot be written: No space left on device")]
+)
+def test_an_output_that_does_not_take_the_address_is_an_error_with_a_way_out(redirection: str, reason: str) -> None:
+    command = ["sh", "-c", f'"$@" {redirection}', "sh", *SERVE]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert finished.returncode == 3
+    assert finished.stderr.splitlines()[-2:] == [
+        f"Error: standard output, which gets the address, {reason}",
+        "Next: name a --state-file",
+    ]
+
+
 @pytest.mark.parametrize("port", ["65536", "-1", "http"])
 def test_what_is_no_port_is_a_usage_error(port: str) -> None:
     code, lines = _refusal("--port", port)

@@ -162,6 +162,14 @@ def test_without_credentials_the_next_step_is_named(
     assert "Traceback" not in error
 
 
+def test_an_endpoint_that_is_no_address_is_named(
+    preflight: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://[::1")
+    assert preflight() == 3
+    assert "AWS_ENDPOINT_URL=http://[::1 is not an HTTP address" in capsys.readouterr().err
+
+
 def test_no_region_is_named_as_such(
     preflight: Callable[..., int],
     connected: EmbeddedAws,

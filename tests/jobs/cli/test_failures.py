@@ -10,6 +10,7 @@ import pytest
 
 from jobs.cli.spec_file import READY_SPECS
 from tests.jobs.cli.conftest import Trainyard
+from tests.support.jobs.terminal import TRAINYARD
 
 REVIEWS = READY_SPECS / "finetune-reviews.yaml"
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
@@ -79,6 +80,36 @@ def test_credentials_and_settings(
 ) -> None:
     for command in (["submit", REVIEWS, "--dry-run"], ["list"], ["status", "latest"]):
         check(trainyard(*command, environment=environment), exit_code=3, error=error, next_step=next_step)
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_BATCH"])
+@pytest.mark.parametrize("address", ["http://[::1", "localhost:1234"])
+def test_an_endpoint_that_is_no_address(trainyard: Trainyard, variable: str, address: str) -> None:
+    environment = {**KEYS, **REGION, variable: address}
+    for command in (["list"], ["submit", REVIEWS, "--dry-run"]):
+        check(
+            trainyard(*command, environment=environment),
+            exit_code=3,
+            error=f"{variable}={address} is not an HTTP address; it should look like http://localhost:4566",
+            next_step=f"correct or unset {variable}, or for the embedded AWS: eval ",
+        )
+
+
+@pytest.mark.parametrize(
+    ("stdout", "error"),
+    [(">&-", "standard output is closed"), (">/dev/full", "the output cannot be written: No space")],
+)
+def test_an_output_that_takes_nothing(clean_environment: Mapping[str, str], stdout: str, error: str) -> None:
+    # What a table, a help page and plain lines are written by differs.
+    for command in ("schema", "--help"):
+        finished = subprocess.run(
+            ["sh", "-c", f'"{TRAINYARD}" {command} {stdout}'],
+            env=dict(clean_environment),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        check(finished, exit_code=1, error=error, next_step="send it to a file ")
 
 
 def test_a_profile_may_be_named_before_or_after_the_command(trainyard: Trainyard) -> None:

@@ -108,6 +108,7 @@ def test_with_a_stage_its_release_is_meant(
     [
         ("tcp://127.0.0.1:1", "error: no Docker engine answers at tcp://127.0.0.1:1\nnext: start it"),
         ("nonsense", "error: the Docker engine at nonsense cannot be reached: Invalid bind address format"),
+        ("tcp://[::1", "error: the Docker engine at tcp://[::1 cannot be reached: Invalid IPv6 URL"),
     ],
 )
 def test_an_engine_that_is_not_there(trainyard: Trainyard, host: str, said: str) -> None:

@@ -1,0 +1,43 @@
+import pytest
+
+from jobs.contract.endpoints import check_endpoints
+from jobs.contract.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://localhost:4566",
+        "https://batch.eu-west-1.amazonaws.com",
+        "http://127.0.0.1:1/prefix",
+        "http://[::1]:4566",
+        "",  # as if it were not set
+    ],
+)
+def test_an_address_that_requests_can_be_sent_to_is_taken(address: str) -> None:
+    check_endpoints({"AWS_ENDPOINT_URL": address, "AWS_ENDPOINT_URL_S3": address, "HOME": "[not an address"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://[::1",
+        "localhost:1234",
+        "localhost",
+        "http://",
+        "http://:4566",
+        "http://localhost:99999",
+        "http://localhost:0",
+        "http://local host",
+        "http://-a.b",
+        "file:///tmp/x",
+        "ftp://localhost",
+    ],
+)
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_any_other_is_refused_by_the_name_of_its_variable(variable: str, address: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        check_endpoints({variable: address})
+    assert error.value.exit_code == 3
+    assert f"{variable}={address} is not an HTTP address" in str(error.value)
+    assert error.value.next_step is not None
