@@ -9,11 +9,12 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from jobs.contract.errors import TrainyardError
 from jobs.train.stored_checkpoints import Retention, Throughput
@@ -22,6 +23,7 @@ from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.callback import Callback, callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
+from jobs.train.trainer.epoch import Epoch
 from jobs.train.trainer.evaluation import is_evaluation
 from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
@@ -89,8 +91,10 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             )
 
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Raise TrainedEnoughError where the checkpoint is of the last step, in the middle of an epoch."""
-        if state.global_step < state.max_steps and not (self._parts and self._parts.is_out):
+        """Raise TrainedEnoughError if the checkpoint is of the training's last step, in the middle of an epoch."""
+        if state.global_step < state.max_steps and not (
+            self._parts and (self._parts.is_out or self._parts.has_stopped_early)
+        ):
             return
         if self._came_late:  # the Trainer's own loop, which would not know the exception, had begun
             raise TrainyardError(
@@ -111,7 +115,7 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         own = handler.callbacks
         handler.callbacks = callbacks_in_order(  # another list: somebody walks through that
             heartbeats=parts.heartbeats,
-            own=own,
+            own=[parts.epoch, *own],
             metrics=parts.metrics,
             uploads=parts.uploads,
             shutdown=parts.shutdown,
@@ -135,7 +139,10 @@ class _Parts(Callback):
         self._platform = platform
         self._trainer = trainer
         self._is_over = False
-        args.save_only_model = False  # a checkpoint without the optimizer is none to go on from
+        args.save_only_model = False  # a checkpoint without the optimizer is none to resume from
+        # The Trainer would make new callbacks, in another order. _restore_state keeps those that there are.
+        args.restore_callback_states_from_checkpoint = False
+        self.epoch = Epoch(rank)
         platform.accelerator.prepare()
         self.heartbeats = Heartbeats(rank, compiles=platform.accelerator.compiles, is_patient=True)
         self.metrics = RunMetrics(
@@ -164,6 +171,8 @@ class _Parts(Callback):
             best=functools.partial(_best_step, trainer),
         )
         self.shutdown = Shutdown(rank, self.uploads)
+        self.has_stopped_early = False
+        """True if early stopping had ended the training before this attempt."""
         self.is_out = False
         """True where the run is a point of a sweep that stops here, for the others are better."""
         self._rungs = Rungs.of(rank, platform.s3, self.heartbeats)
@@ -172,6 +181,7 @@ class _Parts(Callback):
             Options(
                 heartbeats=self.heartbeats,
                 background_save=BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=False),
+                epoch=self.epoch,
                 loss_since_log=LossSinceLog(rank, resume),
                 checks_ties=False,
                 makes_up=self._make_up,
@@ -181,7 +191,13 @@ class _Parts(Callback):
             _bring_best(platform, resume)
         at_exit(self._close)
 
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
+        _check_resumable(args)
+        resume = self._platform.resume
+        self.epoch.check(self._trainer, resume.folder if resume and state.global_step else None)
+        self.has_stopped_early = state.global_step > 0 and _restore_state(
+            self._trainer.callback_handler.callbacks, state
+        )
         self.is_out = self._rungs is not None and self._rungs.was_out(state.global_step)
         if state.global_step >= state.max_steps:  # the Trainer does no epoch, and loads no random numbers, either
             self._make_up()
@@ -262,6 +278,49 @@ class _Parts(Callback):
             }
             self.metrics.result(self._trainer.state.global_step, result)
         self.metrics.close()
+
+
+def _check_resumable(args: Any) -> None:
+    """Raise TrainyardError if a resumed attempt would not continue as an uninterrupted run, whatever we restore."""
+    settings = {
+        "auto_find_batch_size": (args.auto_find_batch_size, "set per_device_train_batch_size to a batch that fits"),
+        "ignore_data_skip": (args.ignore_data_skip, "leave it out: a resumed epoch would begin from its first batch"),
+        "accelerator_config.use_seedable_sampler: false": (
+            not getattr(args.accelerator_config, "use_seedable_sampler", True) and args.world_size > 1,
+            "leave it out: on several ranks the order of an epoch could not be restored",
+        ),
+    }
+    for name, (is_set, next_step) in settings.items():
+        if is_set:
+            raise TrainyardError(
+                f"the Trainer has {name}, with which trainyard.Callback cannot resume a training as if uninterrupted",
+                next_step=next_step,
+            )
+
+
+def _restore_state(callbacks: Sequence[Any], state: Any) -> bool:
+    """Give the script's callbacks the state that the Trainer has saved of them, which it does not restore by itself.
+
+    Returns whether early stopping had already ended the training.
+    """
+    saved: dict[str, Any] = getattr(state, "stateful_callbacks", {})
+    by_name: dict[str, list[Any]] = {}
+    for callback in callbacks:
+        if isinstance(callback, ExportableState):
+            by_name.setdefault(type(callback).__name__, []).append(callback)
+    for name, same in by_name.items():
+        found = saved.get(name, [])
+        # Several of one class are a list, to which each save has added theirs: the newest are the last.
+        newest = found[-len(same) :] if isinstance(found, list) else [found]
+        for callback, values in zip(same, newest):  # noqa: B905 - a callback that is new has none
+            vars(callback).update(values.get("attributes", {}))
+        if name not in saved:
+            saved[name] = same[0].state()  # the Trainer adds its state there
+    return any(
+        callback.early_stopping_patience_counter >= callback.early_stopping_patience
+        for callback in callbacks
+        if isinstance(callback, EarlyStoppingCallback)
+    )
 
 
 def _become_resumable(trainer: Any, options: Options) -> None:

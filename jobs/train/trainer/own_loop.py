@@ -5,7 +5,6 @@ The same parts accompany it (Callback), told of each step as a Trainer tells the
 
 import logging
 import math
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from jobs.train.trainer.halving import Rungs
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import at_exit, here
+from jobs.train.trainer.random_state import random_state, set_random_state
 from jobs.train.trainer.shutdown import Shutdown
 
 log = logging.getLogger("trainyard")
@@ -146,7 +146,7 @@ class OwnLoop:
             target.load_state_dict(saved[name])
         path = self._folder / _random_file(self._platform.rank.rank)
         if path.exists():
-            _set_random_state(torch.load(path, map_location="cpu", weights_only=False))
+            set_random_state(torch.load(path, map_location="cpu", weights_only=False))
         return self.steps_done
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class OwnLoop:
         self._uploads.begin()
         folder = Path(place.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(_random_state(), folder / _random_file(rank.rank))
+        torch.save(random_state(), folder / _random_file(rank.rank))
         if rank.is_first:
             states = {name: _state_of(item) for name, item in objects.items()}
             refuse_sharded(states)
@@ -282,26 +282,3 @@ def _detached(value: Any) -> Any:
 
 def _random_file(rank: int) -> str:
     return f"random-{rank}.pt"
-
-
-def _random_state() -> dict[str, Any]:
-    import numpy as np
-
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    import numpy as np
-
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])

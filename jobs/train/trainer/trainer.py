@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.train.trainer import compat, tied_weights
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.determinism import arrange_gradient_buckets
+from jobs.train.trainer.epoch import Epoch
 from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.resume import LossSinceLog, kept_settings
 
@@ -39,6 +40,8 @@ class Options:
     """Is told of each batch and of each save. It is to be the first of the callbacks, too."""
     background_save: BackgroundSave | None = None
     """Writes model and optimizer while the training goes on."""
+    epoch: Epoch | None = None
+    """Resumes within an epoch as if uninterrupted. It has to be the first of the callbacks, too."""
     loss_since_log: LossSinceLog | None = None
     """Keeps in each checkpoint the losses that were not logged yet."""
     keeps_settings: bool = False
@@ -69,15 +72,18 @@ def trainer_class(base: type[Any]) -> type[Any]:
             self._sampler = options.sampler
             self._heartbeats = options.heartbeats
             self._background_save = options.background_save
+            self._epoch = options.epoch
             self._loss_since_log = options.loss_since_log
             self._keeps_settings = options.keeps_settings
             self._checks_ties = options.checks_ties
             self._reseed = options.reseed
             self._makes_up = options.makes_up
             self._has_begun = False
+            self._is_save_due = False
 
         def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
             started = time.time()
+            self._resumed_folder = str(kwargs.get("resume_from_checkpoint"))
             try:
                 return super()._inner_training_loop(*args, **kwargs)
             except TrainedEnoughError:
@@ -101,6 +107,25 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._sampler is None:
                 return super()._get_train_sampler(*args, **kwargs)
             return self._sampler(self)
+
+        def get_train_dataloader(self) -> Any:
+            loader = super().get_train_dataloader()
+            if self._epoch is not None:
+                self._epoch.take_loader(loader, self.args.gradient_accumulation_steps)
+            return loader
+
+        def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
+            values = super().set_initial_training_values(*args, **kwargs)
+            if self._epoch is None:
+                return values
+            epochs, steps, *further = values
+            return (epochs, self._epoch.steps_of_epoch(steps, self), *further)
+
+        def _load_callback_state(self) -> None:
+            super()._load_callback_state()
+            # Here the state has just been loaded, and nothing was computed from it.
+            if self._epoch is not None:
+                self._epoch.resume(self, Path(self._resumed_folder))
 
         def create_optimizer(self) -> Any:
             return compat.with_modes(super().create_optimizer())
@@ -143,6 +168,7 @@ def trainer_class(base: type[Any]) -> type[Any]:
             # Here, after the first step, and no earlier: before it the optimizer has no state to make room for.
             if self._background_save is not None:
                 self._background_save.make_room(self)
+            self._is_save_due = self.control.should_save
             # Before the Trainer logs, which sets the sum to zero, and saves, which needs it.
             if self._loss_since_log is not None:
                 self._loss_since_log.note(tr_loss)
@@ -151,6 +177,10 @@ def trainer_class(base: type[Any]) -> type[Any]:
             if self._globalstep_last_logged == self.state.global_step:
                 tr_loss.zero_()
             return done
+
+        def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+            # With save_strategy=best the answer replaces what else asked for a save: a notice, the interval.
+            return bool(super()._determine_best_metric(*args, **kwargs)) or self._is_save_due
 
         def _save_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             # The heartbeat comes first: the copy of the state may wait for the save before.
@@ -168,6 +198,8 @@ def trainer_class(base: type[Any]) -> type[Any]:
             saved = super()._save_checkpoint(*args, **kwargs)
             if self._loss_since_log is not None:
                 self._loss_since_log.save(self)
+            if self._epoch is not None:
+                self._epoch.save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
             return saved
 
         def _load_best_model(self) -> Any:

@@ -51,6 +51,10 @@ print("best", trainer.state.best_model_checkpoint, flush=True)
 trainer.save_model(str(trainyard.output() / "model"))
 """
 
+STOPS_EARLY = TRAINER.replace(
+    "callbacks=[", "callbacks=[transformers.EarlyStoppingCallback(4, early_stopping_threshold=100.0), "
+).replace("import torch\n", "import torch\nimport transformers\n")
+
 LOOP = """
 import os
 import time
@@ -100,9 +104,10 @@ def assert_same(run: Run, whole: Run, model: str) -> None:
 def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": TRAINER}), "train.py")
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": STOPS_EARLY}), "train.py")
     whole = new_run()
     uninterrupted = whole.attempt(*flags, nproc=2, **WARM)
+    assert whole.recorded_attempt(1).last_step == 50  # the fourth evaluation that is not better by 100
     run = new_run()
 
     # WHEN SIGTERM comes
@@ -121,7 +126,7 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     second.wait_for_line("[progress] 35/60")
     second.kill()
     run.wait_until_gone()
-    # THEN the last attempt goes on from the newest, and all is as if nothing had happened
+    # THEN the last attempt resumes from the newest, stops at the same step, and all is as if nothing had happened
     third = run.attempt(*flags, nproc=2, attempt=3, **WARM)
     assert any("start: resumed from checkpoint step-" in line for line in third.lines)
     [best] = [line.rpartition("-")[2] for line in uninterrupted.lines if line.startswith("best")]
