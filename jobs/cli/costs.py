@@ -22,7 +22,7 @@ from jobs.contract.costs import By, Cost, Idle, Month, costs, month_of, spans, t
 from jobs.contract.errors import ConfigurationError, TrainyardError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
-from jobs.contract.words import FREE_HERE, counted, usd
+from jobs.contract.words import FREE_HERE, counted, unknown_loss, usd
 
 _READERS = 16
 """Receipts that are read at once."""
@@ -58,6 +58,8 @@ def show_costs(
         note += f"; {FREE_HERE}"
     if any(row.attempts_with_own_price for row in found):
         note += "; Spot's own price: by EC2's price history of each attempt's hours, as far as it says them"
+    if left_out := unknown_loss(receipt for receipt in receipts if costs([receipt], by="run", month=wanted)):
+        note += f"; LOST is {left_out}"
     if not found:
         when = "ever" if month == "all" else f"in {wanted.begin:%Y-%m}"
         console.print(f"no run of stage '{stage.name}' took anything {when}; another month: --month 2026-01, or all")

@@ -99,7 +99,7 @@ def resume(
         raise _changed_error(run, changes)
     raise_all(check_inputs(aws, stage, planned.spec, look_inside=look_inside))
     where_from = "runs the points that have not come to their end, each from its newest checkpoint"
-    where_from = where_from if swept else _where_from(aws, run)
+    where_from = where_from if swept else _where_from(aws, run, planned.spec.job)
     planned = replace(planned, notes=(where_from, *_change_notes(changes), *planned.notes))
     tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
     if how is How.DRY_RUN:
@@ -208,9 +208,13 @@ def _changed_error(run: StoredRun, changes: dict[str, tuple[Any, Any]]) -> Usage
     )
 
 
-def _where_from(aws: Aws, run: StoredRun) -> str:
+def _where_from(aws: Aws, run: StoredRun, job: str) -> str:
     step = storage.newest_checkpoint(aws, run.location)
-    return "starts from its beginning: it has no checkpoint" if step is None else f"goes on from checkpoint step-{step}"
+    if step is None:
+        return "starts from its beginning: it has no checkpoint"
+    if job == "script":
+        return f"checkpoint step-{step} is there for the script, which has to load it"
+    return f"resumes from checkpoint step-{step}"
 
 
 def _change_notes(changes: dict[str, tuple[Any, Any]]) -> list[str]:

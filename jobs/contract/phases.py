@@ -6,13 +6,13 @@ compiling  what steps took longer because a graph was compiled for a new shape o
 working    steps, evaluations and the last uploads; of a job that does not train, all of it
 saving     the training stood still for a checkpoint, or for the model that it leaves
 idle       further time after the first step in which no card did anything: input that is late, a hang, a slow upload
-lost       steps that a later attempt had to make again, at the mean time of the attempt's steps
+lost       steps that a later attempt had to make again, at the mean time of the attempt's steps; of a script that reads
+           its checkpoints itself also what came after its last one, and what its own saves show to have been repeated
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import zip_longest
 from typing import Literal, get_args
 
 from jobs.contract.budget import attempt_usd_per_hour
@@ -42,17 +42,18 @@ def ended_at(attempt: Attempt) -> datetime:
     return max(attempt.started_at, attempt.finished_at or attempt.last_seen_at)
 
 
-def lost_steps(attempt: Attempt, later: Attempt | None) -> int:
-    """Return how many steps of the attempt the one after it had to make again."""
-    return max(0, attempt.last_step - max(later.resumed_from_step, attempt.resumed_from_step)) if later else 0
+def lost_steps(attempt: Attempt, later: Sequence[Attempt]) -> int:
+    """Return how many steps of the attempt any of the `later` ones had to make again, as far as that is known."""
+    began = min((each.began_at_step for each in later), default=attempt.last_step)
+    return max(0, attempt.last_step - max(began, attempt.began_at_step))
 
 
 def phases(attempts: Sequence[Attempt]) -> list[Phase]:
     """Return the phases of the attempts, which are in their order; what takes no time is left out."""
     trains = any(attempt.training_started_at for attempt in attempts)
     found: list[Phase] = []
-    for attempt, later in zip_longest(attempts, attempts[1:]):
-        found += _phases(attempt, later, trains=trains)
+    for number, attempt in enumerate(attempts, 1):
+        found += _phases(attempt, attempts[number:], trains=trains)
     return found
 
 
@@ -64,14 +65,25 @@ def usd_by_phase(attempts: Sequence[Attempt]) -> dict[PhaseName, float]:
     return total
 
 
-def _phases(attempt: Attempt, later: Attempt | None, *, trains: bool) -> list[Phase]:
+def _lost_seconds(attempt: Attempt, later: Sequence[Attempt], worked: float) -> float:
+    """Return how much of the time that an attempt worked was in vain."""
+    if attempt.put_back_step is not None and later:  # what a script did after its last save, nobody has kept
+        kept = (attempt.saved_at - attempt.started_at).total_seconds() if attempt.saved_at else 0.0
+    else:
+        kept = worked
+    kept = min(worked, max(0.0, kept))
+    made = attempt.last_step - attempt.began_at_step
+    again = kept * lost_steps(attempt, later) / made if made > 0 else 0.0
+    return worked - kept + again
+
+
+def _phases(attempt: Attempt, later: Sequence[Attempt], *, trains: bool) -> list[Phase]:
     start, end = attempt.started_at, ended_at(attempt)
     first_step = min(end, max(start, attempt.training_started_at or (end if trains else start)))
     seconds = (end - first_step).total_seconds()
     compiling = min(seconds, attempt.compiling_seconds)
     saving = min(seconds - compiling, attempt.saving_seconds)
-    made = attempt.last_step - attempt.resumed_from_step
-    lost = (seconds - compiling - saving) * lost_steps(attempt, later) / made if made > 0 else 0.0
+    lost = _lost_seconds(attempt, later, seconds - compiling - saving)
     # Cards do nothing while a graph is compiled or a save is waited for.
     unexplained = attempt.cards.idle_seconds - compiling - saving if attempt.cards else 0.0
     idle = max(0.0, min(unexplained, seconds - compiling - saving - lost))

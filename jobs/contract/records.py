@@ -69,6 +69,15 @@ class Attempt(BaseModel):
     training_started_at: datetime | None = None
     """The begin of its first step; None: it came to none, or does not train."""
     resumed_from_step: int = 0
+    """The step of the checkpoint that the training has loaded; 0: it began at its beginning, or is a script that reads
+    its checkpoints itself."""
+    put_back_step: int | None = None
+    """Of a script that reads its checkpoints itself: the newest one that was put back, 0 if there was none. Nobody sees
+    whether the script has read it. None: no such script."""
+    repeats_from_step: int | None = None
+    """Of such a script: the step that it began at, at best, since it saved later ones again. None: no sign of it."""
+    saved_at: datetime | None = None
+    """When the newest checkpoint of such a script was taken. None: this attempt has saved none."""
     last_step: int = 0
     compiling_seconds: float = 0.0
     """What its steps have taken longer because a graph was compiled for each new shape of a batch."""
@@ -78,6 +87,18 @@ class Attempt(BaseModel):
     """None: nobody could say."""
     changed: dict[str, tuple[Any, Any]] = {}
     """Arguments that are not those of the checkpoint it resumed, since that was asked for: theirs, and its own."""
+
+    @property
+    def began_at_step(self) -> int:
+        """The step that it began at, as far as that is known: a script is taken to have read what was put back."""
+        if self.repeats_from_step is not None:
+            return self.repeats_from_step
+        return self.put_back_step or self.resumed_from_step
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether nobody knows if it did steps again: a checkpoint was put back for a script that reads it itself."""
+        return bool(self.put_back_step) and self.repeats_from_step is None
 
 
 class Inputs(BaseModel):

@@ -1,6 +1,6 @@
 """Figures in the words that people use: durations, amounts, results. On a terminal and on a page they read alike."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jobs.contract.records import Receipt, SpotPaid, Stored
@@ -157,8 +157,17 @@ def savings(receipt: Receipt) -> str:
     return f"{usd(receipt.saved_usd)}, {receipt.saved_percent:.0f} % of the On-Demand price"
 
 
+def unknown_loss(receipts: Iterable[Receipt]) -> str:
+    """Return what the lost dollars leave out, since nobody knows it; empty if that is nothing."""
+    unknown = sum(attempt.may_repeat for receipt in receipts for attempt in receipt.attempts)
+    if not unknown:
+        return ""
+    whose = "an attempt" if unknown == 1 else f"{unknown} attempts"
+    return f"without what {whose} did again if the script did not read the checkpoint that was put back"
+
+
 def unproductive(receipt: Receipt) -> str:
-    """Return what brought no step: `starting 0.10 USD, lost steps 0.05 USD`; empty where nothing did."""
+    """Return what brought no step: `starting 0.10 USD, lost steps 0.05 USD`; empty if nothing did."""
     parts = {
         "waiting": receipt.waiting_usd,
         "starting": receipt.starting_usd,
@@ -167,7 +176,8 @@ def unproductive(receipt: Receipt) -> str:
         "lost steps": receipt.lost_usd,
         "idle cards": receipt.idle_usd,
     }
-    return ", ".join(f"{name} {usd(amount)}" for name, amount in parts.items() if amount)
+    found = ", ".join(f"{name} {usd(amount)}" for name, amount in parts.items() if amount)
+    return "; ".join(filter(None, [found, unknown_loss([receipt])]))
 
 
 def stored_text(kept: Stored | None) -> str:

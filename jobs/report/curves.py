@@ -11,6 +11,7 @@ from typing import Any
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
 from jobs.contract.phases import ended_at
 from jobs.contract.recorded_run import RecordedRun
+from jobs.contract.records import Attempt
 from jobs.contract.retries import is_reclaim
 from jobs.contract.words import figure, result_label
 from jobs.report.charts import Drawn, TimeAxis, curve_chart
@@ -72,7 +73,7 @@ class Event:
 
 EVENTS = {
     "attempt": "an attempt starts",
-    "resume": "it goes on from a checkpoint",
+    "resume": "it resumes, or got a checkpoint back",
     "reclaim": "EC2 takes the instance back",
     "end": "an attempt ends early",
     "checkpoint": "a checkpoint that is kept",
@@ -117,14 +118,23 @@ def points(run: RecordedRun) -> Iterator[Point]:
                 yield Point(line["time"], step, float(value), name)
 
 
+def began(attempt: Attempt) -> str:
+    """Return how an attempt began, after an earlier one had saved, and never more than is known."""
+    if attempt.repeats_from_step is not None:
+        return f"began anew: it saved steps again that it had got back up to step {attempt.put_back_step}"
+    if attempt.put_back_step:
+        return f"got checkpoint step-{attempt.put_back_step} back; whether the script read it is unknown"
+    return f"resumed from step {attempt.resumed_from_step}"
+
+
 def events(run: RecordedRun) -> list[Event]:
     """Return what happened in the run, in its order."""
     found = []
     for number, attempt in enumerate(run.attempts):
         found.append(Event(at=attempt.started_at, kind="attempt", text=f"attempt {attempt.number} starts"))
-        if attempt.resumed_from_step:
+        if attempt.resumed_from_step or attempt.put_back_step:
             at = attempt.training_started_at or attempt.started_at
-            text = f"attempt {attempt.number} goes on from step {attempt.resumed_from_step}"
+            text = f"attempt {attempt.number} {began(attempt)}"
             found.append(Event(at=at, kind="resume", text=text))
         if (attempt.finished_at is None and number + 1 < len(run.attempts)) or attempt.exit_code:
             reason = attempt.reason or "it was lost without a word"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
 from typing import Any
 
 from jobs.contract.budget import duration_seconds, spent
@@ -163,13 +162,13 @@ def _attempts(run: RecordedRun) -> list[tuple[str, ...]]:
             str(attempt.number),
             f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
             duration(duration_seconds(attempt)),
-            f"{attempt.resumed_from_step:,} to {attempt.last_step:,}",
+            f"{attempt.began_at_step:,}{'?' if attempt.may_repeat else ''} to {attempt.last_step:,}",
             f"{lost_steps(attempt, later):,}",
             f"{spent([attempt]).usd:.2f}",
-            attempt.reason or _ended_by(attempt, later),
+            attempt.reason or _ended_by(attempt, later[0] if later else None),
             f"{attempt.nnodes} x {attempt.instance_type}, {attempt.capacity or 'capacity unknown'}",
         )
-        for attempt, later in zip_longest(run.attempts, run.attempts[1:])
+        for attempt, later in ((each, run.attempts[number:]) for number, each in enumerate(run.attempts, 1))
     ]
 
 

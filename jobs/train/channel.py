@@ -230,6 +230,11 @@ class RankStatus(BaseModel):
 
     training_started_at: datetime | None = None
     resumed_from_step: int = 0
+    put_back_step: int | None = None
+    repeats_from_step: int | None = None
+    saved_at: datetime | None = None
+    begins_anew: bool = False
+    """True if the script does not load its checkpoint, so each attempt begins at its beginning."""
     last_step: int = 0
     compiling_seconds: float = 0.0
     saving_seconds: float = 0.0

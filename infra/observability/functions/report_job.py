@@ -105,7 +105,7 @@ def report(job: dict[str, Any], rules: Rules) -> Report:
         return Report(
             reclaimed=True,
             text=f"{of} lost {its_instance} to a Spot reclaim, for the {_ordinal(lost)} time; it waits for another "
-            f"one and resumes from its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
+            f"one and starts again with its newest checkpoint. Look: trainyard status {run} --stage {rules.stage}",
         )
     return Report(reclaimed=reclaimed)
 

@@ -133,10 +133,16 @@ class AttemptRecord:
 
     def _next_start(self) -> str:
         """Say where another attempt would begin. Whether there is one, only Batch knows."""
-        if complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
-            where = "resumes from the newest checkpoint"
-        elif self._launch.kind.makes is not None and RankStatus.read(self._scratch).last_step:
-            where = "goes on with what is not done yet"
+        status = RankStatus.read(self._scratch)
+        if status.begins_anew:
+            where = "begins anew: it does not load its checkpoint"
+        elif complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
+            reads_itself = status.put_back_step is not None
+            where = (
+                "finds its newest checkpoint in its folder" if reads_itself else "resumes from the newest checkpoint"
+            )
+        elif self._launch.kind.makes is not None and status.last_step:
+            where = "continues with what is not done yet"
         else:
             where = "begins anew: it has saved no checkpoint"
         return f"if it is started again, it {where}"
@@ -172,6 +178,9 @@ class AttemptRecord:
                 "last_seen_at": self._clock.now(),
                 "training_started_at": status.training_started_at,
                 "resumed_from_step": status.resumed_from_step,
+                "put_back_step": status.put_back_step,
+                "repeats_from_step": status.repeats_from_step,
+                "saved_at": status.saved_at,
                 "last_step": status.last_step,
                 "compiling_seconds": round(status.compiling_seconds, 3),
                 "saving_seconds": round(status.saving_seconds, 3),

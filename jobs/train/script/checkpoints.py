@@ -38,8 +38,8 @@ from jobs.contract.kept_folder import (
 from jobs.contract.locations import S3Location
 from jobs.contract.run import CHECKPOINT_LINKS, CHECKPOINT_TAG, CHECKPOINTS, MANIFEST
 from jobs.contract.words import size
-from jobs.train.channel import RankStatus
 from jobs.train.saved_folder import LeftOut
+from jobs.train.script.began import Began
 from jobs.train.script.complete import (
     FOLDER_QUIET_SECONDS,
     MARKER,
@@ -120,7 +120,7 @@ class ScriptCheckpoints:
         """The links right below the folder of checkpoints, as they are on S3."""
         self._left_out = {name: LeftOut(f"{{{name}}}") for name in self._roots}
         self._has_warned = False
-        self._resumed_from = 0
+        self._began = Began(scratch)
         self._looks = {
             name: CompleteCheckpoints(folder, ranks=ranks_here, trainer_only=name == "output")
             for name, folder in self._roots.items()
@@ -155,9 +155,8 @@ class ScriptCheckpoints:
             self._put_back(step, manifest)
             time.sleep(_APART_SECONDS)
         self._restore_links()
-        self._resumed_from = max(fetched, default=0)
-        self._note(self._resumed_from)
-        return self._resumed_from or None
+        self._began.put_back({self._path(self._steps[step]): step for step in fetched})
+        return max(fetched, default=None)
 
     def _put_back(self, step: int, manifest: Manifest) -> None:
         """Give a checkpoint, whose files are where they were, its links and times."""
@@ -172,7 +171,7 @@ class ScriptCheckpoints:
             set_times(self._roots[root], times, folders=folders)
         self._taken[path] = state_of(path)
         self._looks[root].restored(path)
-        log.info("restored: checkpoint step-%s as %s", step, path.name)
+        log.info("restored: checkpoint step-%s as %s, for the script to read", step, path.name)
 
     def take(self, script: Script) -> bool:
         """Upload what has become complete since the last look. Returns whether there was any.
@@ -191,6 +190,8 @@ class ScriptCheckpoints:
                     took = True
             self._warn_of_unmarked(looks)
         self._keep_links()
+        if script == "done":
+            self._began.ended_well()
         if took:
             self._prune()
         return took
@@ -282,6 +283,7 @@ class ScriptCheckpoints:
         check_newest(self._s3, self._run, self._attempt)
 
     def close(self) -> None:
+        self._began.close()
         for look in self._looks.values():
             look.close()
 
@@ -331,7 +333,7 @@ class ScriptCheckpoints:
         )
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
-        self._note(step)
+        self._began.saved(path, step, files)
         sent = size(sum(file.bytes for file in manifest.files.values()))
         log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
         return True
@@ -378,9 +380,6 @@ class ScriptCheckpoints:
     def _path(self, entry: str) -> Path:
         root, _, name = entry.partition("/")
         return self._roots[root] / name
-
-    def _note(self, step: int) -> None:
-        RankStatus(resumed_from_step=self._resumed_from, last_step=step).write(self._scratch)
 
     def _has_odd_name(self, remote: S3Location, entry: str, found: Contents) -> bool:
         """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""

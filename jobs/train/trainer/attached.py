@@ -78,17 +78,17 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             part.on_train_begin(args, state, control)
             self._came_late = True
         self._platform.begin()
-        if not _Asked.checkpoint and self._platform.rank.is_first:
-            log.warning(
-                "warning: the script does not ask for its checkpoint, so each attempt begins anew. "
-                "Next: trainer.train(resume_from_checkpoint=trainyard.checkpoint())"
-            )
+        if not _Asked.checkpoint:
+            assert self._parts is not None  # noqa: S101 - it has just been attached
+            self._parts.begin_anew()
+            self._platform.say_anew("trainer.train(resume_from_checkpoint=trainyard.checkpoint())")
         elif self._platform.resume and state.global_step != self._platform.resume.step:
             raise TrainyardError(
                 f"the training begins at step {state.global_step}, and the checkpoint that trainyard.checkpoint() gave "
                 f"is of step {self._platform.resume.step}",
                 next_step="give trainer.train what trainyard.checkpoint() returns",
             )
+        self._platform.say_start(state.global_step)
 
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Raise TrainedEnoughError if the checkpoint is of the training's last step, in the middle of an epoch."""
@@ -176,13 +176,14 @@ class _Parts(Callback):
         self.is_out = False
         """True where the run is a point of a sweep that stops here, for the others are better."""
         self._rungs = Rungs.of(rank, platform.s3, self.heartbeats)
+        self._loss_since_log = LossSinceLog(rank, resume)
         _become_resumable(
             trainer,
             Options(
                 heartbeats=self.heartbeats,
                 background_save=BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=False),
                 epoch=self.epoch,
-                loss_since_log=LossSinceLog(rank, resume),
+                loss_since_log=self._loss_since_log,
                 checks_ties=False,
                 makes_up=self._make_up,
             ),
@@ -190,6 +191,12 @@ class _Parts(Callback):
         if resume:
             _bring_best(platform, resume)
         at_exit(self._close)
+
+    def begin_anew(self) -> None:
+        """Forget what earlier attempts have left: the script has not loaded its checkpoint."""
+        self._values = {}
+        self._loss_since_log.forget()
+        self.metrics.begin_anew()
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         _check_resumable(args)

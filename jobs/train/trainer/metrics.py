@@ -94,6 +94,7 @@ class RunMetrics(Callback):
         self._saving_seconds = saving_seconds
         self._also = also
         self._step = self._resumed_from_step = resumed_from_step
+        self._begins_anew = False
         self._changed = dict(changed or {})
         self._steps_of_shape: Counter[Any] = Counter()
         self._warmups: list[float] = []
@@ -102,6 +103,16 @@ class RunMetrics(Callback):
         self._step_started = 0.0
         self._training_started_at: datetime | None = None
         self._files = MetricsFiles(rank, s3, resumed_from_step) if s3 is not None else None
+        self._status()
+
+    def begin_anew(self) -> None:
+        """Forget what earlier attempts have measured: the script has not loaded its checkpoint."""
+        self._begins_anew = True
+        self._step = self._resumed_from_step = 0
+        self._changed = {}
+        self.throughput = Throughput()
+        if self._files is not None:
+            self._files.begin_anew()
         self._status()
 
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -236,6 +247,7 @@ class RunMetrics(Callback):
             RankStatus(
                 training_started_at=self._training_started_at,
                 resumed_from_step=self._resumed_from_step,
+                begins_anew=self._begins_anew,
                 last_step=self._step,
                 compiling_seconds=self._compiling_seconds(),
                 saving_seconds=self._saving_seconds(),
@@ -282,6 +294,18 @@ class MetricsFiles:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._upload_now_and_then, name="metrics", daemon=True)
         self._thread.start()
+
+    def begin_anew(self) -> None:
+        """Drop what earlier attempts wrote: its steps are done again."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.evaluations, self._found, self.earlier = {}, [], []
+        with self._lock:
+            self._lines.seek(0)
+            self._lines.truncate()
+            self._events.close()
+            self._events = SummaryWriter(str(self._folder / TENSORBOARD), purge_step=1)
+        self._changed.set()
 
     def write_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
         """Write what an evaluation found, unless one at this step has found the same.

@@ -63,6 +63,7 @@ class OwnLoop:
         self._state: Any = None
         self._snapshot: Snapshot | None = None
         self._saved_step: int | None = None
+        self._has_loaded = self._has_begun = False
         self._place = _Place(
             output_dir=str(rank.scratch / "own-loop"),
             max_steps=total_steps or math.inf,
@@ -117,11 +118,13 @@ class OwnLoop:
 
     @property
     def steps_done(self) -> int:
+        self._load()
         return self._place.global_step
 
     @property
     def state(self) -> Any:
-        """What the attempt goes on from, on the CPU; None in a run that begins."""
+        """What the attempt resumes from, on the CPU; None in a run that begins."""
+        self._load()
         if self._folder is not None and self._state is None:
             # The run's own file, whose hash the manifest has: it may hold whatever the script has put there.
             self._state = torch.load(self._folder / _STATE, map_location="cpu", weights_only=False)
@@ -133,13 +136,14 @@ class OwnLoop:
         Raises TrainyardError if one of them is sharded, so that a script learns it before its first step.
         """
         refuse_sharded(objects)
+        self._load()
         if self._folder is None:
             return 0
         saved = self.state
         missing = sorted(set(objects) - set(saved))
         if missing:
             raise TrainyardError(
-                f"checkpoint step-{self.steps_done} has no '{missing[0]}'; it has {', '.join(sorted(saved))}",
+                f"checkpoint step-{self._place.global_step} has no '{missing[0]}'; it has {', '.join(sorted(saved))}",
                 next_step="restore what the script saves, under the same names",
             )
         for name, target in objects.items():
@@ -147,7 +151,7 @@ class OwnLoop:
         path = self._folder / _random_file(self._platform.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))
-        return self.steps_done
+        return self._place.global_step
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {name: float(_detached(value)) for name, value in values.items()}
@@ -160,12 +164,30 @@ class OwnLoop:
     def step(self, step: int | None) -> None:
         """A step has ended: it is counted, and whether to save or to stop is agreed."""
         place = self._place
+        if not self._has_begun:
+            self._begin(step)
         place.global_step = place.global_step + 1 if step is None else step
         place.should_save = False
         for part in self._callbacks:
             part.on_step_end(place, place, place)
         if not place.should_save:
             self._saves.on_step_begin(place, place, place)
+
+    def _load(self) -> None:
+        """Note that the script asks for what an earlier attempt has saved."""
+        if not self._has_loaded:
+            self._has_loaded = True
+            self._platform.say_start(self._place.global_step)
+
+    def _begin(self, step: int | None) -> None:
+        """Note where the loop begins, by its first step."""
+        self._has_begun, place = True, self._place
+        if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
+            place.global_step, self._logged = 0, {}
+            self._metrics.begin_anew()
+            self._has_loaded = False
+            self._platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
+        self._load()
 
     def should_save(self) -> bool:
         return self._place.should_save

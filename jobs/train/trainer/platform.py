@@ -62,10 +62,21 @@ class Platform:
     @cached_property
     def resume(self) -> Resume | None:
         """The newest complete checkpoint of the run, here and verified; None where it begins. All ranks ask for it."""
-        found = newest_complete(self.rank, self.s3 or object_store.connect(), self.arguments)
+        return newest_complete(self.rank, self.s3 or object_store.connect(), self.arguments)
+
+    def say_start(self, step: int) -> None:
+        """Log the step that the training has loaded a checkpoint of; 0: it begins at its beginning."""
         if self.rank.is_first:
-            log.info("start: %s", f"resumed from checkpoint step-{found.step}" if found else "from the beginning")
-        return found
+            log.info("start: %s", f"resumed from checkpoint step-{step}" if step else "from the beginning")
+
+    def say_anew(self, call: str) -> None:
+        """Log that the script has not loaded its checkpoint. `call` is what loads it."""
+        if self.rank.is_first:
+            log.warning(
+                "warning: the script does not load its checkpoint, so each attempt begins anew and all that was done "
+                "before is lost. Next: %s",
+                call,
+            )
 
     def begin(self) -> None:
         """Note that a training begins. Raises UsageError at the second: one run has one line of checkpoints."""

@@ -235,6 +235,10 @@ class LossSinceLog:
             loss, self._kept = loss + self._kept["sum"], None
         return loss
 
+    def forget(self) -> None:
+        """Add nothing to the first step: the training does not resume from the checkpoint."""
+        self._kept = None
+
     def note(self, losses: Any) -> None:
         """Remember the sum of the losses that were not logged yet."""
         self._sum = losses

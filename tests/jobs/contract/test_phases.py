@@ -44,7 +44,7 @@ def test_steps_that_are_made_again_are_lost_at_the_mean_time_of_a_step() -> None
     # 100 steps in 50 minutes, of which the second attempt makes 40 again.
     first = attempt(1, minutes=52, steps=(0, 100))
     second = attempt(2, minutes=12, steps=(60, 80))
-    assert lost_steps(first, second) == 40
+    assert lost_steps(first, [second]) == 40
     assert minutes_of(first, second) == [
         (1, "starting", 2),
         (1, "working", pytest.approx(30)),
@@ -56,8 +56,32 @@ def test_steps_that_are_made_again_are_lost_at_the_mean_time_of_a_step() -> None
 
 def test_an_attempt_whose_checkpoints_are_gone_has_lost_no_more_than_its_own_steps() -> None:
     first, second = attempt(1, minutes=52, steps=(50, 100)), attempt(2, minutes=12, steps=(0, 20))
-    assert lost_steps(first, second) == 50
+    assert lost_steps(first, [second]) == 50
     assert [name for _, name, _ in minutes_of(first, second)] == ["starting", "lost", "starting", "working"]
+
+
+def test_steps_that_a_third_attempt_makes_again_are_lost_by_both_before_it() -> None:
+    first, second = attempt(1, minutes=52, steps=(0, 50)), attempt(2, minutes=52, steps=(50, 100))
+    third = attempt(3, minutes=52, steps=(20, 100))
+    assert lost_steps(first, [second, third]) == 30
+    assert lost_steps(second, [third]) == 50
+    assert lost_steps(third, []) == 0
+
+
+def test_a_script_that_reads_its_checkpoints_itself_has_lost_what_came_after_its_last_one() -> None:
+    saved_at = START + timedelta(hours=1, minutes=40)
+    first = attempt(1, minutes=60, steps=(0, 4), training_after=None, put_back_step=0, saved_at=saved_at)
+    second = attempt(2, minutes=60, steps=(0, 8), training_after=None, put_back_step=4)
+    assert second.may_repeat
+    assert minutes_of(first, second) == [(1, "working", 40), (1, "lost", 20), (2, "working", 60)]
+    # It saves step 2 again: it had not read step 4, and what the first attempt did is done again
+    again = second.model_copy(update={"repeats_from_step": 1})
+    assert not again.may_repeat
+    assert minutes_of(first, again) == [(1, "working", 10), (1, "lost", 50), (2, "working", 60)]
+    # Of an attempt that saved nothing all is lost, once another one begins
+    nothing = attempt(1, minutes=60, training_after=None, put_back_step=0)
+    assert minutes_of(nothing) == [(1, "working", 60)]
+    assert minutes_of(nothing, second.model_copy(update={"put_back_step": 0}))[0] == (1, "lost", 60)
 
 
 def test_nodes_that_wait_for_each_other_are_paid_before_the_attempt() -> None:

@@ -190,13 +190,24 @@ def script(s3: "S3Client", tmp_path: Path, request: pytest.FixtureRequest) -> Sc
     return one(s3, tmp_path, tmp_path.name)
 
 
+MADE: list[ScriptCheckpoints] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Give back what each one watches with: a user has few of them (fs.inotify.max_user_instances)."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
 def one(
     s3: "S3Client", folder: Path, run: str, *, attempt: int | None = None, nnodes: int = 1, **arguments: object
 ) -> ScriptCheckpoints:
     roots = {"checkpoints": folder / "mine", "output": folder / "out"}
     for root in roots.values():
         root.mkdir(parents=True)
-    return ScriptCheckpoints(
+    made = ScriptCheckpoints(
         s3,
         S3Location("runs", f"research/{run}/"),
         folder,
@@ -207,6 +218,8 @@ def one(
         nnodes=nnodes,
         attempt=attempt,
     )
+    MADE.append(made)
+    return made
 
 
 def save(folder: Path, text: str) -> Path:
@@ -217,7 +230,7 @@ def save(folder: Path, text: str) -> Path:
 
 
 def test_what_the_script_keeps_is_kept_and_is_there_again(
-    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path.name
     for step in (1, 2, 3, 4):
@@ -227,15 +240,37 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
         shutil.rmtree(tmp_path / f"out/checkpoint-{step * 10 - 10}", ignore_errors=True)
         assert script.take("lives")
     assert not script.take("lives"), "nothing has changed"
-    assert RankStatus.read(tmp_path).last_step >= 40
+    # A Trainer with save_only_model is warned of, once
+    said = (
+        "checkpoint-10 has neither optimizer nor schedule: an attempt that resumes from it begins with a new optimizer"
+    )
+    assert caplog.text.count("neither optimizer nor schedule") == 1
+    assert said in caplog.text
+    status = RankStatus.read(tmp_path)
+    assert status.last_step >= 40
+    assert (status.put_back_step, status.repeats_from_step, status.saved_at is None) == (0, None, False)
 
     again = one(s3, tmp_path / "again", run)
     again.restore(allow_changes=False)
+    status = RankStatus.read(tmp_path / "again")
+    assert status.put_back_step == status.last_step >= 40
+    assert (status.resumed_from_step, status.repeats_from_step, status.saved_at) == (0, None, None)
     restored = tmp_path / "again"
     assert sorted(path.name for path in (restored / "mine").iterdir()) == ["best", "last"]
     assert (restored / "mine/last/model").read_text() == "last 4"
     assert [path.name for path in (restored / "out").iterdir()] == ["checkpoint-40"]
     assert not again.take("lives"), "it is on S3 already"
+
+    # WHEN it saves again without having read what was put back
+    unread = one(s3, tmp_path / "unread", run)
+    unread.restore(allow_changes=False)
+    save(tmp_path / "unread/mine/last", "last 1")
+    assert unread.take("lives")
+    status = RankStatus.read(tmp_path / "unread")
+    # THEN it has begun anew
+    assert status.put_back_step
+    assert (status.resumed_from_step, status.repeats_from_step) == (0, 0)
+    assert status.saved_at is not None
 
     with pytest.raises(UsageError, match='code "a" -> "b"'):
         one(s3, tmp_path / "other", run, code="b").restore(allow_changes=False)
@@ -381,6 +416,44 @@ def age(script: ScriptCheckpoints, seconds: float) -> None:
     for looks in script._looks.values():
         for seen in looks._seen.values():
             seen.since -= seconds
+
+
+@pytest.mark.parametrize(
+    ("put_back", "saved", "began"),
+    [
+        (["checkpoint-5", "checkpoint-10"], "checkpoint-15", None),
+        (["checkpoint-5", "checkpoint-10"], "checkpoint-10", 5),
+        (["checkpoint-5", "checkpoint-10"], "checkpoint-5", 0),
+        (["epoch_1", "epoch_2"], "epoch_1", 0),
+        (["epoch_1", "epoch_2"], "epoch_3", None),
+        (["last"], "last", None),
+        (["best-0.91"], "best-0.88", None),
+    ],
+)
+def test_a_script_that_saves_again_what_was_put_back_has_begun_before_it(
+    script: ScriptCheckpoints,
+    s3: "S3Client",
+    tmp_path: Path,
+    *,
+    put_back: list[str],
+    saved: str,
+    began: int | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in put_back:
+        save(tmp_path / "mine" / name, name)
+        assert script.take("lives")
+    again = one(s3, tmp_path / "again", tmp_path.name)
+    again.restore(allow_changes=False)
+    # It has looked into what it got, as far as anybody sees
+    (tmp_path / "again/mine" / put_back[0] / "model").read_text()
+
+    save(tmp_path / "again/mine" / saved, "anew")
+    with caplog.at_level("WARNING", logger="trainyard"):
+        assert again.take("lives")
+
+    assert RankStatus.read(tmp_path / "again").repeats_from_step == began
+    assert (f"the script saves {saved} again" in caplog.text) == (began is not None)
 
 
 def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(

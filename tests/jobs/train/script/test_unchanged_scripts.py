@@ -52,7 +52,7 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
     first.wait_for_line("checkpoint: step 3 (step-3)")
     assert first.kill(signal.SIGTERM) == 75
     # THEN it got the signal, and what it had completed is kept, and no half of one
-    again = "if it is started again, it resumes from the newest checkpoint"
+    again = "if it is started again, it finds its newest checkpoint in its folder"
     assert first.lines[-1] == f"interrupted: SIGTERM; the script got SIGTERM; {again}\n", first.output
     assert "begins at 0 with 'text' ['5', '600']\n" in first.lines
     assert run.complete_checkpoints() == [1, 2, 3]
@@ -70,6 +70,12 @@ def test_it_runs_as_it_is_and_goes_on_from_what_it_had_completed(run: Run, s3: "
     assert run.complete_checkpoints()[:5] == [1, 2, 3, 4, 5]
     assert len([name for name in run.keys("checkpoints/") if "half-" in name]) == 2, "those of this attempt"
     assert run.receipt().state == "succeeded"
+    # Nobody has seen it read the checkpoint
+    before, last = run.receipt().attempts
+    assert before.put_back_step == last.resumed_from_step == 0
+    assert before.saved_at is not None
+    assert last.put_back_step == 3
+    assert last.may_repeat
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())
 
