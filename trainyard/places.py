@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import SupportsFloat
 
@@ -80,8 +81,10 @@ def _check_size(values: dict[str, float | str | None]) -> None:
 
 def _plain(value: SupportsFloat | str) -> float | str | None:
     """Return what JSON has: text, a truth or a whole number as it is, any other number as one, None for none at all."""
-    if isinstance(value, (str, int)):
+    if isinstance(value, str):
         return value
+    if isinstance(value, int):
+        return value if abs(value) <= sys.float_info.max else None  # no reader makes a number of more digits
     number = number_of(value)
     return number if math.isfinite(number) else None
 

@@ -119,7 +119,7 @@ def _with_receipts(aws: Aws, stage: DeployedStage, jobs: Sequence[Job]) -> list[
             receipt = read_receipt(aws, location)
         except Exception:  # noqa: BLE001 - another team's that may not be read, or another release's: the run is listed
             receipt = None
-        return ListedRun(job=job, receipt=receipt)
+        return ListedRun(job=job, receipt=job.with_end(receipt) if receipt else None)
 
     with ThreadPoolExecutor(_READERS) as threads:
         return list(threads.map(read, jobs))

@@ -34,13 +34,15 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
             f"{run.run_id} has written no receipt: it has not started training, or failed before",
             next_step=f"trainyard status {run.run_id}",
         )
+    jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
+    if jobs:
+        found = jobs[-1].with_end(found)
     [paid] = spot_paid(aws, found.attempts)
     kept = stored(object_store.sizes(aws.s3, run.location))
     found = found.model_copy(update={"spot_paid": paid, "stored": kept})
     if output == "json":
         tables.print_json(found.model_dump(mode="json"))
     else:
-        jobs = batch.find_jobs(aws, stage, run.run_id) if found.state != "succeeded" else []
         ended_by = jobs[-1].ended_by(found) if jobs else found.attempts[-1].reason
         state = STOPPED_EARLY if found.stopped_early else found.state
         state = "cancelled" if jobs and jobs[-1].state == CANCELLED else state

@@ -29,6 +29,8 @@ def status(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     job = jobs[-1] if jobs else None
     metrics = storage.read_metrics(aws, run.location)
     receipt = storage.readable_receipt(aws, run.location)
+    if job is not None and receipt is not None:
+        receipt = job.with_end(receipt)
     is_running = job is not None and job.state == "RUNNING"
     progress = newest_progress(aws, stage.log_group, job.log_streams) if job is not None and is_running else None
     standing = _outlook(receipt, progress) if is_running and receipt else None

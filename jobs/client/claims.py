@@ -25,6 +25,8 @@ CLAIM_SECONDS = 120
 class _Held(BaseModel):
     """A claim as it lies there. One that cannot be read names no successor: it is taken over once it is abandoned."""
 
+    claimed_at: int = 0
+    """Nanoseconds since the epoch: they make each claim's ETag its own."""
     successor: str | None = None
 
 

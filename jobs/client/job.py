@@ -14,6 +14,7 @@ from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.queues import SPOT_WAITED_TOO_LONG
 from jobs.contract.records import Receipt
 from jobs.contract.retries import DUPLICATE_REASON, EXITED_REASON, MOVED_REASON, MOVED_TAG, RECLAIM_REASON, RESUMED_TAG
+from jobs.contract.sums import with_end
 from jobs.contract.sweep import NO_POINT_LEFT_REASON, SWEEP_TAG
 
 CANCELLED = "CANCELLED"
@@ -109,6 +110,12 @@ class Job:
         if self.moved:
             return f"moved to On-Demand {self.moved}"
         return "resumed" if self.resumed else ""
+
+    def with_end(self, receipt: Receipt) -> Receipt:
+        """Return the receipt of the job's run, with the end that Batch knows of if its newest attempt wrote none."""
+        if not self.ended or self.stopped_at is None:
+            return receipt
+        return with_end(receipt, job_id=self.id, stopped_at=self.stopped_at)
 
     @property
     def timed_out(self) -> bool:

@@ -7,6 +7,7 @@ out too, with one warning that names it: the account of a run must not keep it f
 import functools
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ Record = TypeVar("Record", bound=BaseModel)
 
 _WARNINGS_KEPT = 4096
 """Records are read every half minute, and each warning is given once: so many are remembered."""
+
+_LARGEST_STEP = 2**53
 
 _LEFT_OUT = "cannot be read: it is left out"
 _AS_IT_IS = "trainyard fetch RUN brings it as it is; its run is resumed without it"
@@ -60,6 +63,7 @@ def read(model: type[Record], content: bytes | None, *, place: object) -> Record
 def parse_receipt(content: bytes, *, place: object) -> Receipt:
     """Return the receipt that lies at `place`. Raises UnreadableError where it is none, or cannot be priced here."""
     receipt = parse(Receipt, content, place=place)
+    receipt = receipt.model_copy(update={"result": _finite(receipt.result, place)})
     if not receipt.attempts:
         raise UnreadableError(f"{place} cannot be read: it has no attempt", next_step=_AS_IT_IS)
     try:
@@ -97,7 +101,8 @@ def read_lines(
     What is no object is left out with one warning for the file, and so is what `accept` returns None for.
     """
     found = map(_object, (content or b"").splitlines())
-    lines = [None if line is None else accept(line) for line in found]
+    accepted = [None if line is None else accept(line) for line in found]
+    lines = [None if line is None else _finite(line, place) for line in accepted]
     if None in lines:
         _warn(
             f"{place}: left out {counted(lines.count(None), 'line')} that cannot be read, the first at line "
@@ -108,7 +113,22 @@ def read_lines(
 
 def with_step(line: dict[str, Any]) -> dict[str, Any] | None:
     """Return a line of metrics.jsonl as it is; None where it has no step."""
-    return line if isinstance(line.get("step"), int) else None
+    return line if is_step(line.get("step")) else None
+
+
+def is_step(value: object) -> bool:
+    """Return whether a value counts steps: a whole number that a program in any language can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST_STEP
+
+
+def _finite(values: dict[str, Any], place: object) -> dict[str, Any]:
+    """Return values with None for each number that no metric can be: JSON takes 400 digits, and infinity by 1e999."""
+    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    nonsense = [name for name, value in numbers.items() if not abs(value) <= sys.float_info.max]
+    if not nonsense:
+        return values
+    _warn(f"{place}: {', '.join(nonsense)} has values that are no finite number: these are left out")
+    return {**values, **dict.fromkeys(nonsense)}
 
 
 def _object(text: bytes) -> dict[str, Any] | None:

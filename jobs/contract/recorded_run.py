@@ -9,6 +9,7 @@ from jobs.contract.classes import ClassReport
 from jobs.contract.code import CodeRecord
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.fill_ins import FillIns
+from jobs.contract.record_reader import is_step
 from jobs.contract.records import Attempt, Inputs, Receipt
 from jobs.contract.run import submitted_at
 from jobs.contract.spec import JobSpec
@@ -82,7 +83,7 @@ def texts_line(line: dict[str, Any]) -> dict[str, Any] | None:
 
 def metrics_line(line: Any) -> dict[str, Any] | None:
     """Return a line of metrics with its time as a datetime; None where it has no step or no time."""
-    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    if not isinstance(line, dict) or not is_step(line.get("step")):
         return None
     return timed_line(line)
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel
 
 from jobs.aws import s3 as object_store
-from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, duration_seconds, reached, spent, usd_per_hour
+from jobs.contract.budget import SAVE_SECONDS, Budget, Left, Spent, reached, spent, usd_per_hour
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, TrainyardError
 from jobs.contract.instance_types import InstanceType, instance_type
 from jobs.contract.locations import S3Location
-from jobs.contract.phases import usd_by_phase
 from jobs.contract.record_reader import read_attempt
 from jobs.contract.records import Attempt, Receipt
 from jobs.contract.run import ATTEMPTS, CHECKPOINTS, RECEIPT, UTILIZATION, recorded_number
+from jobs.contract.sums import sums
 from jobs.train.accelerator import Accelerator
 from jobs.train.batch_job import job_id
 from jobs.train.channel import RankStatus, told_result, told_verdict
@@ -349,31 +349,15 @@ def receipt(
     `on_instance` is False where the job runs on some other machine than the instance type it names.
     """
     team, _, run_id = run.key.strip("/").rpartition("/")
-    so_far = spent(attempts)
-    on_demand_usd = spent(attempts, all_on="on-demand").usd
-    saved = on_instance and on_demand_usd  # nobody has paid for a stand-in
-    by_phase = usd_by_phase(attempts)
     return Receipt(
         run_id=run_id,
         team=team,
         job=job,
         state=state,
         attempts=attempts,
-        duration_seconds=round(sum(duration_seconds(attempt) for attempt in attempts), 3),
-        instance_hours=round(so_far.instance_hours, 6),
         instance_type=instance.name,
-        on_demand_usd=round(on_demand_usd, 6),
-        spot_usd=round(spent(attempts, all_on="spot").usd, 6),
-        estimated_usd=round(so_far.usd, 6),
-        saved_usd=round(on_demand_usd - so_far.usd, 6) if saved else None,
-        saved_percent=round(100 * (1 - so_far.usd / on_demand_usd), 1) if saved else None,
-        waiting_usd=round(by_phase["waiting"], 6),
-        starting_usd=round(by_phase["starting"], 6),
-        compiling_usd=round(by_phase["compiling"], 6),
-        saving_usd=round(by_phase["saving"], 6),
-        lost_usd=round(by_phase["lost"], 6),
-        idle_usd=round(by_phase["idle"], 6),
-        budget=budget.text(so_far),
+        **sums(attempts, on_instance=on_instance),
+        budget=budget.text(spent(attempts)),
         price_date=instance.price_date,
         price_source=instance.price_source,
         estimate_note=_estimate_note(attempts, instance, on_instance=on_instance),

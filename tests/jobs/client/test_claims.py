@@ -19,7 +19,7 @@ def claim(embedded: Aws, stage: DeployedStage, request: pytest.FixtureRequest) -
     return Claim.of(embedded, RUN_ID, S3Location(stage.run_bucket, f"research/{RUN_ID}/"), request.node.name)
 
 
-def test_of_many_that_try_one_has_it(claim: Claim) -> None:
+def test_of_many_that_try_one_has_it(claim: Claim, caplog: pytest.LogCaptureFixture) -> None:
     def take(_: int) -> bool:
         try:
             return not claim.take()
@@ -31,6 +31,7 @@ def test_of_many_that_try_one_has_it(claim: Claim) -> None:
     with ThreadPoolExecutor(8) as threads:
         assert sum(threads.map(take, range(8))) == 1
     assert len([said for said in refusals if "is being resumed, or moved to On-Demand, by somebody else" in said]) == 7
+    assert not caplog.text
     claim.record("job-2")
     with pytest.raises(UsageError, match=f"{RUN_ID} goes on already, as job job-2"):
         claim.take()

@@ -3,7 +3,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from jobs.contract.record_reader import UnreadableError, parse, read, read_attempt
+from jobs.contract.record_reader import UnreadableError, parse, read, read_attempt, read_lines, with_step
 from jobs.contract.records import Attempt, CardUse, Receipt
 
 NOON = datetime(2026, 11, 21, 12, 0, 5, tzinfo=timezone.utc)
@@ -76,3 +76,17 @@ def test_what_is_no_record_is_left_out_with_a_warning_that_names_it_and_steers_n
     assert "runs/\\x1b[31m" in warning
     with pytest.raises(UnreadableError, match="cannot be read"):
         parse(Receipt, content, place=place)
+
+
+def test_numbers_that_no_metric_can_be_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [
+        '{"step": 1, "loss": 0.5, "tokens": ' + 400 * "9" + "}",
+        '{"step": 2, "loss": 1e999, "tokens": 7}',
+        '{"step": true, "loss": 0.5}',
+        '{"step": ' + 400 * "9" + ', "loss": 0.5}',
+        '{"step": 3, "tokens": ' + 9000 * "9" + "}",  # more digits than Python takes
+    ]
+    found = read_lines("\n".join(lines).encode(), place="metrics.jsonl", accept=with_step)
+    assert found == [{"step": 1, "loss": 0.5, "tokens": None}, {"step": 2, "loss": None, "tokens": 7}]
+    assert caplog.text.count("metrics.jsonl: tokens has values that are no finite number: these are left out") == 1
+    assert "metrics.jsonl: left out 3 lines that cannot be read, the first at line 3" in caplog.text
