@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.revision import ROOT
 from jobs.images import engine
 
 SUFFIX = ".spdx.json"
@@ -44,7 +45,7 @@ def write(source: str, *, title: str, tag: str, path: Path) -> None:
     ConfigurationError where the disk is full. Whatever lay at `path` is replaced once the new document is whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
+    part = path.absolute().with_name(f".{path.name}.part")
     try:
         done = subprocess.run(
             [
@@ -53,6 +54,7 @@ def write(source: str, *, title: str, tag: str, path: Path) -> None:
             ],
             # No call home; and packages only: a line for each of their files would make it twenty times as long.
             env={**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false", "SYFT_FILE_METADATA_SELECTION": "none"},
+            cwd=ROOT,  # syft reads a .syft.yaml of its working directory
             capture_output=True,
             text=True,
             timeout=_SCAN_SECONDS,

@@ -27,6 +27,7 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.job_kind import JobKind
 from jobs.contract.launcher_options import ACCELERATOR_VARIABLE, RUN_URI_VARIABLE, LauncherOptions
 from jobs.contract.locations import S3Location
+from jobs.contract.record_reader import parse
 from jobs.contract.records import Receipt
 from jobs.contract.run import RECEIPT
 from jobs.contract.sweep import (
@@ -133,8 +134,8 @@ class Worker:
             return dict(zip(numbers, threads.map(self._read_claim, numbers), strict=True))
 
     def _read_claim(self, number: int) -> Claim:
-        content = object_store.read(self._s3, self._sweep / claim_name(self._job, number))
-        return Claim.model_validate_json(content or b"{}")
+        place = self._sweep / claim_name(self._job, number)
+        return parse(Claim, object_store.read(self._s3, place) or b"{}", place=place)
 
     def _claim(self, number: int) -> Claim | None:
         """Take a point. Returns None where another worker has it."""
@@ -324,4 +325,4 @@ def _record(s3: "S3Client", sweep: S3Location) -> SweepRecord:
     content = object_store.read(s3, sweep / SWEEP)
     if content is None:
         raise NotFoundError(f"{sweep / SWEEP}, which holds the sweep's points, is gone", next_step="submit it again")
-    return SweepRecord.model_validate_json(content)
+    return parse(SweepRecord, content, place=sweep / SWEEP)

@@ -12,6 +12,7 @@ from jobs.aws import s3 as object_store
 from jobs.contract.errors import NotFoundError, TrainyardError
 from jobs.contract.halving import Comparison, RungValue, Verdict, value_name, values_folder, verdict_name
 from jobs.contract.locations import S3Location
+from jobs.contract.record_reader import parse
 from jobs.contract.sweep import MEMBER_OF, MemberOf
 from jobs.train.channel import asked_comparison, tell_verdict
 from jobs.train.trainer.heartbeat import Heartbeats
@@ -92,7 +93,7 @@ class Rungs:
             verdict = self._compared(s3, sweep, number, rung, own)
             object_store.create(s3, place, verdict.model_dump_json().encode())
             decided = object_store.read(s3, place)  # another attempt, which is lost, may have been first
-        verdict = Verdict.model_validate_json(decided or b"")
+        verdict = parse(Verdict, decided or b"", place=place)
         log.info("halving: %s; the point %s", verdict.text, "stops" if verdict.stops else "goes on")
         return verdict
 
@@ -100,7 +101,7 @@ class Rungs:
         object_store.create(s3, sweep / value_name(rung, number), own.model_dump_json().encode())
         folder = sweep / values_folder(rung)
         values = {
-            name: RungValue.model_validate_json(content)
+            name: parse(RungValue, content, place=folder / name)
             for name, content in object_store.in_threads(
                 lambda name: (name, object_store.read(s3, folder / name)), object_store.sizes(s3, folder)
             )
@@ -114,6 +115,6 @@ class Rungs:
         content = object_store.read(s3, self._rank.run / MEMBER_OF)
         if content is None:
             raise NotFoundError(f"{self._rank.run / MEMBER_OF}, which names the sweep of this point, is gone")
-        of = MemberOf.model_validate_json(content)
+        of = parse(MemberOf, content, place=self._rank.run / MEMBER_OF)
         team = self._rank.run.key.rstrip("/").rpartition("/")[0]
         return S3Location(self._rank.run.bucket, f"{team}/{of.sweep}/"), of.number

@@ -122,3 +122,9 @@ def test_a_point_that_cannot_ask_for_the_others_goes_on_and_says_so(
         assert not rungs.is_out(6, {"eval_loss": math.nan})
     assert told_verdict(rank.scratch) is None
     assert f"halving: not compared at step 6, and goes on: {rank.run}member-of.json, which names" in caplog.text
+    # AND so does one whose record is damaged
+    place = rank.run / "member-of.json"
+    s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"{")
+    with caplog.at_level("WARNING", "trainyard"):
+        assert not rungs.is_out(9, {"eval_loss": math.nan})
+    assert f"halving: not compared at step 9, and goes on: {place} cannot be read: " in caplog.text
