@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
 from jobs.contract.flags import to_flags
+from jobs.contract.labels import class_name, label_kind
 from jobs.contract.locations import (
     artifact_location,
     documents_location,
@@ -80,6 +81,14 @@ def _table_locations(value: Any) -> Any:
 
 Tables = Annotated[str | list[str], BeforeValidator(_table_locations), SourceMarker(TABLE)]
 """A table, or a list of tables with the same columns, which are read one after the other as if they were one."""
+
+
+def _class_name(value: Any) -> Any:
+    return class_name(value) if label_kind(value) else value
+
+
+ClassName = Annotated[str, BeforeValidator(_class_name)]
+"""The name of a class: 1, "1" and 1.0 are one, as in a table."""
 
 
 def _hub_repository(name: str) -> str:

@@ -9,6 +9,7 @@ _RESULT_LABELS = {
     "eval_accuracy": "accuracy",
     "eval_majority_accuracy": "majority class",
     "eval_f1": "F1",
+    "eval_f1_macro": "macro F1",
     "eval_f1_micro": "micro F1",
     "eval_combined_score": "mean of accuracy, F1",
     "eval_matthews_correlation": "Matthews correlation",

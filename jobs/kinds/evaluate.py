@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.contract.arguments import Arguments, Columns, Model, Tables
+from jobs.contract.arguments import Arguments, ClassName, Columns, Model, Tables
 from jobs.contract.job_kind import JobKind
 from jobs.contract.recipe import MAX_BATCH_SIZE, HpuTrainer, LengthBuckets
 
@@ -30,6 +30,9 @@ class Evaluate(Arguments):
     """Column of the second sentence of a pair."""
     label_column: str = Field(default="label", min_length=1)
     """Column of the class, by the model's name of it, or its number where the model has no names."""
+    positive_class: ClassName | None = None
+    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers, otherwise eval_f1 is eval_f1_macro, the
+    mean over the classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens a sequence is cut at; as it was trained."""
     length_buckets: LengthBuckets = "auto"

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from jobs.contract.arguments import Columns, Model, Tables
+from jobs.contract.arguments import ClassName, Columns, Model, Tables
 from jobs.contract.job_kind import JobKind
 from jobs.contract.recipe import LengthBuckets, Recipe
 
@@ -81,6 +81,9 @@ class FinetuneClassification(Recipe):
     """Column of the second sentence of a pair."""
     label_column: str = Field(default="label", min_length=1)
     """Column of the class, a number or a name."""
+    positive_class: ClassName | None = None
+    """The class whose F1 is eval_f1. Default: class 1 of two that are numbers or a GLUE task's, otherwise eval_f1 is
+    eval_f1_macro, the mean over the classes."""
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens a sequence is cut at."""
     length_buckets: LengthBuckets = "auto"
@@ -136,7 +139,14 @@ class FinetuneClassification(Recipe):
             "qqp": ("eval_combined_score",),
             "cola": ("eval_matthews_correlation",),
         }
-        return ("eval_accuracy", "eval_f1", "eval_f1_micro", "eval_loss", *scores.get(self.glue_task or "", ()))
+        return (
+            "eval_accuracy",
+            "eval_f1",
+            "eval_f1_macro",
+            "eval_f1_micro",
+            "eval_loss",
+            *scores.get(self.glue_task or "", ()),
+        )
 
     @property
     def longest_sequence(self) -> int | None:

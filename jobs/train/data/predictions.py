@@ -19,19 +19,42 @@ from jobs.contract.classes import (
     Confused,
     Mistake,
 )
+from jobs.contract.errors import UsageError, did_you_mean
 from jobs.contract.run import CLASSES, PREDICTIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def positive_class(names: Sequence[str], asked: str | None, *, glue_task: str | None = None) -> int | None:
+    """Return the number of the class whose F1 is `eval_f1`, or None if that is the mean over the classes.
+
+    It is the one that was `asked` for. Otherwise it is class 1 of two if GLUE defines it so, or if classes have no
+    names but numbers: which of two names comes second in the alphabet says nothing. Raises UsageError if there is no
+    such class.
+    """
+    if asked is None:
+        is_known = glue_task is not None or list(names) in (["0", "1"], ["LABEL_0", "LABEL_1"])
+        return 1 if is_known and len(names) == 2 else None
+    if asked not in names:
+        raise UsageError(
+            f"positive_class '{asked}' is none of the classes{did_you_mean(asked, names)}",
+            next_step="name one of the classes",
+        )
+    return list(names).index(asked)
+
+
 def classification_metrics(
-    logits: "NDArray[np.floating[Any]]", labels: "NDArray[np.integer[Any]]", *, glue_task: str | None = None
+    logits: "NDArray[np.floating[Any]]",
+    labels: "NDArray[np.integer[Any]]",
+    *,
+    positive: int | None = None,
+    glue_task: str | None = None,
 ) -> dict[str, float]:
     """Return accuracy, F1 and cross-entropy of held-out examples, and the accuracy of always naming the top class.
 
-    F1 is that of class 1 where there are two (GLUE's definition for MRPC and QQP), else the mean over the classes. A
-    class that is neither there nor predicted is left out of the mean. The micro F1, over all classes at once, is the
+    F1 is that of the class with the number `positive`, or without one the macro F1: the mean over the classes. A class
+    that is neither there nor predicted is left out of the mean. The micro F1, over all classes at once, is the
     accuracy where each example has one class; it is there for the published tables that have it. GLUE scores MRPC and
     QQP by the mean of accuracy and F1, CoLA by Matthews' correlation, and the others by accuracy alone.
     """
@@ -44,9 +67,11 @@ def classification_metrics(
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     log_likelihood = shifted[np.arange(len(labels)), labels] - np.log(np.exp(shifted).sum(axis=-1))
     accuracy = float((predicted == labels).mean())
+    macro_f1 = float(f1[relevant > 0].mean())
     metrics = {
         "eval_accuracy": accuracy,
-        "eval_f1": float(f1[1] if classes == 2 else f1[relevant > 0].mean()),
+        "eval_f1": macro_f1 if positive is None else float(f1[positive]),
+        "eval_f1_macro": macro_f1,
         "eval_f1_micro": accuracy,
         "eval_majority_accuracy": float(support.max() / len(labels)),
         "eval_loss": float(-log_likelihood.mean()),

@@ -26,7 +26,7 @@ from jobs.train.accelerator import CPU, Accelerator, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.labelled_buckets import FORWARD, Pass, choose_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
-from jobs.train.data.predictions import classification_metrics, probabilities, write_report
+from jobs.train.data.predictions import classification_metrics, positive_class, probabilities, write_report
 from jobs.train.kinds.artifact_job import JobMetrics
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
@@ -118,6 +118,7 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
 
         assert s3 is not None  # noqa: S101
         names = class_names(folder, arguments.model)
+        positive_class(names, arguments.positive_class)
         bad = labelled_text.bad_rows(arguments)
         examples = labelled_text.read_to_evaluate(arguments, names, s3=lambda: s3, bad=bad)
         for location, count in bad.counts.items():
@@ -211,7 +212,8 @@ def _leave(
     labels = prepared.evaluation.labels
     result: dict[str, float] = {}
     if not arguments.predict_only:
-        result = classification_metrics(logits, labels)
+        positive = positive_class(prepared.class_names, arguments.positive_class)
+        result = classification_metrics(logits, labels, positive=positive)
         write_report(folder, logits, labels, prepared.class_names, prepared.evaluation_texts())
         _write_parquet(folder / OUTPUT / METRICS, {name: [value] for name, value in result.items()})
     _write_parquet(folder / OUTPUT / PREDICTIONS, _predictions(arguments, prepared, logits))

@@ -36,7 +36,7 @@ from jobs.train.data.labelled_buckets import (
 )
 from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
-from jobs.train.data.predictions import classification_metrics, write_predictions
+from jobs.train.data.predictions import classification_metrics, positive_class, write_predictions
 from jobs.train.models import pretrained
 from jobs.train.rank import Rank, run
 from jobs.train.stored_checkpoints import check_newest
@@ -307,13 +307,16 @@ class _Evaluation:
     def __init__(self, prepared: Prepared, arguments: FinetuneClassification) -> None:
         self._prepared = prepared
         self._arguments = arguments
+        self._positive = positive_class(prepared.class_names, arguments.positive_class, glue_task=arguments.glue_task)
         self._logits: NDArray[np.floating[Any]] | None = None
 
     def __call__(self, trainer: Any) -> dict[str, float]:
         examples = self._prepared.evaluation
         batches = InBatches(examples, self._arguments.eval_batch_size)
         self._logits = logits = batches.in_order(trainer.predict(batches).predictions)
-        return classification_metrics(logits, examples.labels, glue_task=self._arguments.glue_task)
+        return classification_metrics(
+            logits, examples.labels, positive=self._positive, glue_task=self._arguments.glue_task
+        )
 
     def leave(self, folder: Path, _model: Path) -> None:
         """Write what was predicted, and how well each class was found."""

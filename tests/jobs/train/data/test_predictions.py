@@ -8,22 +8,41 @@ import numpy as np
 import pytest
 
 from jobs.contract.classes import ClassReport, Confused, Mistake
-from jobs.train.data.predictions import classification_metrics, write_predictions
+from jobs.contract.errors import UsageError
+from jobs.kinds.evaluate import Evaluate
+from jobs.train.data.predictions import classification_metrics, positive_class, write_predictions
 
 
-def figures(labels: list[int], predicted: list[int], *, classes: int, glue_task: str | None = None) -> dict[str, float]:
+def figures(
+    labels: list[int],
+    predicted: list[int],
+    *,
+    classes: int,
+    positive: int | None = None,
+    glue_task: str | None = None,
+) -> dict[str, float]:
     """Return the figures of logits that give the predicted class three times the weight of any other."""
     logits = np.full((len(labels), classes), 7.0, dtype=np.float32)
     logits[np.arange(len(labels)), predicted] += math.log(3)
-    return classification_metrics(logits, np.asarray(labels), glue_task=glue_task)
+    return classification_metrics(logits, np.asarray(labels), positive=positive, glue_task=glue_task)
 
 
-def test_two_classes_f1_is_that_of_class_1() -> None:
-    # Class 1: two found, one missed, one false. Three predictions of five hold.
-    assert figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2) == pytest.approx(
+@pytest.mark.parametrize(
+    ("positive", "f1"),
+    [
+        # Class 1: two found, one missed, one false. Class 0: one found, one missed, one false.
+        (1, 2 * 2 / (2 * 2 + 1 + 1)),
+        (0, 2 * 1 / (2 * 1 + 1 + 1)),
+        (None, (2 / 3 + 1 / 2) / 2),
+    ],
+)
+def test_f1_is_that_of_the_positive_class_or_the_mean(positive: int | None, f1: float) -> None:
+    # Three predictions of five hold.
+    assert figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=positive) == pytest.approx(
         {
             "eval_accuracy": 3 / 5,
-            "eval_f1": 2 * 2 / (2 * 2 + 1 + 1),
+            "eval_f1": f1,
+            "eval_f1_macro": (2 / 3 + 1 / 2) / 2,
             "eval_f1_micro": 3 / 5,
             "eval_majority_accuracy": 3 / 5,
             "eval_loss": -(3 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 5,
@@ -31,10 +50,38 @@ def test_two_classes_f1_is_that_of_class_1() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "asked", "glue_task", "number"),
+    [
+        (["fraud", "legit"], None, None, None),
+        (["fraud", "legit"], "fraud", None, 0),
+        (["legit", "fraud"], "fraud", None, 1),
+        (["a", "b", "c"], "c", None, 2),
+        (["not_equivalent", "equivalent"], None, "mrpc", 1),
+        (["no", "maybe", "yes"], None, "mnli", None),
+        (["0", "1"], None, None, 1),
+        (["LABEL_0", "LABEL_1"], None, None, 1),
+        (["0", "1"], "0", None, 0),
+        (["1", "2"], None, None, None),
+    ],
+)
+def test_the_positive_class_is_named_or_known(
+    names: list[str], asked: str | None, glue_task: str | None, number: int | None
+) -> None:
+    assert positive_class(names, asked, glue_task=glue_task) == number
+
+
+def test_a_positive_class_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="positive_class 'frd' is none of the classes; did you mean 'fraud'"):
+        positive_class(["fraud", "legit"], "frd")
+    for written in (1, "1", 1.0, "1.0"):
+        assert Evaluate(model="m", data="t.csv", positive_class=written).positive_class == "1"
+
+
 @pytest.mark.parametrize("task", ["mrpc", "qqp"])
 def test_glue_scores_paraphrases_by_the_mean_of_accuracy_and_f1(task: str) -> None:
-    plain = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2)
-    scored = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, glue_task=task)
+    plain = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=1)
+    scored = figures([1, 1, 1, 0, 0], [1, 1, 0, 0, 1], classes=2, positive=1, glue_task=task)
     assert scored == {**plain, "eval_combined_score": pytest.approx((3 / 5 + 2 / 3) / 2)}
 
 
@@ -66,6 +113,7 @@ def test_more_classes_f1_is_the_mean_over_those_that_occur() -> None:
         {
             "eval_accuracy": 4 / 6,
             "eval_f1": (4 / 5 + 2 / 4 + 2 / 3) / 3,
+            "eval_f1_macro": (4 / 5 + 2 / 4 + 2 / 3) / 3,
             # Over all classes: 4 true positives, 2 false ones, 2 missed.
             "eval_f1_micro": 2 * 4 / (2 * 4 + 2 + 2),
             "eval_majority_accuracy": 3 / 6,
@@ -78,8 +126,8 @@ def test_a_class_that_is_only_predicted_counts_as_zero_in_the_mean() -> None:
     assert figures([0, 0], [0, 2], classes=3)["eval_f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
-def test_f1_is_zero_where_class_1_is_neither_there_nor_predicted() -> None:
-    assert figures([0, 0], [0, 0], classes=2)["eval_f1"] == 0
+def test_f1_is_zero_where_the_positive_class_is_neither_there_nor_predicted() -> None:
+    assert figures([0, 0], [0, 0], classes=2, positive=1)["eval_f1"] == 0
 
 
 def test_cross_entropy_of_large_logits_is_finite() -> None:

@@ -68,6 +68,7 @@ def test_two_ranks_predict_as_one_would_and_leave_tables(
         f"--model={put(classifier, 'models/three-classes')}",
         f"--data={put(table, 'evaluated/reviews.csv')}",
         *("--text-column=review", "--label-column=stars", "--max-length=16", "--batch-size=4", "--on-bad-rows=skip"),
+        "--positive-class=good",
         kind="evaluate",
         nproc=2,
     )
@@ -89,7 +90,10 @@ def test_two_ranks_predict_as_one_would_and_leave_tables(
     assert result["eval_samples"] == 45
     [metrics] = pq.read_table(io.BytesIO(run.read("output/metrics.parquet"))).to_pylist()
     assert metrics == {name: result[name] for name in metrics}
-    assert ClassReport.model_validate_json(run.read("classes.json")).confusion
+    report = ClassReport.model_validate_json(run.read("classes.json"))
+    assert report.confusion
+    [score] = [score for score in report.classes if score.name == "good"]
+    assert result["eval_f1"] == pytest.approx(score.f1) != pytest.approx(result["eval_f1_macro"])
     read = json.loads(run.read("inputs.json"))["fingerprints"]
     assert {location.rpartition("/")[2] for location in read} == {"three-classes", "reviews.csv"}
     assert all(re.fullmatch("[0-9a-f]{16}", digits) for digits in read.values())
