@@ -301,11 +301,15 @@ def send(
 
     `spec_before`: of a run that is resumed, which gets it back where Batch refuses the job.
     """
-    if planned.pack is not None:
-        is_new = _put_code(aws, planned)
-        tables.stderr().print(f"code: {tables.code_text(planned.pack)}, {'uploaded' if is_new else 'on S3 before'}")
-    put_spec(aws, planned)
-    put_points(aws, planned)
+    put_spec(aws, planned)  # first: it makes the id this submission's
+    try:
+        if planned.pack is not None:
+            is_new = _put_code(aws, planned)
+            tables.stderr().print(f"code: {tables.code_text(planned.pack)}, {'uploaded' if is_new else 'on S3 before'}")
+        put_points(aws, planned)
+    except BaseException:
+        _take_back_files(aws, planned, spec_before)
+        raise
     try:
         return submit_job(aws, planned, delays_seconds=delays_seconds)
     except KeyboardInterrupt:
@@ -317,13 +321,17 @@ def send(
         # The spec stays with what may be a run.
         raise
     except Exception:
-        with suppress(Exception):
-            if spec_before is None:
-                delete_points(aws, planned)
-                delete_spec(aws, planned)
-            else:
-                put_spec(aws, planned, spec_before)
+        _take_back_files(aws, planned, spec_before)
         raise
+
+
+def _take_back_files(aws: Aws, planned: Plan, spec_before: str | None) -> None:
+    with suppress(Exception):
+        if spec_before is None:
+            delete_points(aws, planned)
+            delete_spec(aws, planned)
+        else:
+            put_spec(aws, planned, spec_before)
 
 
 def watch(

@@ -1,6 +1,7 @@
 """The runs in the stage's run bucket, and the files of each: found, read, fetched."""
 
 import difflib
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -8,10 +9,10 @@ from typing import Any
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.aws.errors import is_denied
+from jobs.aws.errors import error_code, is_denied
 from jobs.contract import record_reader
 from jobs.contract.code import CODE_RECORD
-from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
+from jobs.contract.errors import NotFoundError, TrainyardError, UsageError, did_you_mean
 from jobs.contract.kept_folder import Listing, make_links
 from jobs.contract.locations import S3Location
 from jobs.contract.notebook_server import NotebookServer
@@ -84,14 +85,40 @@ def put_spec(aws: Aws, plan: Plan, text: str | None = None) -> None:
     """Write the resolved spec where the run's files will lie, before the run exists; or the one that was there.
 
     Arguments that are too long for the job's command line lie beside it.
+    Raises TrainyardError if the run is new and another submission has its id: S3 writes the spec of one of them.
     """
-    if plan.arguments_file is not None:
+    if plan.arguments_file is not None:  # it is named by its content: it is never another submission's
         place = plan.run_location / plan.arguments_file.name
         aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=plan.arguments_file.content)
     place = plan.run_location / SPEC
-    if text is None:
-        text = spec_text(plan.spec)
-    aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode(), ContentType="application/yaml")
+    content = (spec_text(plan.spec) if text is None else text).encode()
+    if text is not None or plan.continued is not None:
+        aws.s3.put_object(Bucket=place.bucket, Key=place.key, Body=content, ContentType="application/yaml")
+    elif not _create(aws, place, content):
+        raise TrainyardError(
+            f"another run was submitted as {plan.run_id} in the same second; nothing was submitted",
+            next_step="submit again: it gets another id",
+        )
+
+
+def _create(aws: Aws, place: S3Location, content: bytes) -> bool:
+    """Write a spec where there is none. Return whether the one that is there is of this submission."""
+    own = {"submission": uuid.uuid4().hex}  # two submissions may have the same content
+    try:
+        aws.s3.put_object(
+            Bucket=place.bucket,
+            Key=place.key,
+            Body=content,
+            ContentType="application/yaml",
+            Metadata=own,
+            IfNoneMatch="*",
+        )
+    except Exception as error:
+        # The second: two wrote at the very same time. A first try whose answer was lost is refused at its repetition.
+        if error_code(error) not in ("PreconditionFailed", "ConditionalRequestConflict"):
+            raise
+        return aws.s3.head_object(Bucket=place.bucket, Key=place.key).get("Metadata") == own
+    return True
 
 
 def delete_spec(aws: Aws, plan: Plan) -> None:

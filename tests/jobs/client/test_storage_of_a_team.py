@@ -1,17 +1,21 @@
 """What the command line finds in the buckets under the role of a team's people, to whom S3 shows their own only."""
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 
 import pytest
+import yaml
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
+from jobs.cli.submit import send
 from jobs.client import storage
-from jobs.contract.errors import NotFoundError
+from jobs.contract.errors import NotFoundError, TrainyardError
 from jobs.contract.locations import S3Location
-from jobs.contract.plan import plan
-from jobs.contract.run import RECEIPT
+from jobs.contract.plan import Continued, plan
+from jobs.contract.run import RECEIPT, new_run_id
 from jobs.contract.stage import DeployedStage
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.launcher.request import parse
@@ -54,6 +58,30 @@ def test_arguments_too_long_for_a_command_line_reach_the_launcher(
     storage.delete_spec(embedded, planned)
     with pytest.raises(NotFoundError, match="which holds the job's arguments, is gone"):
         parse(command_of(planned)[3:], environment_of(planned))
+
+
+def test_of_two_submissions_with_one_run_id_the_first_has_it(
+    limited: Aws, stage: DeployedStage, embedded: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = new_run_id("twice", now=datetime.now(timezone.utc))
+    first, second = (plan(spec(arguments={**ARGUMENTS, "seed": seed}), stage, run_id=run_id) for seed in (1, 2))
+    submission = uuid.uuid4()
+    monkeypatch.setattr(uuid, "uuid4", lambda: submission)
+    storage.put_spec(limited, first)
+    storage.put_spec(limited, first)  # boto3 repeats a request whose answer was lost
+    monkeypatch.undo()
+    point_at(monkeypatch, limited.s3.meta.endpoint_url)
+    for planned in (second, first):
+        with pytest.raises(TrainyardError, match=f"another run was submitted as {run_id} in the same second"):
+            send(limited, planned)
+    text = storage.read_spec_text(embedded, first.run_location)
+    assert text is not None
+    assert yaml.safe_load(text)["arguments"]["seed"] == 1
+    # WHEN the run is resumed, THEN its spec is written over
+    storage.put_spec(limited, replace(second, continued=Continued(job_ids=("a",), at=datetime.now(timezone.utc))))
+    text = storage.read_spec_text(embedded, first.run_location)
+    assert text is not None
+    assert yaml.safe_load(text)["arguments"]["seed"] == 2
 
 
 def test_where_no_team_may_be_listed_s3s_refusal_is_told(limited: Aws, stage: DeployedStage) -> None:
