@@ -59,6 +59,8 @@ class _Started:
         self._process = process
         self.pid = process.pid
         self.wait = process.wait
+        self.kill = process.kill
+        self.send_signal = process.send_signal
         self.terminate = process.terminate
         self.stdin: IO[bytes] = os.fdopen(stdin, "wb", buffering=0)
         self.stdout: IO[bytes] = os.fdopen(stdout, "rb", buffering=0)
