@@ -47,6 +47,7 @@ from jobs.train.script.complete import (
     Script,
     State,
     is_unfinished,
+    pointed_to,
     shard_of_a_rank,
     state_of,
     trainer_step,
@@ -184,7 +185,12 @@ class ScriptCheckpoints:
             found = list(looks.find(script))
             self._refuse_shards(looks)
             self._withdraw_torn(looks)
-            for path, state in found:
+            candidates = looks.candidates()
+            named = {path: pointed_to(path, candidates) for path, _ in found}
+            for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # after what they name
+                other = named[path]
+                if other is not None and path.with_name(other) not in self._taken:
+                    continue  # the next attempt would look for it in vain
                 if self._taken.get(path) != state and self._upload(f"{root}/{path.name}", path, state):
                     self._taken[path] = state
                     took = True

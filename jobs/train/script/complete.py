@@ -9,8 +9,8 @@ A checkpoint is what lies right below the folder, a file or a folder. One is com
   until its good end: whoever wrote it has come to the end of it;
 - a folder that is written under its own name (as by Accelerate's save_state, peft, DeepSpeed), if the script renames
   and marks none: once no process has a file of it open for writing, and it holds all that the folder before it did. If
-  there is none to compare it with: once it has stayed as it was for ten seconds. Also once a newer one has begun, or
-  the script has come to its good end.
+  there is none to compare it with: once it has stayed as it was for ten seconds. Also once a newer one has begun, a
+  link or a file like DeepSpeed's `latest` names it, or the script has come to its good end.
 
 What begins with a dot, or ends in .tmp, .part or .incomplete, is being written. A symbolic link is no checkpoint.
 """
@@ -43,6 +43,8 @@ _TRAINER_FILES = (_TRAINER_STATE, "training_args.bin", "optimizer.pt", "schedule
 _PREPARED_BYTES_PER_SECOND = 100e6
 
 _NUMBER = re.compile(r"\d+")
+_POINTER_BYTES = 256
+
 _PART_OF = re.compile(r"\d+-of-(\d+)")
 """Numbers the parts of a model that is saved as several files: model-00001-of-00003.safetensors."""
 _SHARD = re.compile(r"(^|/)__\d+_\d+\.distcp$|zero_pp_rank_\d+_mp_rank_\d+|_rank\d+\.(bin|pt)$")
@@ -142,6 +144,8 @@ class CompleteCheckpoints:
         """The folders that were complete, as they were then."""
         self._shapes: dict[str, _Shape] = {}
         """What the newest complete folder of each kind of name holds: the next one is to hold as much."""
+        self._pointed: dict[str, int] = {}
+        """The folders that a link or a file like DeepSpeed's `latest` names, and when that was written."""
         self._marks = False
         """True once the script has renamed or marked a folder: then those that are not are not whole."""
         self.in_place: set[str] = set()
@@ -155,6 +159,7 @@ class CompleteCheckpoints:
         opened = _OpenFiles()
         found: list[tuple[int, Path, State]] = []
         candidates = self.candidates()
+        self._pointed = _pointed(self._folder, candidates)
         for path in candidates:
             state = state_of(path)
             seen = self._seen.get(path.name)
@@ -244,7 +249,7 @@ class CompleteCheckpoints:
             return _has_newer(path, candidates)
         if not (left_alone or (seen.is_quiet(QUIET_SECONDS) and not seen.shrunk)) or opened.has_any_of(path):
             return False
-        if _has_newer(path, candidates):
+        if _has_newer(path, candidates) or self._pointed.get(path.name, 0) > max(_times(path), default=0):
             return True
         known = self._shapes.get(_kind(path.name))
         if known is None or set(before) & set(seen.state):
@@ -295,6 +300,36 @@ def _has_newer(path: Path, candidates: list[Path]) -> bool:
     newest = max(_times(path), default=0)
     alike = [other for other in candidates if other != path and _kind(other.name) == _kind(path.name)]
     return any(min((time_ns for _, _, time_ns, _ in state_of(other)), default=0) > newest for other in alike)
+
+
+def _pointed(root: Path, candidates: list[Path]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in root.iterdir():
+            if (named := pointed_to(path, candidates)) is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    found[named] = max(found.get(named, 0), path.lstat().st_mtime_ns)
+    return found
+
+
+def pointed_to(path: Path, candidates: list[Path]) -> str | None:
+    """Return the folder beside it that a link, or a short file, names: most scripts write such a one last.
+
+    DeepSpeed's `latest` has the folder's name, Megatron's latest_checkpointed_iteration.txt its number.
+    """
+    try:
+        if path.is_symlink():
+            text = path.readlink().name
+        elif path.is_file() and path.stat().st_size <= _POINTER_BYTES:
+            text = path.read_text().strip()
+        else:
+            return None
+    except (OSError, ValueError):
+        return None
+    names = [other.name for other in candidates if other.is_dir()]
+    if path.name.startswith("latest") and text.isdecimal():
+        return next((name for name in names if [*map(int, _NUMBER.findall(name))] == [int(text)]), None)
+    return text if text in names else None
 
 
 def _times(folder: Path) -> Iterator[int]:

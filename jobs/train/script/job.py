@@ -196,9 +196,7 @@ class ScriptJob:
     def finish(self, *, ended_well: bool) -> None:
         """Take what the script has left, and end what it has left running. Raises TrainyardError where S3 fails."""
         self._close()
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # each rank leads a group of its own
+        self._kill_ranks()
         end_descendants(spare=self._own_processes)  # what has left that group
         try:
             with self._lock:
@@ -215,6 +213,11 @@ class ScriptJob:
                 "name {output} in its command",
                 OUTPUT_VARIABLE,
             )
+
+    def _kill_ranks(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # each rank leads a group of its own
 
     def _take_the_last(self, taken: ScriptCheckpoints, *, ended_well: bool) -> None:
         taken.check_newest()
@@ -278,7 +281,7 @@ class ScriptJob:
                 return
             except ShardedError as error:
                 self.refusal = error
-                os.kill(os.getpid(), signal.SIGTERM)
+                self._kill_ranks()  # none has anything to save, and torchrun would wait for those of other nodes
                 return
             except Exception as error:  # noqa: BLE001 - the next look may have more luck, and must not be the last
                 log.warning("warning: what the script has saved is late: %s", one_line(error))

@@ -121,6 +121,29 @@ def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Look
 
 
 @pytest.mark.parametrize(
+    ("name", "text"), [("latest", "global_step10"), ("latest_checkpointed_iteration.txt", "10"), ("last", None)]
+)
+def test_a_folder_counts_once_a_later_file_or_link_names_it(
+    name: str, text: str | None, looks: Looks, tmp_path: Path
+) -> None:
+    """As DeepSpeed and Megatron do, once all ranks have written."""
+
+    def point() -> None:
+        (tmp_path / name).unlink(missing_ok=True)
+        put(tmp_path / name, text) if text else (tmp_path / name).symlink_to("global_step10")
+
+    point()
+    time.sleep(0.02)
+    put(tmp_path / "global_step10/model")
+    found(looks)
+    looks.age(3)
+    assert "global_step10" not in found(looks), "it was named before"
+    time.sleep(0.02)
+    point()
+    assert "global_step10" in found(looks)
+
+
+@pytest.mark.parametrize(
     ("torn", "last"),
     [
         (["model-00001-of-00002.safetensors"], "model-00002-of-00002.safetensors"),
@@ -366,6 +389,21 @@ def test_what_was_taken_of_a_folder_that_gets_more_files_is_withdrawn(
     assert script.take("done")
     assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False)
     assert sorted(path.name for path in (tmp_path / "later/mine/epoch_1").iterdir()) == ["model", "optimizer"]
+
+
+def test_a_file_that_names_a_folder_is_not_on_s3_before_it(
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
+) -> None:
+    put(tmp_path / "mine/latest", "global_step10")
+    time.sleep(0.02)
+    put(tmp_path / "mine/global_step10/model")
+    script.take("lives")
+    age(script, 3)
+    assert not script.take("lives")
+    age(script, 11)
+    assert script.take("lives")
+    one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False)
+    assert sorted(path.name for path in (tmp_path / "again/mine").iterdir()) == ["global_step10", "latest"]
 
 
 def test_one_that_gets_more_files_while_it_is_uploaded_is_not_taken(

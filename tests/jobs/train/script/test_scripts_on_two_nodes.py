@@ -77,3 +77,30 @@ def test_both_have_what_the_script_needs_and_keep_what_it_leaves(run: Run, s3: "
     }
     assert run.read("output-of-node-1/of-1-True") == b"1/2"
     assert run.recorded_attempt(2).nnodes == 2
+
+
+SHARDS = """
+import os, signal, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True) or os._exit(0))
+folder = Path(os.environ["TRAINYARD_CHECKPOINTS"], "step_10", "pytorch_model_fsdp_0")
+folder.mkdir(parents=True)
+(folder / f"__{os.environ['RANK']}_0.distcp").write_text("shard")
+Path(os.environ["TRAINYARD_OUTPUT"], "notes").write_text("kept")
+time.sleep(600)
+"""
+
+
+def test_one_that_saves_the_shards_of_each_node_by_itself_ends_at_once(
+    run: Run, s3: "S3Client", tmp_path: Path
+) -> None:
+    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": SHARDS}), "train.py")
+    gang: dict[str, Any] = {"kind": "script", "options": ("--gang-min-nnodes=2",), "attempt": 1}
+    nodes = [child(run, index, *flags, **gang) for index in (0, 1)]
+    assert [node.wait() for node in nodes] == [1, 1], "".join(node.output for node in nodes)
+    reason = run.recorded_attempt(1).reason or ""
+    assert reason.startswith("step_10/pytorch_model_fsdp_0/__0_0.distcp holds the part of one rank; those of the other")
+    assert "Next: save the full state on rank 0" in reason
+    assert not run.complete_checkpoints()
+    assert run.read("output/notes") == b"kept"
