@@ -144,8 +144,7 @@ class CompleteCheckpoints:
         """The folders that were complete, as they were then."""
         self._shapes: dict[str, _Shape] = {}
         """What the newest complete folder of each kind of name holds: the next one is to hold as much."""
-        self._pointed: dict[str, int] = {}
-        """The folders that a link or a file like DeepSpeed's `latest` names, and when that was written."""
+        self._restored: dict[str, State] = {}
         self._marks = False
         """True once the script has renamed or marked a folder: then those that are not are not whole."""
         self.in_place: set[str] = set()
@@ -159,7 +158,6 @@ class CompleteCheckpoints:
         opened = _OpenFiles()
         found: list[tuple[int, Path, State]] = []
         candidates = self.candidates()
-        self._pointed = _pointed(self._folder, candidates)
         for path in candidates:
             state = state_of(path)
             seen = self._seen.get(path.name)
@@ -180,6 +178,7 @@ class CompleteCheckpoints:
         """Note a checkpoint of an earlier attempt, which was put back by a rename of ours."""
         self._renames.news()
         self._seen[path.name] = _Seen(state_of(path), renamed=False)
+        self._restored[path.name] = state_of(path)
         self._note_whole(path, state_of(path))
 
     def close(self) -> None:
@@ -246,15 +245,28 @@ class CompleteCheckpoints:
         if self._marks or set(seen.state) < set(before):  # the second: it is being removed
             return False
         if script == "ended":
-            return _has_newer(path, candidates)
+            return self._has_newer(path, candidates)
         if not (left_alone or (seen.is_quiet(QUIET_SECONDS) and not seen.shrunk)) or opened.has_any_of(path):
             return False
-        if _has_newer(path, candidates) or self._pointed.get(path.name, 0) > max(_times(path), default=0):
+        if self._has_newer(path, candidates) or _is_pointed_to(path, candidates):
             return True
         known = self._shapes.get(_kind(path.name))
         if known is None or set(before) & set(seen.state):
             return left_alone
         return not known - _shape(seen.state)
+
+    def _has_newer(self, path: Path, candidates: list[Path]) -> bool:
+        """Return whether all of another folder with a name alike was written after the last change in this one.
+
+        One that was restored does not count: its times are of another machine's clock.
+        """
+        newest = max(_times(path), default=0)
+        alike = [other for other in candidates if other != path and _kind(other.name) == _kind(path.name)]
+        states = {other.name: state_of(other) for other in alike}
+        return any(
+            self._restored.get(name) != state and min((time_ns for _, _, time_ns, _ in state), default=0) > newest
+            for name, state in states.items()
+        )
 
 
 _Shape = Counter[str]
@@ -295,21 +307,15 @@ def shard_of_a_rank(state: State) -> str | None:
     return next((name for name, *_ in state if _SHARD.search(name)), None)
 
 
-def _has_newer(path: Path, candidates: list[Path]) -> bool:
-    """Return whether all of another folder with a name alike was written after the last change in this one."""
-    newest = max(_times(path), default=0)
-    alike = [other for other in candidates if other != path and _kind(other.name) == _kind(path.name)]
-    return any(min((time_ns for _, _, time_ns, _ in state_of(other)), default=0) > newest for other in alike)
-
-
-def _pointed(root: Path, candidates: list[Path]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _is_pointed_to(folder: Path, candidates: list[Path]) -> bool:
+    """Return whether a link, or a file like DeepSpeed's `latest`, was written after the folder, and names it."""
+    newest = max(_times(folder), default=0)
     with contextlib.suppress(FileNotFoundError):
-        for path in root.iterdir():
-            if (named := pointed_to(path, candidates)) is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    found[named] = max(found.get(named, 0), path.lstat().st_mtime_ns)
-    return found
+        return any(
+            path.lstat().st_mtime_ns > newest and pointed_to(path, candidates) == folder.name
+            for path in folder.parent.iterdir()
+        )
+    return False
 
 
 def pointed_to(path: Path, candidates: list[Path]) -> str | None:

@@ -112,6 +112,12 @@ def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Look
     assert found(looks) == ["epoch_1"]
     looks.age(600)
     assert found(looks) == ["epoch_1"], "the newer one lacks what the first one has"
+    # One of an earlier attempt is none, whatever the clock was there
+    for name in ("epoch_0/model", "epoch_0/more"):
+        os.utime(put(tmp_path / name), (time.time() + 3600,) * 2)
+    looks.restored(tmp_path / "epoch_0")
+    assert found(looks, "ended") == ["epoch_1", "epoch_0"]
+    shutil.rmtree(tmp_path / "epoch_0")
     # What is on its way out is not a new one
     (tmp_path / "epoch_1/more").unlink()
     found(looks)
