@@ -65,7 +65,6 @@ def spec(tmp_path: Path) -> dict[str, Any]:
         "sweep": {
             "arguments.parameters.rate": [1, 2],
             "arguments.parameters.seed": [1, 2],
-            "parallel": 2,
             "metric": "eval_loss",
             "halving": {"from_step": 1, "factor": 2},
         },
@@ -119,7 +118,7 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
         assert done.returncode == expect, done.stdout + done.stderr
         return done
 
-    # GIVEN a sweep that is planned as one
+    # GIVEN a sweep that is planned as one, with as many workers as its queue can hold instances
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     submitted = say("submit", "spec.yaml", "--detach")
     assert (
