@@ -93,8 +93,8 @@ def terminal() -> str:
         color_system="truecolor",
         _environ={},  # the same picture from whatever terminal, or from none
     )
-    console.print(Text("$ trainyard receipt latest", style="bold"))
-    tables.show_result(tables.receipt_table(run.receipt, location=""), run.classes, on=console)
+    console.print(Text(f"$ trainyard receipt runs/{run.run_id}", style="bold"))
+    tables.show_result(tables.receipt_table(run.receipt, location="", embedded=True), run.classes, on=console)
     template = re.sub(r"(?s)@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT)
     return console.export_svg(title="trainyard", code_format=template).rstrip() + "\n"
 
