@@ -3,14 +3,10 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict
 
-from jobs.contract.display import shortened
 from jobs.contract.halving import Verdict
 from jobs.contract.queues import Capacity
-
-_MOST_VALUES = 500
-"""Of a run's result."""
 
 IMAGE_DIGEST = "image digest"
 """The key of `Attempt.ran_with` for what a registry knows an image by, whatever its tags."""
@@ -186,15 +182,6 @@ class Receipt(BaseModel):
     """Of a point of a sweep with successive halving: how it stood when it was compared with the others last."""
     result: dict[str, Any]
     """The final metrics: of a fine-tuning, eval_accuracy, eval_f1, eval_majority_accuracy, train_samples_per_second."""
-
-    @field_validator("result", mode="before")
-    @classmethod
-    def _without_length(cls, result: Any) -> Any:
-        """Shorten what nobody can read in a list: scripts could once put megabytes into it."""
-        if not isinstance(result, dict):
-            return result
-        first = list(result.items())[:_MOST_VALUES]
-        return {name: shortened(value) if isinstance(value, str) else value for name, value in first}
 
     @property
     def stopped_early(self) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jobs.aws import s3 as object_store
-from jobs.contract import record_reader
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.queues import Capacity
@@ -86,25 +85,6 @@ def test_a_stand_in_for_which_nobody_pays_has_saved_nothing() -> None:
     )
     assert found.estimated_usd == pytest.approx(2 * gaudi.spot_usd_per_hour)
     assert (found.saved_usd, found.saved_percent, savings(found)) == (None, None, "")
-
-
-def test_a_receipt_whose_result_is_a_document_is_read_with_a_part_of_it() -> None:
-    found = receipt(
-        S3Location("runs", "research/reviews-20261121-120000-00ab/"),
-        [attempt(1, 2, "dl1.24xlarge", "spot")],
-        job="script",
-        instance=instance_type("dl1.24xlarge"),
-        state="succeeded",
-        result={"f1": 0.5},
-        on_instance=False,
-    )
-    old = found.model_dump(mode="json") | {"result": {"f1": 0.5, "words": "x" * 3_000_000} | dict.fromkeys("ab", 1)}
-    read = record_reader.parse_receipt(json.dumps(old).encode(), place="receipt.json")
-    assert (read.result["f1"], read.result["a"]) == (0.5, 1)
-    assert len(read.model_dump_json()) < 5000
-    old["result"] = {str(number): 1 for number in range(100_000)}
-    read = record_reader.parse_receipt(json.dumps(old).encode(), place="receipt.json")
-    assert len(read.model_dump_json()) < 10_000
 
 
 def launch_of(run: S3Location, attempt: int = 1, *options: str) -> Launch:
