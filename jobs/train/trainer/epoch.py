@@ -8,18 +8,22 @@ batch. Both are wrong in some trainings:
   resumes in.
 - If a sampler draws from the global random numbers as an epoch begins (`group_by_length`), the rest of a resumed epoch
   has another order.
+- If the collator draws random numbers (masked language modelling), the batches that are fetched ahead of a save have
+  taken theirs before it, so the resumed run draws others.
 - If the data have no length, the Trainer does not know how often it has read them, skips all, and ends.
 
 So `Epoch` takes the place from the epoch that the Trainer has saved, keeps the random numbers of the epoch's beginning
-in each checkpoint, and raises an error if nothing is left to train on. Our own kinds need none of it: their order
-follows from the seed and the epoch, in whole steps (determinism.py).
+in each checkpoint, gives each batch random numbers of its own, and raises an error if nothing is left to train on. Our
+own kinds need none of it: their order follows from the seed and the epoch, in whole steps (determinism.py).
 """
 
 import logging
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from jobs.contract.errors import TrainyardError
@@ -45,8 +49,11 @@ class Epoch(Callback):
         self._resumed_epoch: int | None = None
         self._passes = 0
         self._first_step = 0
+        self._number = -1
+        """The epoch that the attempt is in; it has not begun one yet."""
         self._random: Any = None
         self._kept: Any = None
+        self._fetched = 0
 
     def take_loader(self, loader: Any, accumulated: int) -> None:
         """Note how many batches an epoch has, before the Trainer asks. `accumulated`: batches of a step."""
@@ -82,6 +89,17 @@ class Epoch(Callback):
                 + ("" if hasattr(trainer, "set_initial_training_values") else ", and take release 1.20.0 or newer"),
             )
 
+    def collating(self, collate: Callable[[Any], Any], args: Any) -> Callable[[Any], Any]:
+        """Return a collator whose random numbers follow from the seed, the epoch, the batch and the rank alone.
+
+        Workers of the data loader do not know which batch they have: theirs stays as it is.
+        """
+        return collate if args.dataloader_num_workers else _Collator(collate, lambda: self._seed(args.seed))
+
+    def _seed(self, seed: int) -> int:
+        self._fetched += 1
+        return int(np.random.SeedSequence([seed, self._number, self._fetched, self._rank.rank]).generate_state(1)[0])
+
     def steps_of_epoch(self, steps: int, trainer: Any) -> int:
         """Return the steps of an epoch, for a Trainer that will divide the step that it resumes at by them."""
         self._is_counted = True
@@ -95,6 +113,9 @@ class Epoch(Callback):
     def resume(self, trainer: Any, folder: Path) -> None:
         """Continue where the Trainer's state, just loaded from the checkpoint in `folder`, is."""
         epoch, done = self.place(trainer)
+        self._number, self._fetched = epoch - 1, 0 if trainer.args.ignore_data_skip else done
+        if self._batches is None:  # read from its beginning, and what was trained on is fetched again
+            self._number, self._fetched = -1, 0
         if trainer.args.ignore_data_skip or (self._batches is not None and not done):
             return  # it begins an epoch
         kept = folder / _file(self._rank.rank)
@@ -105,6 +126,9 @@ class Epoch(Callback):
 
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._passes += 1
+        self._number += 1
+        if self._passes > 1:
+            self._fetched = 0
         self._first_step = state.global_step
         if self._kept is not None:
             set_random_state(self._kept)
@@ -138,6 +162,31 @@ class Epoch(Callback):
         """Write the random numbers of the epoch's beginning into the folder of a checkpoint."""
         if self._random is not None:
             torch.save(self._random, folder / _file(self._rank.rank))
+
+
+class _Collator:
+    """A collator of the script's that is given random numbers, and leaves those of the training as they are."""
+
+    def __init__(self, collate: Callable[[Any], Any], seed: Callable[[], int]) -> None:
+        self._collate = collate
+        self._next_seed = seed
+
+    def __call__(self, rows: Any) -> Any:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        seed = self._next_seed()
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the cards, too
+        try:
+            return self._collate(rows)
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the script's own has: Trainers of other libraries ask it."""
+        return getattr(self._collate, name)
 
 
 class _Steps(int):

@@ -109,9 +109,15 @@ def trainer_class(base: type[Any]) -> type[Any]:
             return self._sampler(self)
 
         def get_train_dataloader(self) -> Any:
-            loader = super().get_train_dataloader()
-            if self._epoch is not None:
-                self._epoch.take_loader(loader, self.args.gradient_accumulation_steps)
+            if self._epoch is None:
+                return super().get_train_dataloader()
+            own: Any = self.data_collator  # type: ignore[has-type]  # the base is known at run time
+            self.data_collator = self._epoch.collating(own, self.args)
+            try:
+                loader = super().get_train_dataloader()
+            finally:
+                self.data_collator = own
+            self._epoch.take_loader(loader, self.args.gradient_accumulation_steps)
             return loader
 
         def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:

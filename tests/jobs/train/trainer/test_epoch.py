@@ -42,6 +42,9 @@ def trained(
     ]
 
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        if arguments.get("group_by_length"):  # and masks, as for a masked language model
+            masked = [torch.where(torch.rand(len(row["input_ids"])) < 0.2, 1, row["input_ids"]) for row in batch]
+            batch = [{**row, "input_ids": ids} for row, ids in zip(batch, masked, strict=True)]
         texts = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in batch], batch_first=True)
         return {"input_ids": texts, "labels": torch.tensor([row["labels"] for row in batch])}
 
@@ -92,7 +95,7 @@ def curve(trainer: Any) -> list[tuple[Any, ...]]:
         (25, (1,), {"gradient_accumulation_steps": 4}),
         (24, (2, 7), {"group_by_length": True}),
     ],
-    ids=["by 2", "by 4", "by 4, one left", "grouped by length"],
+    ids=["by 2", "by 4", "by 4, one left", "grouped by length and masked"],
 )
 def test_a_resumed_trainer_ends_as_an_uninterrupted_one(
     examples: int, resumed_at: tuple[int, ...], arguments: dict[str, Any], tmp_path: Path
