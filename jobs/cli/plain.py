@@ -24,7 +24,9 @@ class PrintableFormatter(logging.Formatter):
 
 
 def show_warnings() -> None:
-    """Have what libraries and this package warn of printed on stderr through `PrintableFormatter`."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    """Have warnings printed on stderr through `PrintableFormatter`.
+
+    Not by a handler of the root logger: it would show what libraries keep to themselves, such as urllib3.
+    """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())
