@@ -236,8 +236,6 @@ class Accelerator:
             # No parameter of an encoder with its head goes unused; looking for one costs a walk of the graph a step.
             # The published pre-training of BERT (and RoBERTa's, in those configurations) has it on all the same.
             "ddp_find_unused_parameters": False,
-            # Habana's FusedAdamW was tuned with 1e-6 (optimum-habana's default; PyTorch's is 1e-8).
-            "adam_epsilon": 1e-6,
         }
 
     def model_arguments(self) -> dict[str, Any]:

@@ -19,6 +19,9 @@ def training_arguments(recipe: Recipe, rank: "Rank") -> dict[str, Any]:
         "lr_scheduler_type": recipe.lr_scheduler_type,
         "warmup_ratio": recipe.warmup_ratio,
         "weight_decay": recipe.weight_decay,
+        # BERT's (google-research/bert, optimization.py) and optimum-habana's default. PyTorch's is 1e-8: an accelerator
+        # with that default would train by another recipe.
+        "adam_epsilon": 1e-6,
         "per_device_train_batch_size": per_rank,
         "gradient_accumulation_steps": accumulation,
         "per_device_eval_batch_size": recipe.eval_batch_size,

@@ -6,6 +6,7 @@ are there, for that loads PyTorch and transformers, which takes seconds.
 
 import functools
 import logging
+import math
 import time
 import traceback
 import warnings
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from torch.distributed import is_initialized
 from transformers.trainer_callback import PrinterCallback
@@ -217,6 +219,10 @@ class _Attempt:
             **gaudi_config.trainer_arguments(self.recipe, accelerator, self.rank, self.s3),
         )
         self._trainer.remove_callback(PrinterCallback)
+        # The weights were drawn from one seed on every rank, and the Trainer has set it again. Dropout is not to draw
+        # the same masks on every rank. A resume restores each rank's state.
+        if self.rank.world_size > 1:
+            accelerator.set_seed(seed_of_rank(self.recipe.seed, 0, self.rank.rank))
         return self._trainer
 
     def _model(self) -> Any:
@@ -290,6 +296,7 @@ class _Attempt:
         if self.best is not None:
             self.heartbeats.still()
             self.best_step = take_best(trainer, self.best, self.rank, self.s3)
+        _check_finite(trainer)
         self.heartbeats.saving()
         folder = self._final_folder
         trainer.save_model(str(folder))
@@ -338,7 +345,15 @@ class _Attempt:
                 f"{self.rank.run / MODEL}",
                 next_step="trainyard resume RUN --set arguments.final_evaluation=false ends the run without it",
             ) from error
-        return None if values is None else {**values, "eval_samples": len(self.task.eval_data)}
+        if values is None:
+            return None
+        if bad := [f"{name} {value}" for name, value in values.items() if not math.isfinite(value)]:
+            raise TrainyardError(
+                f"the evaluation after the last step is no finite number: {', '.join(bad)}; the model is complete in "
+                f"{self.rank.run / MODEL}",
+                next_step="submit again with a lower learning_rate or more warm-up, and look at the data",
+            )
+        return {**values, "eval_samples": len(self.task.eval_data)}
 
     def leave(self, trainer: Any, result: Mapping[str, Any]) -> None:
         """Leave metrics and result on S3, and the model on the hub where that is asked for."""
@@ -381,6 +396,21 @@ class _Attempt:
             folder.mkdir()
             self.task.leave(folder, self._final_folder)
             object_store.upload_all(self.s3, folder, object_store.files_below(folder), self.rank.run)
+
+
+def _check_finite(trainer: Any) -> None:
+    """Raise TrainyardError if the model's weights are not all finite numbers: it has diverged."""
+    weights = [values for values in trainer.model.parameters() if values.is_floating_point()]
+    if bool(torch.stack([values.detach().isfinite().all() for values in weights]).all()):  # one wait for the device
+        return
+    losses = ((entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+    first = next((step for step, loss in losses if loss is None or not math.isfinite(loss)), None)
+    raise TrainyardError(
+        f"the training diverged: after step {trainer.state.global_step} the model has weights that are NaN or infinite"
+        + (f"; the first loss that is no finite number was logged at step {first}" if first is not None else ""),
+        next_step="submit again with a lower learning_rate or more warm-up, and look at the data; stop_on_nan: true "
+        "ends such a training at once",
+    )
 
 
 def _upload_model(folder: Path, rank: Rank, s3: "S3Client") -> None:
