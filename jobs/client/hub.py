@@ -27,7 +27,12 @@ _NOT_UNDERSTOOD = "the hub's answer cannot be read"
 
 
 def model_faults(
-    location: str, *, max_length: int | None, pytorch: str | None, note: Callable[[str], None]
+    location: str,
+    *,
+    max_length: int | None,
+    pytorch: str | None,
+    classifies: bool = False,
+    note: Callable[[str], None],
 ) -> Iterator[TrainyardError]:
     """Yield all that is wrong with a model of the hub, as far as the hub says; `note` is told where it says nothing."""
     name, options = hub_parts(location)
@@ -46,7 +51,7 @@ def model_faults(
     except _SilentError as silent:
         note(f"{location} was not looked at: {silent}")
         return
-    yield from faults(location, names, contents, max_length=max_length, pytorch=pytorch)
+    yield from faults(location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies)
 
 
 def repository_faults(

@@ -111,16 +111,20 @@ def _inside(
 ) -> Iterator[TrainyardError]:
     """Yield what is wrong with an input that is there."""
     columns = arguments.columns(argument)
-    max_length = arguments.longest_sequence
+    max_length, classifies = arguments.longest_sequence, arguments.classifies
     if location.startswith(HUB):
         if what == MODEL_FOLDER:
-            yield from hub.model_faults(location, max_length=max_length, pytorch=pytorch, note=note)
+            yield from hub.model_faults(
+                location, max_length=max_length, pytorch=pytorch, classifies=classifies, note=note
+            )
         else:
             in_models = what in (CONFIGURATION_FOLDER, TOKENIZER_FOLDER, FILE_OR_FOLDER)
             yield from hub.repository_faults(location, "model" if in_models else "dataset", note=note)
     elif what == MODEL_FOLDER:
         names, contents = _model(aws, location)
-        yield from model_files.faults(location, names, contents, max_length=max_length, pytorch=pytorch)
+        yield from model_files.faults(
+            location, names, contents, max_length=max_length, pytorch=pytorch, classifies=classifies
+        )
     elif columns is not None:
         yield from table_samples.faults(aws, location, columns, note)
 

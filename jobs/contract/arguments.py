@@ -209,6 +209,11 @@ class Arguments(Strict):
         """Return the tokens that the model gets at once, at most; None: it is not known before the job runs."""
         return None
 
+    @property
+    def classifies(self) -> bool:
+        """Return whether the model is used as the classifier that it is, and not trained."""
+        return False
+
     def with_sources(self, **locations: str) -> Self:
         """Return a copy in which the named inputs, by the names of `sources`, lie elsewhere."""
         values = self.model_dump()

@@ -11,6 +11,7 @@ CONFIGURATION = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIGURATION = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
+ADAPTER = "adapter_config.json"
 READ_BEFORE = (CONFIGURATION, TOKENIZER_CONFIGURATION, SPECIAL_TOKENS)
 """The files that the rules read."""
 
@@ -119,13 +120,23 @@ def faults(
     max_length: int | None = None,
     is_known: Callable[[str], bool] = lambda _: False,
     pytorch: str | None = None,
+    classifies: bool = False,
 ) -> Iterator[TrainyardError]:
     """Yield all that keeps files of these names and contents from being a model that is fine-tuned on `max_length`.
+
+    `classifies`: whether the model is used as the classifier that it is.
 
     `contents` has what there is of `READ_BEFORE`; `is_known` tells whether transformers has a type of model itself, so
     that it needs no code of the model's own.
     """
-    if fault := missing_file(names, location):
+    if ADAPTER in names:
+        # from_pretrained would load the model that this file names, from wherever it says.
+        yield UsageError(
+            f"{location} is an adapter: it has {ADAPTER}, which names the model that it belongs to",
+            next_step="merge the adapter into its model (peft: merge_and_unload()), and save that model with its "
+            "tokenizer",
+        )
+    elif fault := missing_file(names, location):
         yield fault
     if pytorch is not None and (fault := unsafe_pickle(names, location, pytorch)):
         yield fault
@@ -143,6 +154,11 @@ def faults(
                     "run it (CVE-2026-5241, CVE-2026-4372)",
                     next_step="find out who put it there; a model that needs no code of its own has no such line",
                 )
+            if classifies:
+                try:
+                    class_names(configuration, location)
+                except TrainyardError as error:
+                    yield error
             yield from _faults_of_length(location, configuration, max_length)
             yield from _faults_of_padding(location, configuration, contents)
 
@@ -160,6 +176,35 @@ def configuration_of(content: bytes, location: str) -> dict[str, Any]:
     if not isinstance(configuration, dict) or not isinstance(configuration.get("model_type"), str):
         raise UsageError(f"{location} is no model: its config.json has no model_type", next_step=_SAVED_NEXT)
     return configuration
+
+
+def class_names(configuration: Mapping[str, Any], location: str) -> list[str]:
+    """Return the names of a classifier's classes.
+
+    Raises UsageError if the configuration is that of another model, or of a classifier that gives an example several
+    classes or a number.
+    """
+    heads = configuration.get("architectures") or []
+    if not any(str(name).endswith("ForSequenceClassification") for name in heads):
+        what = ", ".join(map(str, heads)) or "a model without a head"
+        raise UsageError(
+            f"{location} is no classifier: its config.json names {what}",
+            next_step="fine-tune it first (job: finetune-classification), and name run://NAME/model",
+        )
+    # Without names transformers takes two classes.
+    names = {int(number): str(name) for number, name in (configuration.get("id2label") or {}).items()}
+    names = names or {number: f"LABEL_{number}" for number in range(2)}
+    problem = configuration.get("problem_type")
+    if problem == "multi_label_classification":
+        gives = "several classes at once (problem_type multi_label_classification)"
+    elif problem == "regression" or len(names) == 1:
+        gives = "a number (regression)"
+    else:
+        return [names[number] for number in sorted(names)]
+    raise UsageError(
+        f"{location} gives an example {gives}, and evaluate measures models that give it one class",
+        next_step="name a classifier, or fine-tune this model for classes (job: finetune-classification)",
+    )
 
 
 def positions(configuration: Mapping[str, Any]) -> int | None:

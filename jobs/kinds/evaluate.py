@@ -58,6 +58,10 @@ class Evaluate(Arguments):
     def longest_sequence(self) -> int | None:
         return self.max_length
 
+    @property
+    def classifies(self) -> bool:
+        return True
+
     def columns(self, argument: str) -> Columns | None:
         if argument.partition(".")[0] != "data":
             return None

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jobs.aws import s3 as object_store
-from jobs.contract.errors import UsageError
-from jobs.contract.model_files import CONFIGURATION
+from jobs.contract import model_files
 from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
 from jobs.train.accelerator import CPU, Accelerator, of_rank
@@ -87,19 +86,8 @@ def _stay_offline(arguments: Evaluate) -> None:
 
 
 def class_names(folder: Path, location: str) -> list[str]:
-    """Return the names of a classifier's classes, by its configuration. Raises UsageError where it is none."""
-    config = json.loads((folder / CONFIGURATION).read_bytes())
-    classes = config.get("architectures") or []
-    if not any(name.endswith("ForSequenceClassification") for name in classes):
-        what = ", ".join(classes) or "a model without a head"
-        raise UsageError(
-            f"{location} is no classifier: its config.json names {what}",
-            next_step="fine-tune it first (job: finetune-classification), and name run://NAME/model",
-        )
-    names = {int(number): str(name) for number, name in (config.get("id2label") or {}).items()}
-    if not names:
-        names = {number: f"LABEL_{number}" for number in range(2)}  # what transformers takes where nothing is said
-    return [names[number] for number in sorted(names)]
+    """Return the names of a classifier's classes, by its configuration. Raises UsageError if it is no classifier."""
+    return model_files.class_names(json.loads((folder / model_files.CONFIGURATION).read_bytes()), location)
 
 
 def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Path, Prepared]:
@@ -160,9 +148,10 @@ def _trainer(
     rank: Rank, arguments: Evaluate, folder: Path, accelerator: Accelerator, metrics: JobMetrics | None
 ) -> "tuple[Any, Heartbeats]":
     """Return what predicts on the rank's device, and gives a heartbeat for each batch."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.trainer_callback import PrinterCallback
 
+    from jobs.train.models import fitting
     from jobs.train.trainer.callback import Callback
     from jobs.train.trainer.heartbeat import Heartbeats
     from jobs.train.trainer.trainer import Options, trainer_class
@@ -180,10 +169,17 @@ def _trainer(
     heartbeats = Heartbeats(rank, compiles=accelerator.compiles)
     alone = rank.world_size == 1
     accelerator.prepare(alone=alone)
-    with pretrained.explained_loading(arguments.model, "it cannot be loaded as a classifier"):
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder, trust_remote_code=False, **accelerator.model_arguments()
-        )
+    model = fitting.loaded(
+        AutoModelForSequenceClassification,
+        folder,
+        arguments.model,
+        "it cannot be loaded as a classifier",
+        settings=fitting.OF_OUTPUTS,
+        new_head=False,
+        **accelerator.model_arguments(),
+    ).model
+    with pretrained.explained_loading(arguments.model, "its tokenizer cannot be loaded"):
+        fitting.with_padding(model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     trainer = trainer_class(accelerator.trainer_class())(
         model=model,
         args=accelerator.training_arguments_class()(

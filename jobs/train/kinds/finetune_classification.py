@@ -92,14 +92,18 @@ def finetune(
 
     def model(checkpoint: Path | None) -> Any:
         folder = checkpoint or Path(rank.once_per_node("weights", lambda: str(_fetched(rank, arguments, s3))))
-        return _model(
+        model, head = _model(
             folder,
             arguments.model,
             prepared.class_names,
+            _tokenizer(model_folder, arguments.model),
             max_length=arguments.max_length,
             packing=arguments.packing,
             **of_rank(os.environ).model_arguments(),
         )
+        if rank.is_first and checkpoint is None:
+            log.info("head: %s", head)
+        return model
 
     train(
         rank,
@@ -274,31 +278,35 @@ def _tokenizer(folder: Path, location: str) -> Any:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
-def _model(folder: Path, location: str, names: list[str], *, max_length: int, packing: bool, **further: Any) -> Any:
+def _model(
+    folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, packing: bool, **further: Any
+) -> tuple[Any, str]:
+    """Return the model with the data's classes, and what became of its head."""
     from transformers import AutoModelForSequenceClassification
+
+    from jobs.train.models import fitting
 
     model_class: Any = AutoModelForSequenceClassification
     if packing:
         from jobs.train.models import packed_classifiers
 
         model_class = packed_classifiers.model_class(folder, location)
-    with pretrained.explained_loading(location, "it cannot be loaded as an encoder for classification"):
-        model = model_class.from_pretrained(
-            folder,
-            num_labels=len(names),
-            id2label=dict(enumerate(names)),
-            label2id={name: number for number, name in enumerate(names)},
-            # A head of another fine-tuning, with another number of classes, is replaced.
-            ignore_mismatched_sizes=True,
-            # Where it is not said, transformers asks on standard input whether to run the model's own code.
-            trust_remote_code=False,
-            **further,
-        )
-    pretrained.take_own_memory(model)
-    most = pretrained.positions(model)
+    start = fitting.loaded(
+        model_class,
+        folder,
+        location,
+        "it cannot be loaded as an encoder for classification",
+        settings=fitting.OF_TRAINING,
+        new_head=True,
+        **further,
+    )
+    head = fitting.with_classes(start, names, location)
+    fitting.with_padding(start.model, tokenizer)
+    pretrained.take_own_memory(start.model)
+    most = pretrained.positions(start.model)
     if most is not None and max_length > most:
         raise model_files.too_long(location, max_length, most)
-    return model
+    return start.model, head
 
 
 class _Evaluation:

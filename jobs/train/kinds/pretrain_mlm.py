@@ -246,17 +246,24 @@ def _first_model(arguments: PretrainMlm, inputs: Inputs, accelerator: Accelerato
     if inputs.model is None:
         assert inputs.config is not None  # noqa: S101 - where there is no model
         return new_model(inputs.config, accelerator)
+    from jobs.train.models import fitting
     from jobs.train.models.masked_bert import BertForMaskedLM
 
-    with pretrained.explained_loading(str(arguments.model), "it cannot be loaded for masked language modelling"):
-        model, found = BertForMaskedLM.from_pretrained(
-            inputs.model, trust_remote_code=False, output_loading_info=True, **accelerator.model_arguments()
-        )
-    if any(name.startswith("cls.predictions.transform") for name in found["missing_keys"]):
+    start = fitting.loaded(
+        BertForMaskedLM,
+        inputs.model,
+        str(arguments.model),
+        "it cannot be loaded for masked language modelling",
+        settings=fitting.OF_TRAINING,
+        new_head=True,
+        **accelerator.model_arguments(),
+    )
+    if start.new:
         log.warning(
-            "warning: the model has no head for masked language modelling; a new one starts from random weights"
+            "warning: the model has no head for masked language modelling; a new one starts from random weights (%s)",
+            ", ".join(start.new),
         )
-    return model
+    return start.model
 
 
 def new_model(config: dict[str, Any], accelerator: Accelerator) -> Any:

@@ -246,12 +246,15 @@ def test_a_configuration_tells_how_many_tokens_the_model_takes(
 def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert: Path) -> None:
     said = r"max_length 4000 is more than the \d+ tokens that s3://models/m has positions for"
     with pytest.raises(UsageError, match=said):
-        finetune_classification._model(tiny_bert, "s3://models/m", ["bad", "good"], max_length=4000, packing=False)
+        load_model(tiny_bert, max_length=4000)
 
 
-def load_model(folder: Path) -> Any:
+def load_model(folder: Path, *, tokenizer: Any = None, max_length: int = 32) -> Any:
     finetune_classification._tokenizer(folder, "s3://models/m")
-    return finetune_classification._model(folder, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
+    model, _ = finetune_classification._model(
+        folder, "s3://models/m", ["bad", "good"], tokenizer, max_length=max_length, packing=False
+    )
+    return model
 
 
 def with_own_code(tiny_bert: Path, folder: Path, **changes: dict[str, object]) -> Path:
@@ -279,7 +282,7 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
         finetune_classification._tokenizer(model, "s3://models/m")
     with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
-        finetune_classification._model(model, "s3://models/m", ["bad", "good"], max_length=32, packing=False)
+        finetune_classification._model(model, "s3://models/m", ["bad", "good"], None, max_length=32, packing=False)
     assert not (tmp_path / "was-run").exists()
 
 
