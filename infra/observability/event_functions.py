@@ -14,7 +14,6 @@ from aws_cdk import aws_sqs as sqs
 from infra.constructs.stage_stack import StageStack
 from infra.observability.alerts import Alerts
 from infra.observability.function import EventFunction
-from infra.observability.functions.replace_at_notice import REPLACED_TAG
 from infra.observability.functions.tag_instances import TAGS
 from infra.observability.functions.watch_instances import JOINED_TAG, NEVER_JOINED
 from infra.observability.queue_rules import admit_dead_letters, queue_rules
@@ -180,38 +179,6 @@ class EventFunctions:
             "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
             "own and are told by their tags, and each environment has a record of its own.",
             *("*", instances, environments, records),
-        )
-
-    def replace_at_notice(self) -> None:
-        """Make the function that asks for another instance at the notice that one is taken away."""
-        function = self._function(
-            "ReplaceAtNotice",
-            "replace_at_notice",
-            "Another instance boots while the one that Spot takes away still trains",
-            STAGE=self._stage.name,
-            VCPUS=json.dumps({queue.row.name: queue.row.vcpus for queue in self._queues if queue.queue.accelerated}),
-        )
-        self._read_jobs(function)
-        of_stage = {"StringEquals": {"aws:ResourceTag/trainyard:stage": self._stage.name}}
-        instances = self._stack.format_arn(service="ec2", resource="instance", resource_name="*")
-        environments = self._stack.format_arn(service="batch", resource="compute-environment", resource_name="*")
-        allow = function.execution_role.allow
-        allow("Look", ["batch:DescribeComputeEnvironments", "batch:DescribeJobQueues", "ec2:DescribeInstances"], "*")
-        allow("AskForInstances", ["batch:UpdateComputeEnvironment"], environments, conditions=of_stage)
-        self._tag_instances(function, REPLACED_TAG)
-        function.execution_role.explain(
-            "EC2 and Batch know no resources for reading; instances and environments come and go under names of their "
-            "own and are told by their tags.",
-            *("*", instances, environments),
-        )
-        events.Rule(
-            self._stack,
-            "SpotNotices",
-            description="EC2 takes a Spot instance of the account away; the event has no tags",
-            event_pattern=events.EventPattern(
-                source=["aws.ec2"], detail_type=["EC2 Spot Instance Interruption Warning"]
-            ),
-            targets=[targets.LambdaFunction(function, dead_letter_queue=self._dead_letters)],
         )
 
     def end_sweeps(self) -> None:

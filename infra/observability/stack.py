@@ -110,8 +110,6 @@ class ObservabilityStack(StageStack):
         functions.tag_instances()
         functions.end_sweeps()
         functions.watch_instances(self._namespace, self._published(INSTANCE_LOG_GROUP))
-        if self.stage_row.replace_at_notice:
-            functions.replace_at_notice()
         if successors:
             functions.move_to_on_demand(
                 run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)

@@ -122,8 +122,6 @@ def _what_does_not_fit(stage: Stage) -> Iterator[str]:
         yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
     if stage.vpc and stage.vpc_cidr != Stage.vpc_cidr:
         yield "vpc_cidr: it is that of 'vpc', which is there already; leave it out"
-    if stage.replace_at_notice and stage.max_nodes == 1:
-        yield "replace_at_notice: needs room for the instance in another one's place; set max_nodes to 2 or more"
     yield from _zone_mistakes(stage)
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)

@@ -231,10 +231,6 @@ class Stage:
     """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
     where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
     overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
-    replace_at_notice: bool = False
-    """True: when EC2 says that it takes an accelerator instance on Spot away, another one is asked for at once. It
-    begins to boot while the old one may still train. `max_nodes` has to leave room for it. Nobody has tried this on an
-    account, and AWS advises to leave `desiredvCpus`, which it raises, to Batch."""
     share_decay_hours: limits.ShareDecayHours = 24
     """For how long what a team has used counts against it while teams that share compete."""
 

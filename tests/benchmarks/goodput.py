@@ -19,8 +19,7 @@ train:
 
 All resume from the last complete checkpoint, but for the tutorial, and all start as fast.
 
-A second table is about what a new instance takes: without and with `replace_at_notice` of infra/settings.py, which has
-the next one boot before the last is gone. Both are then paid for.
+A second table is about how long a new instance takes.
 """
 
 import argparse
@@ -122,15 +121,14 @@ def main() -> None:
         table.add_column(name, justify="right")
     for number, hours in enumerate(MEAN_HOURS):
         table.add_row(f"{hours:g} h", *(f"{100 * each[number]:.2f} %" for each in figures.values()))
-    replaced = Table(box=None, pad_edge=False)
-    replaced.add_column("a reclaim every 1 h, and an instance takes")
-    for taken in INSTANCE_SECONDS:
-        replaced.add_column(f"{taken:g} s", justify="right")
-    for name, shares in with_instances(costs, days=options.days, seed=options.seed).items():
-        replaced.add_row(name, *(f"{100 * share:.2f} %" for share in shares))
+    by_instance = Table(box=None, pad_edge=False)
+    by_instance.add_column("an instance takes")
+    by_instance.add_column("at a reclaim every 1 h", justify="right")
+    for taken, share in zip(INSTANCE_SECONDS, with_instances(costs, days=options.days, seed=options.seed), strict=True):
+        by_instance.add_row(f"{taken:g} s", f"{100 * share:.2f} %")
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    console.print(replaced)
+    console.print(by_instance)
     if options.picture:
         options.picture.write_text(drawn(figures))
 
@@ -140,21 +138,13 @@ def costs_of(seconds: Mapping[str, float]) -> Costs:
     return Costs(restart=restart, **{name: seconds[name] for name, part in PARTS.items() if not part.restarts})
 
 
-def with_instances(costs: Costs, *, days: int = 1000, seed: int = 1) -> dict[str, list[float]]:
-    """Goodput of ours at a reclaim each hour, with and without another instance at the notice, by INSTANCE_SECONDS."""
+def with_instances(costs: Costs, *, days: int = 1000, seed: int = 1) -> list[float]:
+    """Goodput of ours at a reclaim each hour, by INSTANCE_SECONDS."""
     ours = policies_of(costs, 1.0)[0]
-    early = replace(ours, is_replaced=True)
-    return {
-        name: [
-            goodput(policy, replace(costs, instance=taken), mean_hours=1.0, days=days, seed=seed, is_paid=is_paid)
-            for taken in INSTANCE_SECONDS
-        ]
-        for name, policy, is_paid in (
-            ("started when the job waits again", ours, False),
-            ("replace_at_notice", early, False),
-            ("replace_at_notice, of the time that is paid for", early, True),
-        )
-    }
+    return [
+        goodput(ours, replace(costs, instance=taken), mean_hours=1.0, days=days, seed=seed)
+        for taken in INSTANCE_SECONDS
+    ]
 
 
 def simulated(costs: Costs, *, days: int = 1000, seed: int = 1) -> dict[str, list[float]]:

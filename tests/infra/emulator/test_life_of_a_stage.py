@@ -5,7 +5,7 @@ what they kept.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from jobs.contract.spec import parse_spec
 from jobs.contract.stage import queue_parameter
 from tests.support.embedded_aws import run_embedded_aws
 from tests.support.emulator.batch_calls import ENDED, until
-from tests.support.emulator.event_calls import inject
 from tests.support.emulator.staged_account import KIND, Account, Seen
 
 pytestmark = pytest.mark.timeout(900)  # whichever test is first waits for all the steps before it
@@ -34,7 +33,6 @@ GROWN: dict[str, Any] = {
     "max_nodes": 3,
     "max_on_demand_nodes": 1,
     "monthly_budget_usd": 1000,
-    "replace_at_notice": True,
     "teams": (*STAGES["dev"].teams, TEAM),
 }
 UPGRADED = {**GROWN, "release": OTHER_RELEASE}
@@ -101,40 +99,9 @@ def grown(account: Account, deployed: Seen, _a_new_kind: None) -> Step:
     after = account.see()
     account.reached("waiting", "SUCCEEDED")  # the third node takes it, while the other two are at work
     assert [account.job(f"running {number}")["status"] for number in (1, 2)] == ["RUNNING", "RUNNING"]
-    warn(account, "running 1", team="research")
     for open_gate in open_gates:
         open_gate()
     return Step(deployed, after)
-
-
-def warn(account: Account, job: str, *, team: str) -> None:
-    """Start an instance as the job's environment would have, and have EC2 say that it takes it; wait for an answer."""
-    batch_client, ec2 = account.aws.client("batch"), account.aws.client("ec2")
-    stage = account.stage()
-    [queue] = batch_client.describe_job_queues(jobQueues=[stage.queue(stage.queue_of(team, SPOT))])["jobQueues"]
-    name = queue["computeEnvironmentOrder"][0]["computeEnvironment"]
-
-    def resources() -> Mapping[str, Any]:
-        [described] = batch_client.describe_compute_environments(computeEnvironments=[name])["computeEnvironments"]
-        return dict(described["computeResources"])
-
-    tags = {**resources()["tags"], "trainyard:run": account.job(job)["jobName"]}
-    [instance] = ec2.run_instances(
-        ImageId=ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"],
-        MinCount=1,
-        MaxCount=1,
-        InstanceType=STAGES["dev"].instance_type,
-        TagSpecifications=[
-            {"ResourceType": "instance", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
-        ],
-    )["Instances"]
-    assert "desiredvCpus" not in resources()
-    detail = {"instance-id": instance["InstanceId"], "instance-action": "terminate"}
-    inject(
-        account.aws, **{"source": "aws.ec2", "detail-type": "EC2 Spot Instance Interruption Warning", "detail": detail}
-    )
-    until(lambda: resources().get("desiredvCpus"), "another instance was asked for")
-    ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
 
 
 @pytest.fixture(scope="module")
@@ -215,11 +182,6 @@ def test_what_ran_ran_on_and_ended_well(account: Account, grown: Step) -> None:
     for number in (1, 2):
         job = account.reached(f"running {number}", *ENDED)
         assert (job["status"], len(job["attempts"])) == ("SUCCEEDED", 1)
-
-
-def test_at_a_notice_the_function_asks_for_as_many_vcpus_as_an_instance_has(account: Account, grown: Step) -> None:
-    asked = [one["desiredvCpus"] for one in account.see().environments.values() if "desiredvCpus" in one]
-    assert asked == [STAGES["dev"].row.vcpus]
 
 
 def test_old_revisions_of_job_definitions_stay(grown: Step, settled: Step) -> None:

@@ -109,7 +109,7 @@ def test_without_on_demand_capacity_nothing_moves(plain: Observed) -> None:
 
 def test_functions_run_the_newest_python_without_the_policy_that_writes_to_every_log(everything: Observed) -> None:
     functions = everything.all("AWS::Lambda::Function")
-    assert len(functions) == 8
+    assert len(functions) == 7
     dead_letters = everything.arn("observability", everything.only("observability", "AWS::SQS::Queue"))
     for function in functions.values():
         assert function["Runtime"] == "python3.14"
@@ -211,25 +211,6 @@ def test_instances_of_the_stage_are_watched_and_no_others_ended(plain: Observed)
     assert plain.rule("InstancesSeen")["ScheduleExpression"] == "rate(5 minutes)"
     assert plain.rule("InstanceStates")["EventPattern"]["source"] == ["aws.ec2"]
     assert plain.rule("InstancesJoined")["EventPattern"]["detail"] == {"status": ["ACTIVE"]}
-
-
-def test_instances_of_the_stage_are_replaced_at_a_notice_where_the_settings_say_so(everything: Observed) -> None:
-    role = everything.role("observability", "ReplaceAtNoticeRole")
-    instance = "arn:aws:ec2:us-east-1:123456789012:instance/i-0123456789abcdef0"
-    environment = "arn:aws:batch:us-east-1:123456789012:compute-environment/any"
-    for stage, verdict in (("test", True), ("prod", False)):
-        context = {"aws:ResourceTag/trainyard:stage": stage}
-        replaced = {**context, "aws:TagKeys": ["trainyard:replaced"]}
-        assert (role.decide_in("batch:UpdateComputeEnvironment", environment, context) == "allowed") is verdict
-        assert (role.decide_in("ec2:CreateTags", instance, replaced) == "allowed") is verdict
-    run = {"aws:ResourceTag/trainyard:stage": "test", "aws:TagKeys": ["trainyard:run"]}
-    assert role.decide_in("ec2:CreateTags", instance, run) != "allowed"
-    assert not role.may("ec2:TerminateInstances", instance)
-    pattern = everything.rule("SpotNotices")["EventPattern"]
-    assert pattern == {"source": ["aws.ec2"], "detail-type": ["EC2 Spot Instance Interruption Warning"]}
-    told = everything.environment("replace_at_notice")
-    row = Stage(name="test", teams=()).row
-    assert json.loads(told["VCPUS"]) == {row.name: row.vcpus}, "those of accelerators"
 
 
 def test_only_workers_of_arrays_can_be_cancelled_when_a_sweep_has_no_point_left(plain: Observed) -> None:

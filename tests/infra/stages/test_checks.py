@@ -358,12 +358,6 @@ def test_a_retiring_pools_root_device_is_looked_at_too() -> None:
     assert str(caught.value) == f"{WHERE}retiring: root_device_name: must be a device such as '/dev/sda1', not 'sda1'"
 
 
-def test_an_instance_in_another_ones_place_needs_room() -> None:
-    check(Stage(name="test", teams=TEAMS, replace_at_notice=True, max_nodes=2))
-    with pytest.raises(ConfigurationError, match=r"replace_at_notice: needs room for .*; set max_nodes to 2 or more"):
-        check(Stage(name="test", teams=TEAMS, replace_at_notice=True, max_nodes=1))
-
-
 def test_promised_capacity_is_for_on_demand_instances_and_has_an_id() -> None:
     promised: dict[str, Any] = {
         "name": "test",

@@ -10,9 +10,6 @@ from jobs.train.trainer.notice import Measured, action, needed_seconds, save_sec
 
 DAY_SECONDS = 86_400.0
 
-ASKED_AFTER_SECONDS = 5.0
-"""From the notice until another instance is asked for: EventBridge and a function's start, a guess."""
-
 AtNotice = Literal["nothing", "leaves", "saves", "saves twice"]
 """What a training does when EC2 says that it takes the instance in two minutes.
 
@@ -51,25 +48,18 @@ class Policy:
     """Seconds of steps between two saves."""
     at_notice: AtNotice = "nothing"
     resumes: bool = True
-    is_replaced: bool = False
-    """True: another instance is asked for at the notice (`replace_at_notice`), not once the old one is gone."""
-
-    @property
-    def overlap(self) -> float:
-        """Return for how long two instances are held at a reclaim."""
-        return NOTICE_SECONDS - ASKED_AFTER_SECONDS if self.is_replaced else 0.0
 
 
 def useful_seconds(policy: Policy, costs: Costs, reclaims: Sequence[float], *, end: float = DAY_SECONDS) -> float:
     """Return the seconds of steps that the run has done, and not lost, when `end` comes.
 
     An instance is held from 0 on. At each of the `reclaims`, ascending, EC2 takes it, and another one is held from then
-    on, or `overlap` earlier. An instance is paid for until then, also by who leaves it before.
+    on. An instance is paid for until then, also by who leaves it before.
     """
     kept, first_step = 0.0, costs.instance + costs.restart
     for until in reclaims:
         kept = kept + _kept(policy, costs, until - first_step) if policy.resumes else 0.0
-        first_step = until + max(0.0, costs.instance - policy.overlap) + costs.restart
+        first_step = until + costs.instance + costs.restart
     return kept + _worked(policy, costs, end - first_step)
 
 
@@ -121,11 +111,9 @@ def reclaims(chance: random.Random, *, mean_hours: float, end: float = DAY_SECON
     return found
 
 
-def goodput(policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed: int, is_paid: bool = False) -> float:
-    """Useful step time over the time that passes, on the mean of so many days; `is_paid`: over that of instances."""
-    useful = time = 0.0
+def goodput(policy: Policy, costs: Costs, *, mean_hours: float, days: int, seed: int) -> float:
+    """Return useful step time over the time that passes: the mean of `days` days."""
+    useful = 0.0
     for day in range(days):
-        found = reclaims(random.Random(f"{seed} {day}"), mean_hours=mean_hours)
-        useful += useful_seconds(policy, costs, found)
-        time += DAY_SECONDS + (policy.overlap * len(found) if is_paid else 0.0)
-    return useful / time
+        useful += useful_seconds(policy, costs, reclaims(random.Random(f"{seed} {day}"), mean_hours=mean_hours))
+    return useful / (days * DAY_SECONDS)

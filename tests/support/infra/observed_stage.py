@@ -14,7 +14,6 @@ EVERYTHING: dict[str, Any] = {
     "max_multinode_nodes": 2,
     "retiring": (OLD_POOL,),
     "monthly_budget_usd": 1000.0,
-    "replace_at_notice": True,
     "own_kms_key": True,
     "teams": (Team(name="research", monthly_budget_usd=100.0, member_principals=(MEMBER,)), Team(name="product")),
     "alerts": Alerts(emails=("a@example.org", "b@example.org"), webhook_secret="chat", failed_jobs_an_hour=5),
