@@ -67,7 +67,7 @@ class Function(lambda_.Function):
         )
         acknowledge(
             self,
-            "It calls AWS's public API (and one webhook) and nothing in the network; inside the VPC it would need NAT "
+            "It calls AWS's public API and nothing in the network; inside the VPC it would need NAT "
             "or endpoints that are paid by the hour while nothing runs.",
             "NIST.800.53.R5-LambdaInsideVPC",
         )

@@ -8,7 +8,6 @@ import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_kms as kms
-from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk import aws_sqs as sqs
 
 from infra.constructs.stage_stack import StageStack
@@ -261,23 +260,6 @@ class EventFunctions:
             all_jobs,
             definitions,
             claims,
-        )
-
-    def post_to_webhook(self, secret_name: str) -> None:
-        """Make the function that posts alerts to the URL which the secret holds."""
-        function = self._function(
-            "PostToWebhook", "post_to_webhook", "Alerts to a chat's incoming webhook", WEBHOOK_SECRET=secret_name
-        )
-        # Secrets Manager adds six characters to a secret's name.
-        secret = self._stack.format_arn(
-            service="secretsmanager",
-            resource="secret",
-            resource_name=f"{secret_name}-??????",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
-        function.execution_role.allow("ReadWebhook", ["secretsmanager:GetSecretValue"], secret)
-        self._alerts.topic.add_subscription(
-            subscriptions.LambdaSubscription(function, dead_letter_queue=self._dead_letters)
         )
 
     def _function(self, name: str, file: str, description: str, **environment: str) -> EventFunction:

@@ -114,8 +114,6 @@ class ObservabilityStack(StageStack):
             functions.move_to_on_demand(
                 run_bucket=self._published(RUN_BUCKET), runs_arn=storage.export_value(storage.run_bucket.bucket_arn)
             )
-        if self.stage_row.alerts.webhook_secret:
-            functions.post_to_webhook(self.stage_row.alerts.webhook_secret)
 
     def _alarms(self) -> list[cloudwatch.Alarm]:
         stage = self.stage_row

@@ -32,7 +32,6 @@ _CHECKS: tuple[tuple[str, Callable[[Account, Stage], Iterator[Finding]]], ...] =
     (prerequisites.BOOTSTRAP, prerequisites.bootstrap),
     (prerequisites.ROLES, prerequisites.service_linked_roles),
     (prerequisites.IMAGE, prerequisites.machine_image),
-    (prerequisites.WEBHOOK, prerequisites.webhook_secret),
     (prerequisites.BOUNDARY, prerequisites.permissions_boundary),
     (prerequisites.OIDC, prerequisites.oidc_provider),
 )

@@ -16,7 +16,6 @@ _GITHUB = "token.actions.githubusercontent.com"
 BOOTSTRAP = "CDK bootstrap"
 ROLES = "service-linked roles"
 IMAGE = "machine image"
-WEBHOOK = "webhook secret"
 BOUNDARY = "permissions boundary"
 OIDC = "OIDC provider"
 
@@ -106,30 +105,6 @@ def _habanas(account: Account) -> Finding:
         f"{newest['CreationDate'][:10]}) could be given as `machine_image` with "
         f"root_device_name=\"{newest['RootDeviceName']}\", if that account is Habana's and its driver the release's",
     )
-
-
-def webhook_secret(account: Account, stage: Stage) -> Iterator[Finding]:
-    name = stage.alerts.webhook_secret
-    if name is None:
-        yield ok(WEBHOOK, "none is named")
-        return
-    try:
-        secret = account.client("secretsmanager").describe_secret(SecretId=name)
-    except ClientError as error:
-        if error_code(error) != "ResourceNotFoundException":
-            raise
-        yield problem(
-            WEBHOOK,
-            f"there is no secret '{name}' in {account.region}",
-            # From a file: an argument would show in the list of processes and in the shell's history.
-            f"aws secretsmanager create-secret --region {account.region} --name {name} --secret-string file://url.txt",
-        )
-        return
-    if secret.get("DeletedDate"):
-        command = f"aws secretsmanager restore-secret --region {account.region} --secret-id {name}"
-        yield problem(WEBHOOK, f"secret '{name}' is being deleted", command)
-    else:
-        yield ok(WEBHOOK, f"secret '{name}' is there")
 
 
 def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:

@@ -112,13 +112,6 @@ PolicyName = Annotated[str, like(r"[\w+=,.@-]{1,128}", "a managed policy's name,
 MemberPrincipal = Annotated[
     str, like(r"arn:aws[\w-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+", "ARNs of IAM users or roles")
 ]
-SecretName = Annotated[
-    str,
-    # The message leaves the URL out: whoever has it can write to the chat.
-    accepted(lambda value: "://" not in value, "must be the name of the secret that holds the URL, not the URL"),
-    # The characters that Secrets Manager allows in a name.
-    like(r"[\w/+=.@-]{1,512}", "the name of a secret"),
-]
 SecretVariables = Annotated[
     tuple[
         Annotated[

@@ -125,9 +125,6 @@ class Alerts:
 
     emails: limits.Emails = ()
     """Each address gets a message from SNS and must confirm it once."""
-    webhook_secret: limits.SecretName | None = None
-    """Name of a secret in Secrets Manager that holds the URL of a chat's incoming webhook (it takes JSON with `text`,
-    as Slack's and Mattermost's do)."""
     blocked_queue_minutes: limits.BlockedQueueMinutes = 60
     """A job that waits at a queue's head for longer, for a reason that Batch names, is a stuck one: 10 to 1440."""
     failed_jobs_an_hour: limits.FailedJobs = 3

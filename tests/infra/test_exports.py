@@ -75,7 +75,7 @@ CHANGES = {
     "alerts, CI and budget go": (
         replace(
             BASE,
-            alerts=Alerts(emails=("ops@example.com",), webhook_secret="chat"),
+            alerts=Alerts(emails=("ops@example.com",)),
             deploy_from=GitHub(repository="example/models"),
             monthly_budget_usd=100,
         ),

@@ -83,9 +83,7 @@ def test_roles_that_jobs_reach_read_no_parameter_and_no_secret_at_all(row: Stage
     assert allowed(of_jobs, secrets) == set()
 
 
-def test_only_a_teams_agent_reads_its_secret_and_only_the_webhook_its_own(
-    row: Stage, stage: DeployedStage, roles: list[Role]
-) -> None:
+def test_only_a_teams_agent_reads_its_secret(row: Stage, stage: DeployedStage, roles: list[Role]) -> None:
     secrets = {
         arn: team.name
         for team in row.teams

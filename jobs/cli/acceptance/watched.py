@@ -76,7 +76,7 @@ def _alerts(context: Context, made: dict[str, list[str]]) -> Evidence:
 
 
 def _listeners(context: Context, topics: set[str]) -> int:
-    """Return how many people or webhooks have confirmed that they listen to the topics."""
+    """Return how many subscribers have confirmed that they listen to the topics."""
     sns = context.aws.client("sns")
     found = [
         one["SubscriptionArn"]

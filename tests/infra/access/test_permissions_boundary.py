@@ -27,7 +27,7 @@ GAUDI = Stage(
     own_kms_key=True,
     machine_image=None,
     monthly_budget_usd=1_000.0,
-    alerts=Alerts(emails=("ops@example.org",), webhook_secret="chat"),
+    alerts=Alerts(emails=("ops@example.org",)),
     deploy_from=GitHub(repository="org/repo", environment="test"),
 )
 """Asks for everything that brings roles along."""

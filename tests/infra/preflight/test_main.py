@@ -26,7 +26,7 @@ CHECKS = {
         "service-linked roles",
         "machine image",
     ),
-    *("webhook secret", "permissions boundary", "OIDC provider"),
+    *("permissions boundary", "OIDC provider"),
 }
 
 

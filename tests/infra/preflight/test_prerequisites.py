@@ -9,9 +9,8 @@ from infra.preflight.prerequisites import (
     oidc_provider,
     permissions_boundary,
     service_linked_roles,
-    webhook_secret,
 )
-from infra.stages import Alerts, GitHub
+from infra.stages import GitHub
 from tests.infra.preflight.conftest import Ask
 from tests.support.embedded_aws import EmbeddedAws
 
@@ -116,22 +115,6 @@ def test_where_no_ami_is_given_those_of_habanas_own_guide_are_looked_for(asked: 
     (_, habanas) = asked(machine_image)
     assert f"{copy} (habanalabs-ecs-ubuntu22.04, of account 123456789012" in habanas.text
     assert "could be given as `machine_image`" in habanas.text
-
-
-def test_the_webhooks_secret_is_there(asked: Ask, connected: EmbeddedAws) -> None:
-    alerts = Alerts(webhook_secret="trainyard/chat")
-    (found,) = asked(webhook_secret, alerts=alerts)
-    assert (found.verdict, found.text) == ("problem", "there is no secret 'trainyard/chat' in us-east-1")
-    # The URL is a secret: it stays out of the command.
-    assert found.next_step.endswith("--name trainyard/chat --secret-string file://url.txt")
-    secrets = connected.client("secretsmanager")
-    secrets.create_secret(Name="trainyard/chat", SecretString="https://chat.example/hook")
-    (found,) = asked(webhook_secret, alerts=alerts)
-    assert found.verdict == "ok"
-    assert "chat.example" not in found.text
-    secrets.delete_secret(SecretId="trainyard/chat", RecoveryWindowInDays=7)
-    (found,) = asked(webhook_secret, alerts=alerts)
-    assert (found.verdict, found.text) == ("problem", "secret 'trainyard/chat' is being deleted")
 
 
 def test_the_permissions_boundary_is_there(asked: Ask, connected: EmbeddedAws) -> None:

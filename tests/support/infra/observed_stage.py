@@ -16,7 +16,7 @@ EVERYTHING: dict[str, Any] = {
     "monthly_budget_usd": 1000.0,
     "own_kms_key": True,
     "teams": (Team(name="research", monthly_budget_usd=100.0, member_principals=(MEMBER,)), Team(name="product")),
-    "alerts": Alerts(emails=("a@example.org", "b@example.org"), webhook_secret="chat", failed_jobs_an_hour=5),
+    "alerts": Alerts(emails=("a@example.org", "b@example.org"), failed_jobs_an_hour=5),
 }
 
 

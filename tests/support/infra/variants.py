@@ -3,7 +3,7 @@
 from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
 from jobs.contract.instance_types import INSTANCE_TYPES
 
-_ALERTS = Alerts(emails=("ops@example.com",), webhook_secret="trainyard/chat")
+_ALERTS = Alerts(emails=("ops@example.com",))
 _CI = GitHub(repository="example/models", environment="production")
 
 ALL = Stage(
