@@ -132,7 +132,7 @@ class ComputeStack(StageStack):
         resource = batch.CfnJobQueue(
             pool.scope,
             # A new logical id would be a new queue: what waits and runs in the old one would be lost.
-            f"Queue-{queue.alias or queue.name}",
+            f"Queue-{queue.name}",
             state="ENABLED",
             priority=queue.priority,
             # From the first day: fair share cannot be added to a queue that was created without it.

@@ -26,8 +26,6 @@ class Queue:
     """The queue with the higher number gets instances first where several share them."""
     purpose: str
     """The jobs that it takes; completes "for …"."""
-    alias: str | None = None
-    """The name that it had before, by which it is still found: that of an accelerator which it need not have."""
 
     @property
     def capacity(self) -> Capacity:
@@ -50,14 +48,12 @@ CPU_SPOT = "cpu-spot"
 _ROWS = (
     Queue(
         name=SPOT,
-        alias="gaudi-spot",
         accelerated=True,
         capacities=("spot", "on-demand"),
         purpose="jobs of one node, and of several that start one by one",
     ),
     Queue(
         name=ON_DEMAND,
-        alias="gaudi-on-demand",
         accelerated=True,
         capacities=("on-demand",),
         priority=10,  # what was reclaimed too often goes before what Spot has no room for
@@ -65,7 +61,6 @@ _ROWS = (
     ),
     Queue(
         name=MULTINODE,
-        alias="gaudi-multinode",
         accelerated=True,
         capacities=("on-demand",),
         several_nodes=True,
@@ -80,13 +75,6 @@ _ROWS = (
 )
 
 QUEUES = {row.name: row for row in _ROWS}
-_BY_ALIAS = {row.alias: row.name for row in _ROWS if row.alias}
-
-
-def queue_name(name: str) -> str:
-    """Return the name of the queue that is called so, or was: `gaudi-spot` is `spot`, also of a pool that retires."""
-    first, slash, pool = name.partition("/")
-    return f"{_BY_ALIAS.get(first, first)}{slash}{pool}"
 
 
 def team_queue_name(name: str, team: str) -> str:

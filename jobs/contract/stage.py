@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.instance_types import InstanceType, instance_type
-from jobs.contract.queues import owner_of_queue, queue_name, team_queue_name
+from jobs.contract.queues import owner_of_queue, team_queue_name
 
 if TYPE_CHECKING:
     from jobs.contract.job_kind import JobKind
@@ -232,8 +232,7 @@ class DeployedStage:
             log_group=values[LOG_GROUP],
             instance_type=instance_type(values[INSTANCE_TYPE]),
             cpu_instance_type=instance_type(values[CPU_INSTANCE_TYPE]),
-            # A stage that was deployed before queues were named by their capacity has them by their aliases.
-            queues={queue_name("/".join(rest)): value for rest, value in _below("queue", values)}
+            queues={"/".join(rest): value for rest, value in _below("queue", values)}
             | {team_queue_name("/".join(rest), team): value for (team, *rest), value in _below("team-queue", values)},
             job_definitions={(team, kind): value for (team, kind), value in _below("job-definition", values)},
             multinode_job_definitions={
@@ -257,9 +256,9 @@ class DeployedStage:
         return self.instance_type if kind.accelerated else self.cpu_instance_type
 
     def queue(self, name: str) -> str:
-        """Return the ARN of a queue, by its name or alias. Raises UsageError where the stage has none of that name."""
+        """Return the ARN of a queue, by its name. Raises UsageError where the stage has none of that name."""
         try:
-            return self.queues[queue_name(name)]
+            return self.queues[name]
         except KeyError:
             raise UsageError(f"stage '{self.name}' has no queue '{name}'{did_you_mean(name, self.queues)}") from None
 

@@ -30,7 +30,7 @@ from dataclasses import replace
 cuda = replace(CUDA[0], name="cuda", vpc=EXISTING_VPC.vpc, region=None, max_multinode_nodes=0)
 print(json.dumps({k: v for row in (STAGES["dev"], ALL, cuda) for k, v in templates_of(row).items()}))
 """
-ASSET_HASH = re.compile(r"[0-9a-f]{64}")
+ASSET_HASH = re.compile(r'[0-9a-f]{64}|(?<="Value": ")[0-9a-f]{12}[a-z0-9-]*(?=")')
 
 
 def main() -> int:

@@ -88,7 +88,7 @@ def test_a_release_is_a_row() -> None:
 
 def test_a_queue_is_a_row(base: Templates, tmp_path: Path) -> None:
     # WHEN a queue is added to the table
-    urgent = replace(QUEUES[SPOT], name="urgent", alias=None, purpose="jobs that others wait for")
+    urgent = replace(QUEUES[SPOT], name="urgent", purpose="jobs that others wait for")
     with added_queue(urgent.name, urgent):
         after = synthesise([BASE], tmp_path)
     added, changed, removed = difference(base, after)

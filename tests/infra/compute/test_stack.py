@@ -46,13 +46,13 @@ def test_compute_environments_and_queues_keep_their_logical_ids(synthesised: Syn
         "cpum6i4xlargeofownspot3FFDB7CF",
     }
     assert set(resources(large, "AWS::Batch::JobQueue")) == {
-        "dl124xlarge1210Queuegaudispot9E7A259A",
-        "dl124xlarge1210QueuegaudiondemandC6F39D6F",
-        "dl124xlarge1210Queuegaudimultinode4FE0EEBD",
+        "dl124xlarge1210Queuespot2F90C4D8",
+        "dl124xlarge1210Queueondemand195E0EB2",
+        "dl124xlarge1210QueuemultinodeB9002586",
         "cpum6i4xlargeQueuecpuspot54722874",
-        "dl124xlarge1210ofownQueuegaudispot6CEC838F",
-        "dl124xlarge1210ofownQueuegaudiondemandE4F21A67",
-        "dl124xlarge1210ofownQueuegaudimultinodeBEAEBF96",
+        "dl124xlarge1210ofownQueuespotD8C8A44C",
+        "dl124xlarge1210ofownQueueondemand42B2D3ED",
+        "dl124xlarge1210ofownQueuemultinode52DFD8DB",
         "cpum6i4xlargeofownQueuecpuspot83E27BCB",
     }
 

@@ -101,18 +101,6 @@ def test_an_unknown_queue_is_refused() -> None:
     assert str(caught.value) == "stage 'dev' has no queue 'spott'; did you mean 'spot'?"
 
 
-def test_a_queue_is_found_by_the_name_that_it_had_before() -> None:
-    before = {name.replace("queue/spot", "queue/gaudi-spot"): value for name, value in PARAMETERS.items()}
-    retiring = {"queue/gaudi-on-demand/dl1-24xlarge-1-20-0": "arn:queue/old"}
-    stage = DeployedStage.from_parameters("dev", {**before, **retiring})
-    assert stage.queues == {
-        "spot": "arn:queue/gaudi",
-        "cpu-spot": "arn:queue/cpu",
-        "on-demand/dl1-24xlarge-1-20-0": "arn:queue/old",
-    }
-    assert stage.queue("gaudi-spot") == stage.queue("spot") == "arn:queue/gaudi"
-
-
 def test_a_team_that_shares_no_instances_has_queues_of_its_own() -> None:
     own = {"team-queue/research/spot": "arn:queue/own", "team-queue/research/spot/old": "arn:queue/own-old"}
     stage = DeployedStage.from_parameters("dev", {**PARAMETERS, **own})
