@@ -23,6 +23,7 @@ A second table is about how long a new instance takes.
 """
 
 import argparse
+import json
 import math
 import re
 import statistics
@@ -36,19 +37,33 @@ from itertools import pairwise
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from jobs.contract.recipe import Recipe
+from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, pack
 from jobs.train.trainer.checkpoint_interval import interval
-from tests.benchmarks.trainer_overhead import packed_tokens
 from tests.support.benchmarks.launched import launcher
 from tests.support.benchmarks.simulated_day import Costs, Policy, goodput
 from tests.support.train.packing import publish
+from tests.support.train.reviews import save_tiny_bert
 
 MEAN_HOURS = (1.0, 6.0, 24.0)
 INSTANCE_SECONDS = (10.0, 60.0, 120.0, 240.0)
 STOPPED_AT = 60
+LENGTH, VOCABULARY = 128, 8192
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 512,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 FLAGS = (
     "--max-steps=100000",
     "--global-batch-size=16",
@@ -177,7 +192,7 @@ def measured() -> dict[str, float]:
     """Measure two attempts of one run, the first of which is stopped."""
     with tempfile.TemporaryDirectory() as name, launcher(Path(name)) as new_run:
         run = replace(new_run(), is_fresh=True)  # a launcher that imports for itself, as one in a container does
-        folder = packed_tokens(Path(name) / "data")
+        folder = _packed_tokens(Path(name) / "data")
         flags = (f"--data={publish(folder, run.s3, new_run().location).location}", f"--config={folder}", *FLAGS)
         first = run.start(*flags, kind="pretrain-mlm")
         stall = _figure(r"holds the training up for at most ([\d.]+) s", first.wait_for_line("checkpoints: every"))
@@ -197,6 +212,25 @@ def measured() -> dict[str, float]:
     step = statistics.median(later - earlier for earlier, later in pairwise(logged)) / 5
     parts = dict(zip(_ENDS, (later - earlier for earlier, later in pairwise(times)), strict=True))
     return {"step": step, "stall": stall, "upload": upload, **parts}
+
+
+def _packed_tokens(folder: Path) -> Path:
+    """Packed tokens of a made-up language, with a tokenizer that nobody uses, and the model's configuration."""
+    save_tiny_bert(folder / TOKENIZER)
+    ids = np.random.default_rng(0).zipf(1.3, 500_000).clip(5, VOCABULARY - 1).astype(np.uint32)
+    files = {
+        split: [
+            pack([part], folder / f"{split}-00000.npy", sequence_length=LENGTH, vocabulary_size=VOCABULARY, pad_id=0)
+        ]
+        for split, part in (("train", ids[:-LENGTH]), ("held-out", ids[-LENGTH:]))
+    }
+    special = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    index = Index.model_validate(
+        {"sequence_length": LENGTH, "vocabulary_size": VOCABULARY, "special_ids": special, "files": files}
+    )
+    (folder / INDEX).write_text(index.model_dump_json())
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
 
 
 def _figure(pattern: str, line: str) -> float:

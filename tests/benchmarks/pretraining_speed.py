@@ -36,13 +36,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from datasets import Dataset, load_from_disk
+from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
 
 from jobs.kinds.pretrain_mlm import PretrainMlm
-from tests.benchmarks.compiled_model import arithmetic_of_a_step, peak_of
-from tests.benchmarks.masking import SPECIAL, VOCABULARY, arrow_table, memory_map
+from jobs.train.data.packed_tokens import INDEX, TOKENIZER, Index, PackedFile, pack
 from tests.support.benchmarks.launched import finished, launcher
 from tests.support.train.launching import NewRun
 from tests.support.train.packing import publish
+
+SPECIAL = ("pad", "unk", "cls", "sep", "mask")
+"""Their ids are their places."""
+VOCABULARY = 30522
+
+PEAKS = {
+    "H200": 989e12,  # nvidia.com, H200 data sheet: 1,979 with sparsity
+    "H100 NVL": 835e12,  # nvidia.com, H100 data sheet: 1,671 with sparsity
+    "H100 PCIe": 756e12,  # the same: 1,513
+    "H100": 989e12,  # the same, SXM: 1,979
+    "A100": 312e12,  # nvidia.com, A100 data sheet
+    "L40S": 362e12,  # nvidia.com, L40S data sheet
+}
+"""Operations a second in bf16, dense, by what the driver calls the card; the first that fits."""
 
 Result = dict[str, Any]
 """`steps_per_second`, `loss` of the last line of the log, `eval_loss`; of the plain side also `device` and `peak`."""
@@ -247,6 +263,86 @@ def _held_out_loss(model: Any, job: PretrainMlm) -> float:
             batch = data.__getitems__(range(start, min(start + job.eval_batch_size, len(data))))
             sums += masked(**{name: values.to(model.device) for name, values in batch.items()})["sums"].sum(0).cpu()
     return float(sums[0] / sums[1])
+
+
+def arithmetic_of_a_step(job: PretrainMlm, batch: int, length: int) -> tuple[float, float]:
+    """Operations: those that the task needs, and 6 N D with attention."""
+    width = job.hidden_size
+    layers = job.layers * (4 * width * width + 2 * width * job.intermediate_size)
+    attention = 12 * job.layers * width * length  # a token, forward and backward: scores, and what they weigh
+    head = width * width + width * VOCABULARY
+    places = max(1, round(job.mask_fraction * length))
+    tokens = batch * length
+    needed = (6 * layers + attention) * tokens + 6 * head * batch * places
+    embeddings = width * (VOCABULARY + max(512, length) + 2)  # the words' are the head's matrix as well
+    return needed, (6 * (layers + width * width + embeddings) + attention) * tokens
+
+
+def peak_of(device: str) -> dict[str, Any]:
+    """Operations a second that this accelerator can do at most, and who says so."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    for card, peak in PEAKS.items():
+        if card in name:
+            return {"device": name, "peak": peak, "peak_source": "its data sheet"}
+    size, kind = (8192, torch.bfloat16) if device == "cuda" else (2048, torch.float32)
+    left, right = (torch.randn(size, size, dtype=kind, device=device) for _ in range(2))
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        (left @ right).flatten()[0].item()  # waits for it
+        return time.perf_counter() - started
+
+    fastest = min(seconds() for _ in range(10))
+    return {"device": name, "peak": 2 * size**3 / fastest, "peak_source": f"a product of {size} x {size}, measured"}
+
+
+def memory_map(
+    folder: Path, ids: "np.typing.NDArray[np.int64]", *, held_out: "np.typing.NDArray[np.int64] | None" = None
+) -> Path:
+    """Packed tokens of those sequences; their tokenizer has a word for each id."""
+    folder.mkdir()
+
+    def packed(name: str, rows: "np.typing.NDArray[np.int64]") -> PackedFile:
+        return pack(
+            [rows.reshape(-1).astype(np.uint32)],
+            folder / name,
+            sequence_length=rows.shape[1],
+            vocabulary_size=VOCABULARY,
+            pad_id=SPECIAL.index("pad"),
+        )
+
+    index = Index(
+        sequence_length=ids.shape[1],
+        vocabulary_size=VOCABULARY,
+        special_ids={name: number for number, name in enumerate(SPECIAL)},
+        files={
+            "train": [packed("train-00000.npy", ids)],
+            "held-out": [] if held_out is None else [packed("held-out-00000.npy", held_out)],
+        },
+    )
+    (folder / INDEX).write_text(index.model_dump_json())
+    _tokenizer(folder / TOKENIZER).save_pretrained(folder / TOKENIZER)
+    return folder
+
+
+def arrow_table(folder: Path, ids: "np.typing.NDArray[np.int64] | None" = None) -> tuple[Any, Any]:
+    """A table as the tutorials make it, of `ids` or as it was saved, and the collator that they give it to."""
+    if ids is not None:
+        columns: dict[str, np.ndarray[Any, Any]] = {
+            "input_ids": ids.astype(np.int32),
+            "attention_mask": np.ones_like(ids, dtype=np.int8),
+            "special_tokens_mask": (ids < len(SPECIAL)).astype(np.int8),
+        }
+        Dataset.from_dict({name: list(values) for name, values in columns.items()}).save_to_disk(folder)
+    return load_from_disk(folder), DataCollatorForLanguageModeling(_tokenizer(folder), mlm_probability=0.15)
+
+
+def _tokenizer(folder: Path) -> BertTokenizerFast:
+    folder.mkdir(exist_ok=True)
+    vocabulary = folder / "vocab.txt"
+    words = [f"[{name.upper()}]" for name in SPECIAL]
+    vocabulary.write_text("\n".join([*words, *(f"word{number}" for number in range(VOCABULARY - len(words)))]))
+    return BertTokenizerFast(vocab_file=str(vocabulary))
 
 
 if __name__ == "__main__":

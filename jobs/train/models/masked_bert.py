@@ -4,7 +4,7 @@ Of a sequence's tokens 15 % are masked. The head is a layer as wide as the model
 a fifth of BERT-base's arithmetic: on the other 85 % of the tokens its result would be thrown away.
 
 On a GPU much of the rest is no arithmetic but memory, read and written by one small kernel after the other: dropout,
-sums, norms, activations. Compiled, they are few kernels (`python -m tests.benchmarks.compiled_model`).
+sums, norms, activations. Compiled, they are few kernels.
 """
 
 import contextlib
