@@ -33,7 +33,6 @@ from jobs.contract.run import METRICS, MODEL, RECEIPT, TENSORBOARD
 from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from jobs.contract.words import duration
-from jobs.report import vega
 
 SPEC = READY_SPECS / "finetune-reviews.yaml"
 STATE_FOLDER = Path(".trainyard")
@@ -49,7 +48,6 @@ def demo(*, executor: str, build_arguments: Sequence[str] = (), network: str | N
     steps = Steps(9 if in_container else 7)
     for ending in embedded.INTERRUPTS:
         signal.signal(ending, _interrupt)
-    vega.begin()
     try:
         with _embedded_aws(steps, executor) as server:
             _deploy(steps, server)
