@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except EmulatorError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
 
 

@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except TrainyardError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     if options.output == "json":
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")

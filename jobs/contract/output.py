@@ -20,7 +20,7 @@ def run_program(main: Callable[[], int | None]) -> NoReturn:
         with checked_output():
             code = main()
     except TrainyardError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         code = error.exit_code
     sys.exit(code)
 

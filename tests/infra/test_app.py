@@ -100,7 +100,7 @@ def test_a_stage_that_does_not_exist_is_refused_without_a_traceback(tmp_path: Pa
     assert done.returncode == 3
     message = "\n".join(line for line in done.stderr.splitlines() if line and "!!" not in line)
     assert message == (
-        "Error: stage 'prd' is not in infra/settings.py; did you mean 'prod'?\n"
+        "error: stage 'prd' is not in infra/settings.py; did you mean 'prod'?\n"
         "Next: name one that is there, or add a row"
     )
 

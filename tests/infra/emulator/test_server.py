@@ -98,9 +98,9 @@ def test_does_not_start_for_a_process_that_is_gone() -> None:
 
     assert _refusal("--exit-with-pid", str(gone.pid)) == (
         3,
-        [f"Error: --exit-with-pid: there is no process {gone.pid}"],
+        [f"error: --exit-with-pid: there is no process {gone.pid}"],
     )
-    assert _refusal("--exit-with-pid", "-5") == (3, ["Error: --exit-with-pid: there is no process -5"])
+    assert _refusal("--exit-with-pid", "-5") == (3, ["error: --exit-with-pid: there is no process -5"])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_output_that_does_not_take_the_address_is_an_error_with_a_way_out(red
     finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert finished.returncode == 3
     assert finished.stderr.splitlines()[-2:] == [
-        f"Error: standard output, which gets the address, {reason}",
+        f"error: standard output, which gets the address, {reason}",
         "Next: name a --state-file",
     ]
 
@@ -134,7 +134,7 @@ def test_a_state_file_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path
     assert _refusal("--state-file", str(tmp_path / name)) == (
         3,
         [
-            f"Error: the state file {tmp_path / name} cannot be written: {tmp_path}/{reason}",
+            f"error: the state file {tmp_path / name} cannot be written: {tmp_path}/{reason}",
             "Next: name another with --state-file",
         ],
     )
@@ -149,7 +149,7 @@ def test_a_taken_port_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     assert refusal == (
         3,
         [
-            f"Error: port {port} is taken by another process",
+            f"error: port {port} is taken by another process",
             "Next: choose another with --port, or --port 0 for any that is free",
         ],
     )

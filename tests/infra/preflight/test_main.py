@@ -140,7 +140,7 @@ def test_the_wrong_account_or_region_is_refused_before_anything_is_asked(
     assert preflight(*arguments, **row) == 3
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.startswith("Error: ")
+    assert output.err.startswith("error: ")
     assert said in output.err
 
 

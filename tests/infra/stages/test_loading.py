@@ -68,7 +68,7 @@ def test_a_field_that_does_not_exist_is_told_without_a_traceback(program: list[s
     done = with_settings(["-m", *program], *TYPO)
     (said,) = [line for line in done.stderr.splitlines() if line and "!!" not in line]
     line = 1 + SETTINGS[: SETTINGS.index("        Stage(\n")].count("\n")
-    assert said.removeprefix("Error: ") == (
+    assert said.removeprefix("error: ") == (
         f"infra/settings.py: Stage has no field 'max_node'; did you mean 'max_nodes'? (line {line})"
     )
     assert (done.stdout, done.returncode) == ("", 3)
@@ -87,7 +87,7 @@ def test_a_field_that_does_not_exist_is_told_without_a_traceback(program: list[s
 def test_a_value_of_another_type_is_told_without_a_traceback(program: list[str], with_settings: Program) -> None:
     done = with_settings(["-m", *program], "max_nodes=16", "max_nodes='three'")
     (said,) = [line for line in done.stderr.splitlines() if line and "!!" not in line]
-    assert said.removeprefix("Error: ") == (
+    assert said.removeprefix("error: ") == (
         "infra/settings.py: stage 'prod': max_nodes: must be a whole number, not 'three'"
     )
     assert (done.stdout, done.returncode) == ("", 3)

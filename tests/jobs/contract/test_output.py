@@ -37,8 +37,8 @@ def test_a_program_ends_with_its_own_code_and_streams_stay_apart(redirections: s
 @pytest.mark.parametrize(
     ("redirections", "error"),
     [
-        (">&-", "Error: standard output is closed\nNext: "),
-        (">/dev/full", "Error: the output cannot be written: No space left on device\nNext: "),
+        (">&-", "error: standard output is closed\nNext: "),
+        (">/dev/full", "error: the output cannot be written: No space left on device\nNext: "),
     ],
 )
 def test_an_output_that_takes_nothing_is_one_sentence(redirections: str, error: str) -> None:

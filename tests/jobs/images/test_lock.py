@@ -74,7 +74,7 @@ def test_an_image_that_there_is_not_is_refused() -> None:
         [sys.executable, "-m", "jobs.images.lock", "gaudy"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "Error: image 'gaudy' not found; did you mean 'gaudi'?\n"
+    assert done.stderr == "error: image 'gaudy' not found; did you mean 'gaudi'?\n"
 
 
 def test_one_word_locks_every_image_of_a_release_each_after_its_parent(

@@ -223,6 +223,6 @@ def test_a_server_that_finds_no_docker_engine_says_so() -> None:
         check=False,
     )
     assert server.returncode == 3
-    assert server.stderr.startswith("Error: no Docker engine answers")
+    assert server.stderr.startswith("error: no Docker engine answers")
     assert "--executor process" in server.stderr
     assert "Traceback" not in server.stderr
