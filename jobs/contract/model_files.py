@@ -154,6 +154,11 @@ def faults(
                     "run it (CVE-2026-5241, CVE-2026-4372)",
                     next_step="find out who put it there; a model that needs no code of its own has no such line",
                 )
+            if "quantization_config" in configuration:
+                yield UsageError(
+                    f"{location} is quantized: its config.json has 'quantization_config', and jobs train whole weights",
+                    next_step="start from the model that it was made of",
+                )
             if classifies:
                 try:
                     class_names(configuration, location)

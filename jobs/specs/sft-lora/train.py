@@ -148,12 +148,15 @@ def main() -> None:
 
     trainer_class, arguments_class, of_device, with_it = trainer_classes()
     is_hpu, has_bf16 = bool(with_it), torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    model = AutoModelForCausalLM.from_pretrained(
+    model, found = AutoModelForCausalLM.from_pretrained(
         args.model,
+        output_loading_info=True,
         trust_remote_code=False,
         torch_dtype=torch.bfloat16 if is_hpu or has_bf16 else torch.float32,
         **({"attn_implementation": "eager"} if is_hpu else {}),
     )
+    if missing := sorted(found["missing_keys"]):  # transformers only warns
+        raise SystemExit(f"{args.model}: its files lack {len(missing)} weights: {missing[0]}, …")
     model.config.use_cache = False
     if is_hpu:  # GaudiTrainer asks a Llama for these, which only the models that Habana rewrote have
         for name in ("use_flash_attention", "flash_attention_recompute", "flash_attention_causal_mask"):

@@ -47,7 +47,7 @@ The others of transformers 4.51.3's PretrainedConfig remain:
 - `pad_token_id`: the tokenizer's if the model has none (`with_padding`).
 - `chunk_size_feed_forward`: the result is the same.
 - Generation's settings, `finetuning_task`, `prefix`, `task_specific_params`: no classifier reads them.
-- `auto_map`, `quantization_config` and adapters: refused or not obeyed, see jobs.contract.model_files.
+- `quantization_config` and adapters: refused by jobs.contract.model_files. `auto_map`: refused for unknown types.
 """
 
 

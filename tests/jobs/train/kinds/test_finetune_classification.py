@@ -1,6 +1,7 @@
 """A fine-tuning from the launcher's start to the files it leaves, over real ranks."""
 
 import csv
+import io
 import json
 import re
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from jobs.aws.connection import Aws
 from jobs.client.records import read_run
@@ -69,6 +71,11 @@ def test_two_ranks_train_evaluate_and_leave_everything_under_the_run(
     # Checkpoints: the newest two.
     assert run.complete_checkpoints() == [40, 48]
     assert not [name for name in run.keys("checkpoints/") if "step-40" not in name and "step-48" not in name]
+    states = [
+        torch.load(io.BytesIO(run.read(f"checkpoints/step-48/rng_state_{rank}.pth")), weights_only=False)["cpu"]
+        for rank in range(2)
+    ]
+    assert not torch.equal(*states), "both ranks draw the same dropout"
 
     # The receipt: what it cost, and what that figure is not.
     assert receipt.state == "succeeded"

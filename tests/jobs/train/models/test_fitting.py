@@ -217,6 +217,15 @@ def test_an_adapter_is_refused_for_it_names_another_model(tmp_path: Path) -> Non
     assert str(fault).startswith("s3://m is an adapter: it has adapter_config.json")
 
 
+def test_a_quantized_model_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    of_configuration(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True})(tmp_path)
+    contents = {"config.json": (tmp_path / "config.json").read_bytes()}
+    names = ["config.json", "model.safetensors", "tokenizer.json"]
+    (fault,) = model_files.faults("s3://m", names, contents)
+    assert str(fault).startswith("s3://m is quantized: its config.json has 'quantization_config'")
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_a_step_of_four_batches_is_that_of_one(kind: str, tmp_path: Path) -> None:

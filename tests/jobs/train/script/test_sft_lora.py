@@ -1,12 +1,15 @@
 """jobs/specs/sft-lora as it stands, with a small model and real text."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from safetensors.torch import load_file, save_file
 
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from tests.support.train.language_models import instructions, save_tiny_llama, write_lines
@@ -55,6 +58,24 @@ def test_it_leaves_a_model_that_answers_better_its_adapter_and_samples(
     )
     assert told.returncode == 0, told.stderr
     assert float(told.stdout) < 0.001
+
+
+def test_a_model_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    model = save_tiny_llama(tmp_path / "llama", chat_template=None)
+    weights = load_file(model / "model.safetensors")
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    data = write_lines(tmp_path / "data.jsonl", instructions(40))
+    done = subprocess.run(
+        [sys.executable, READY_SPECS / "sft-lora/train.py", model, data],
+        cwd=tmp_path,
+        env={**os.environ, **PACKAGES, "PYTHONPATH": f"{REPOSITORY}:{PACKAGES.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("its files lack 1 weights: model.layers.0.mlp.up_proj.weight, …")
 
 
 def _said(text: str) -> dict[str, str]:
