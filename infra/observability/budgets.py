@@ -80,7 +80,7 @@ class BudgetStop(Construct):
         events.Rule(
             self,
             "NewMonth",
-            description="Budgets begin anew, in UTC as AWS counts them",
+            description="Budgets start over, in UTC as AWS counts them",
             schedule=events.Schedule.cron(minute="5", hour="0", day="1"),
             targets=[target],
         )

@@ -43,7 +43,7 @@ requests of a client share some dozens of further tries, which the parts of larg
 when S3 fails altogether."""
 
 PATIENCE_SECONDS = 600.0
-"""For so long what has failed all its tries is begun anew: no job of hours may die of some minutes without S3."""
+"""For so long what has failed all its tries is started over: no job of hours may die of some minutes without S3."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -382,7 +382,7 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Re
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Return whether an operation that failed with `error` may well succeed when it is begun anew."""
+    """Return whether an operation that failed with `error` may well succeed when it is started over."""
     from boto3.exceptions import RetriesExceededError
 
     if not isinstance(error, Exception):

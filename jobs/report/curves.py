@@ -121,7 +121,7 @@ def points(run: RecordedRun) -> Iterator[Point]:
 def began(attempt: Attempt) -> str:
     """Return how an attempt began, after an earlier one had saved, and never more than is known."""
     if attempt.repeats_from_step is not None:
-        return f"began anew: it saved steps again that it had got back up to step {attempt.put_back_step}"
+        return f"started over: it saved steps again that it had got back up to step {attempt.put_back_step}"
     if attempt.put_back_step:
         return f"got checkpoint step-{attempt.put_back_step} back; whether the script read it is unknown"
     return f"resumed from step {attempt.resumed_from_step}"

@@ -98,7 +98,7 @@ class ResumeLaterError(Exception):
 
 
 class NodeFailedError(Exception):
-    """What this node needs it cannot have now, through no fault of the job's: a next attempt begins anew."""
+    """What this node needs it cannot have now, through no fault of the job's: a next attempt starts over."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def main() -> int:
     if code != INTERRUPTED_EXIT_CODE or "node 1" not in reason:
         wrong.append(f"exit code {code}; the lost node is{'' if 'node 1' in reason else ' not'} named")
     if resumed is None:
-        wrong.append("the second attempt began anew")
+        wrong.append("the second attempt started over")
     if difference:
         wrong.append(difference)
     print(f"{device}: the first node ended {seconds:.1f} s after the kill with {code}")

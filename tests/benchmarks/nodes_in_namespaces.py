@@ -168,7 +168,7 @@ def _interrupted(job: Job, way: str, network: Network, whole: Run) -> Row:
     if any(codes):
         wrong.append(f"attempt 2 ended with {codes}: {_reason(job.nodes[0])}")
     elif resumed is None:
-        wrong.append("attempt 2 began anew")
+        wrong.append("attempt 2 started over")
     elif difference := differences(job.run, whole):
         wrong.append(difference)
     return Row(

@@ -99,7 +99,7 @@ class Rules:
 
 
 def next_month(now: datetime) -> datetime:
-    """Return when budgets begin anew: AWS counts months in UTC."""
+    """Return when budgets start over: AWS counts months in UTC."""
     first = now.astimezone(timezone.utc).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return (first + timedelta(days=32)).replace(day=1)
 

@@ -135,7 +135,7 @@ class AttemptRecord:
         """Say where another attempt would begin. Whether there is one, only Batch knows."""
         status = RankStatus.read(self._scratch)
         if status.begins_anew:
-            where = "begins anew: it does not load its checkpoint"
+            where = "starts over: it does not load its checkpoint"
         elif complete(listing(self._s3, self._launch.run / CHECKPOINTS)):
             reads_itself = status.put_back_step is not None
             where = (
@@ -144,7 +144,7 @@ class AttemptRecord:
         elif self._launch.kind.makes is not None and status.last_step:
             where = "continues with what is not done yet"
         else:
-            where = "begins anew: it has saved no checkpoint"
+            where = "starts over: it has saved no checkpoint"
         return f"if it is started again, it {where}"
 
     def finish(self, end: End) -> None:

@@ -86,7 +86,7 @@ class Began:
     def _repeats(self, step: int, sign: str) -> None:
         self._repeats_from = step
         log.warning(
-            "warning: the script %s: it began anew, and what earlier attempts did after step %s is lost. "
+            "warning: the script %s: it started over, and what earlier attempts did after step %s is lost. "
             "Next: have the script load its newest checkpoint as it starts",
             sign,
             step,

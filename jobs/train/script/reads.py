@@ -1,6 +1,6 @@
 """Whether a script reads the checkpoints that were put back for it, by the kernel's own account (inotify).
 
-A script that has read one may still begin anew. One that has read none cannot have resumed.
+A script that has read one may still start over. One that has read none cannot have resumed.
 """
 
 import ctypes

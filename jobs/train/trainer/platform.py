@@ -73,7 +73,7 @@ class Platform:
         """Log that the script has not loaded its checkpoint. `call` is what loads it."""
         if self.rank.is_first:
             log.warning(
-                "warning: the script does not load its checkpoint, so each attempt begins anew and all that was done "
+                "warning: the script does not load its checkpoint, so each attempt starts over and all that was done "
                 "before is lost. Next: %s",
                 call,
             )

@@ -217,9 +217,9 @@ def test_an_interrupted_attempt_says_where_the_next_one_begins(
     def said(end: End) -> str | None:
         return record.with_outlook(end, comes_again=False).reason
 
-    assert said(end) == "SIGTERM; if it is started again, it begins anew: it has saved no checkpoint"
+    assert said(end) == "SIGTERM; if it is started again, it starts over: it has saved no checkpoint"
     object_store.write(s3, a_run / "checkpoints/step-8/model.safetensors", b"half of it")  # cut off: it has no manifest
-    assert said(end) == "SIGTERM; if it is started again, it begins anew: it has saved no checkpoint"
+    assert said(end) == "SIGTERM; if it is started again, it starts over: it has saved no checkpoint"
     object_store.write(s3, a_run / "checkpoints/step-4/manifest.json", b"{}")
     assert said(end) == "SIGTERM; if it is started again, it resumes from the newest checkpoint"
     # What says itself what was saved, or is not started again, stays as it is

@@ -302,7 +302,7 @@ def test_the_main_nodes_word_is_that_of_all(new_nodes: NewNodes, code: int, own:
         main.leave()
         assert followed.result(PATIENCE_SECONDS) == expected
     other.leave()
-    # Whoever is started again ends so too, at once; a resumed run, which is another job, begins anew
+    # Whoever is started again ends so too, at once; a resumed run, which is another job, starts over
     if code != 75:
         again = nodes.start(1)
         assert again.end.code == code

@@ -26,7 +26,7 @@ def test_a_stopped_rank_ends_the_attempt_and_is_named(run: Run, recipe: tuple[st
     assert launched.wait() == 75
     assert re.fullmatch(
         r"interrupted: rank 1 of node 0 \(.*last seen \w.* after step \d+\): no (step|sign of life) for 15 s; "
-        r"if it is started again, it begins anew: it has saved no checkpoint\n",
+        r"if it is started again, it starts over: it has saved no checkpoint\n",
         launched.lines[-1],
     ), launched.output
     # The one that trains beside it says no word either, but it is not the cause.
@@ -53,7 +53,7 @@ def test_a_rank_that_is_stopped_before_it_trains_ends_the_attempt_too(run: Run, 
     assert launched.wait() == 75
     assert launched.lines[-1] == (
         "interrupted: rank 0 of node 0 (stopped, last seen working): no sign of life for 3 s; "
-        "if it is started again, it begins anew: it has saved no checkpoint\n"
+        "if it is started again, it starts over: it has saved no checkpoint\n"
     )
     run.wait_until_gone()
 
@@ -76,7 +76,7 @@ def test_a_lost_node_ends_the_attempt_and_is_named(run: Run, recipe: tuple[str, 
     assert nodes[0].wait() == 75
     assert re.fullmatch(
         r"interrupted: node 1 lost: no sign of life for \d+ s; "
-        r"if it is started again, it (begins anew: it has saved no|resumes from the newest) checkpoint\n",
+        r"if it is started again, it (starts over: it has saved no|resumes from the newest) checkpoint\n",
         nodes[0].lines[-1],
     ), nodes[0].output
     assert run.receipt().state == "interrupted"
@@ -94,7 +94,7 @@ def test_a_start_that_is_never_complete_ends_and_names_the_node_that_is_missing(
     }
     launched = run.attempt(*recipe, options=["--start-timeout-seconds=0.5"], expect=75, **environment)
 
-    said = "node 1 did not come within 0.5 s; if it is started again, it begins anew: it has saved no checkpoint"
+    said = "node 1 did not come within 0.5 s; if it is started again, it starts over: it has saved no checkpoint"
     assert launched.lines[-1] == f"interrupted: {said}\n"
     assert run.recorded_attempt(1).reason == said
 

@@ -118,7 +118,7 @@ def test_a_rank_that_aborts_since_its_peers_are_gone_is_started_again(run: Run, 
     launched = run.attempt(kind="fabric-check", expect=75, program=FRESH_RANKS, PYTHONPATH=str(tmp_path))
     assert re.match(
         r"interrupted: rank 0 of node 0 lost its peers: .*remote process exited or there was a network error.*"
-        r"; if it is started again, it begins anew: it has saved no checkpoint\n",
+        r"; if it is started again, it starts over: it has saved no checkpoint\n",
         launched.lines[-1],
     ), launched.output
     assert run.recorded_attempt(1).exit_code == 75

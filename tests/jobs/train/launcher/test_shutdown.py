@@ -194,7 +194,7 @@ def test_a_rank_that_hangs_does_not_hold_the_launcher_beyond_its_time(run: Run, 
 
     assert launched.lines[-1] == (
         "interrupted: SIGTERM; not saved within 2 s; "
-        "if it is started again, it begins anew: it has saved no checkpoint\n"
+        "if it is started again, it starts over: it has saved no checkpoint\n"
     )
     run.wait_until_gone()
     assert not list(run.scratch.iterdir())

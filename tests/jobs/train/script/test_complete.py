@@ -296,7 +296,7 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
     save(tmp_path / "unread/mine/last", "last 1")
     assert unread.take("lives")
     status = RankStatus.read(tmp_path / "unread")
-    # THEN it has begun anew
+    # THEN it has started over
     assert status.put_back_step
     assert (status.resumed_from_step, status.repeats_from_step) == (0, 0)
     assert status.saved_at is not None

@@ -101,7 +101,7 @@ def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3
     # It saves nothing, so nobody is told of a checkpoint
     assert re.fullmatch(
         r"interrupted: SIGTERM; the script had not ended \d+ s after SIGTERM, and was killed; "
-        r"if it is started again, it begins anew: it has saved no checkpoint\n",
+        r"if it is started again, it starts over: it has saved no checkpoint\n",
         deaf.lines[-1],
     )
     assert psutil.wait_procs(children, timeout=10)[1] == [], "the one that has left its session, too"

@@ -176,7 +176,7 @@ def test_sft_of_trl_is_run_from_its_package(
     newest = run.complete_checkpoints()[-1]
     assert f"checkpoints/step-{newest}/output/checkpoint-{newest}/adapter_model.safetensors" in run.keys("checkpoints/")
 
-    # It asks for no checkpoint, so it begins anew, and comes to its end
+    # It asks for no checkpoint, so it starts over, and comes to its end
     run.attempt(*flags, attempt=2, **WARM_WITH_PACKAGES)
     assert {"output/adapter_config.json", "output/adapter_model.safetensors"} <= set(run.keys("output/"))
 
