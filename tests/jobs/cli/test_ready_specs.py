@@ -26,7 +26,7 @@ SEVERAL = ["en.jsonl", "de.jsonl", "fr.jsonl"]
 
 FINETUNING: dict[str, tuple[int, int, str | list[str]]] = {
     "finetune-mrpc": (1, 10, PAIRS),
-    "finetune-mrpc-8hpu": (8, 10, PAIRS),
+    "finetune-mrpc-8hpu": (8, 16, PAIRS),
     "finetune-banking77": (8, 12, SINGLE),
     "finetune-massive": (8, 12, SEVERAL),
     "finetune-yelp-ray": (1, 4, SINGLE),

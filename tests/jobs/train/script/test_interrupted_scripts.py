@@ -137,6 +137,30 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert not run.keys("output/checkpoint")
 
 
+GROUPS_AND_ACCUMULATES = (
+    TRAINER.replace("range(96)", "range(104)")  # 13 batches an epoch on each rank
+    .replace("max_steps=60", "max_steps=30, group_by_length=True, gradient_accumulation_steps=2")
+    .replace('save_strategy="steps", save_steps=10', 'save_strategy="best", metric_for_best_model="eval_loss"')
+    .replace("load_best_model_at_end=True, ", "")
+)
+
+
+def test_grouped_and_accumulated_batches_on_two_ranks_resume_within_an_epoch(
+    new_run: NewRun, s3: "S3Client", tmp_path: Path
+) -> None:
+    code = write_files(tmp_path / "code", {"train.py": GROUPS_AND_ACCUMULATES})
+    flags = script_flags(s3, code, "train.py")
+    whole = new_run()
+    whole.attempt(*flags, nproc=2, **WARM)
+    run = new_run()
+    first = run.start(*flags, nproc=2, **WARM)
+    first.wait_for_line("[progress] 14/30")
+    assert first.kill(signal.SIGTERM) == 75
+    second = run.attempt(*flags, nproc=2, attempt=2, **WARM)
+    assert any("start: resumed from checkpoint step-" in line for line in second.lines)
+    assert_same(run, whole, "output/model/model.safetensors")
+
+
 EVALUATES_EPOCHS = (
     TRAINER.replace(
         "max_steps=60, per_device_train_batch_size=4, logging_steps=7,",

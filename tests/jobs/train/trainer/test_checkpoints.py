@@ -387,8 +387,9 @@ def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(
     launched = chosen.attempt(*by_default, nproc=2)
     [line] = [line for line in launched.lines if line.startswith("checkpoints: every")]
     assert re.match(
-        r"checkpoints: every \d+ steps \(\d+ s\), after one at step \d+ to measure a save: a save holds the training "
-        r"up for at most \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's formula",
+        r"checkpoints: every [\d,]+ steps \(\d+ s\), after one at step \d+ to measure a save: a save holds the "
+        r"training up for at most \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's "
+        r"formula",
         line,
     )
     # The first, after a few steps, is what the interval is taken from, which is longer than this training.
