@@ -114,10 +114,10 @@ def _run(steps: "Steps") -> Path:
 
 
 def _say_next(folder: Path) -> None:
-    """Name the next commands, as this shell can run them: `make demo` runs one that need not be on its PATH."""
+    """Name the next commands, as the user's shell can run them. make has put the program on its own PATH only."""
     here = Path(sys.argv[0])
     found = shutil.which("trainyard")
-    is_found = found is not None and Path(found).absolute() == here.absolute()
+    is_found = found is not None and Path(found).absolute() == here.absolute() and "MAKELEVEL" not in os.environ
     program = "trainyard" if is_found or not here.is_file() else shlex.quote(os.path.relpath(here))
     print_text("\nThe page above shows in any browser. Next:")
     commands(

@@ -82,12 +82,13 @@ def test_the_commands_that_the_demo_ends_with_work_in_its_shell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # GIVEN the program beside the folder, as `make demo` runs it, and not on the PATH
+    # GIVEN the program beside the folder, as `make demo` runs it: on the PATH of make, not on that of the shell
     (tmp_path / ".venv/bin").mkdir(parents=True)
     program = tmp_path / ".venv/bin/trainyard"
     program.symlink_to(TRAINYARD)
     monkeypatch.setattr(sys, "argv", [str(program), "demo"])
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("MAKELEVEL", "1")
     demo._say_next(Path("runs") / runs[0].name)
     steps = [line.strip().split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     assert steps == [
@@ -97,7 +98,7 @@ def test_the_commands_that_the_demo_ends_with_work_in_its_shell(
     ]
     shell = ["sh", "-c", steps[0]]
     assert subprocess.run(shell, env={**clean_environment, "PATH": "/usr/bin:/bin"}, check=False).returncode == 0
-    # WHEN it is on the PATH, THEN its name is enough
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    # WHEN it is on the shell's own PATH, THEN its name is enough
+    monkeypatch.delenv("MAKELEVEL")
     demo._say_next(runs[0])
     assert f"\n  trainyard receipt {runs[0]} " in capsys.readouterr().out
