@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,3 +261,13 @@ def test_a_step_of_four_batches_is_that_of_one(kind: str, tmp_path: Path) -> Non
     (loss, weights), (loss_of_four, weights_of_four) = trained(1), trained(4)
     assert loss_of_four == pytest.approx(loss, abs=1e-3)
     assert torch.allclose(weights_of_four, weights, atol=1e-5)
+
+
+def test_a_padding_token_that_only_the_tokenizer_has_lets_batches_of_several_texts_pass(tmp_path: Path) -> None:
+    saved(tmp_path, "gpt2", pad_token_id=None)
+    model = start(tmp_path).model
+    batch = {"input_ids": torch.tensor([[5, 6, 7], [5, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    with pytest.raises(ValueError, match="padding token"):
+        model(**batch)
+    fitting.with_padding(model, SimpleNamespace(pad_token_id=0))
+    assert model(**batch).logits.shape == (2, 2)
