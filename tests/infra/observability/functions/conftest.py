@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import boto3
 import pytest
 
 from jobs.contract.stage import queue_parameter
@@ -125,6 +126,7 @@ def _endpoint(embedded_aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it keeps the credentials that it was made with
 
 
 @pytest.fixture(scope="session")
