@@ -43,7 +43,7 @@ requests of a client share some dozens of further tries, which the parts of larg
 when S3 fails altogether."""
 
 PATIENCE_SECONDS = 600.0
-"""For so long what has failed all its tries is started over: no job of hours may die of some minutes without S3."""
+"""How long an operation is started over after all its tries have failed: an S3 outage of minutes ends no job."""
 
 _LONGEST_PAUSE_SECONDS = 30.0
 
