@@ -20,7 +20,6 @@ from jobs.cli.options import (
     BuildArguments,
     Detach,
     DryRun,
-    Follow,
     Network,
     NoCheck,
     Output,
@@ -132,7 +131,6 @@ def submit(
     ],
     no_check: NoCheck = False,
     dry_run: DryRun = False,
-    follow: Follow = False,
     wait: Wait = False,
     detach: Detach = False,
     yes: Yes = False,
@@ -156,7 +154,7 @@ def submit(
 
     if ctx.obj.team is not None:
         raise typer.BadParameter("a spec says who pays: --set team=TEAM", param_hint="--team")
-    how = _how(dry_run=dry_run, follow=follow, wait=wait, detach=detach)
+    how = _how(dry_run=dry_run, wait=wait, detach=detach)
     command.submit(
         ctx.obj.aws(),
         ctx.obj.stage,
@@ -174,17 +172,12 @@ def resume(
     ctx: typer.Context,
     *,
     run: Run,
-    capacity: Annotated[
-        Literal["spot", "on-demand"] | None, typer.Option(help="Where it goes on; default: as before.")
-    ] = None,
-    attempts: Annotated[int | None, typer.Option(help="How often it may start from here on.")] = None,
-    timeout_hours: Annotated[float | None, typer.Option(help="Wall-clock limit of one attempt.")] = None,
-    max_usd: Annotated[float | None, typer.Option(help="What it may cost, the attempts until now included.")] = None,
-    max_hours: Annotated[float | None, typer.Option(help="The same in instance hours.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Replace a value of the spec: --set arguments.log_every_steps=5"
+            "--set",
+            metavar="KEY=VALUE",
+            help="Replace a value of the spec: --set max_usd=20, --set resources.capacity=on-demand",
         ),
     ] = None,
     allow_changes: Annotated[
@@ -195,7 +188,6 @@ def resume(
     ] = False,
     no_check: NoCheck = False,
     dry_run: DryRun = False,
-    follow: Follow = False,
     wait: Wait = False,
     detach: Detach = False,
     yes: Yes = False,
@@ -207,21 +199,13 @@ def resume(
     """
     from jobs.cli.resume import resume as command
 
-    given = {
-        "resources.capacity": capacity,
-        "attempts": attempts,
-        "timeout_hours": timeout_hours,
-        "max_usd": max_usd,
-        "max_hours": max_hours,
-    }
-    replaced = [f"{key}={value}" for key, value in given.items() if value is not None]
     command(
         ctx.obj.aws(),
         ctx.obj.stage,
         run,
-        [*replaced, *(overrides or [])],
+        overrides or [],
         allow_changes=allow_changes,
-        how=_how(dry_run=dry_run, follow=follow, wait=wait, detach=detach),
+        how=_how(dry_run=dry_run, wait=wait, detach=detach),
         yes=yes,
         output=output,
         look_inside=not no_check,

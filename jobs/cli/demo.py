@@ -90,7 +90,7 @@ def _run(steps: "Steps") -> Path:
         for done in demo_data.stage(aws, _inputs(spec, stage), STATE_FOLDER / "cache"):
             steps.say(done)
 
-    with steps.step(f"trainyard submit {os.path.relpath(SPEC)} --follow"):
+    with steps.step(f"trainyard submit {os.path.relpath(SPEC)}"):
         planned = plan_run(aws, stage, spec)
         tables.show(tables.plan_table(planned, embedded=stage.embedded), on=tables.stderr())
         job_id = send(aws, planned)

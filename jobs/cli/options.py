@@ -51,7 +51,6 @@ Network = Annotated[str | None, typer.Option(metavar="MODE", help="Docker's netw
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check everything, print the exact SubmitJob request, submit nothing.")
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Stream the log until the job ends (the default).")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until the job ends, without its log.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Return as soon as the job is submitted.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")]

@@ -368,7 +368,7 @@ def raise_failure(job: Job, *, cause: Job | None = None, receipt: Receipt | None
     reason = (last.reason if last else "") or job.reason
     # What another start alone may finish; whose own fault it was should read the log.
     interrupted = job.timed_out or is_reclaim(reason, last.exit_code if last else None)
-    longer = " --timeout-hours HOURS" if job.timed_out else ""
+    longer = " --set timeout_hours=HOURS" if job.timed_out else ""
     newest = receipt.attempts[-1] if receipt else None
     said = newest.reason if newest and newest.job_id == job.id and reason == EXITED_REASON else None
     raise kind(

@@ -35,7 +35,7 @@ def why(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if ended_by:
         console.print(Text(f"{job.run_id} has ended: {printable(ended_by)}"), soft_wrap=True)
         if job.timed_out:
-            console.print(f"next: trainyard resume {job.run_id} --timeout-hours HOURS", soft_wrap=True)
+            console.print(f"next: trainyard resume {job.run_id} --set timeout_hours=HOURS", soft_wrap=True)
         elif swept is not None:
             console.print(f"next: trainyard sweep {job.run_id}, then trainyard resume {job.run_id}", soft_wrap=True)
         elif job.state == "FAILED" and job.log_streams:

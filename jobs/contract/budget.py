@@ -130,13 +130,12 @@ def reached(
     price = f"at the recorded {MARKET[capacity or 'on-demand']} price"
     if capacity == "spot" and spot_usd_per_hour is not None:
         price = f"at EC2's Spot price of {spot_usd_per_hour:g} USD an hour"
-    option, more = f"--{left.key.replace('_', '-')}", f"{left.limit * 2:g}"
     hours = f"{so_far.instance_hours:.2f} instance hours"
     used = f"{so_far.usd:.2f} USD of max_usd {left.limit:.2f} used, {price}, in {hours}"
     if left.key == "max_hours":
         used = f"{hours} of max_hours {left.limit:g} used, {so_far.usd:.2f} USD {price}"
     rest = _rest(left, points, of_new_point=of_new_point)
-    return f"budget: {used}; {rest}. Next: trainyard resume {run_id} {option} {more}"
+    return f"budget: {used}; {rest}. Next: trainyard resume {run_id} --set {left.key}={left.limit * 2:g}"
 
 
 def _rest(left: Left, points: int, *, of_new_point: bool) -> str:

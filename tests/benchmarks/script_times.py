@@ -4,7 +4,7 @@ python -m tests.benchmarks.script_times                    both; five submission
 python -m tests.benchmarks.script_times --only callback    one of them, or: first-line
 python -m tests.benchmarks.script_times --submissions 3 --steps 500     fewer
 
-First line: `trainyard submit --follow` of a folder with a script that prints one line, on an embedded AWS of its own
+First line: `trainyard submit` of a folder with a script that prints one line, on an embedded AWS of its own
 whose jobs are processes. The first submission uploads the folder; those after it are warm. The seconds run from the
 start of the command to the line on its output, and are told apart.
 
@@ -135,7 +135,7 @@ def _first_lines(folder: Path, submissions: int) -> None:
         for number in range(submissions):
             started = time.time()
             followed = subprocess.Popen(
-                [*program, "submit", "spec.yaml", "--follow", "--yes"],
+                [*program, "submit", "spec.yaml", "--yes"],
                 cwd=folder / "submits",
                 env={**here, **environment, "PYTHONPATH": str(Path.cwd())},
                 stdout=subprocess.PIPE,

@@ -14,9 +14,7 @@ def test_the_ready_spec_checks_this_machine(
 ) -> None:
     quick = ("arguments.largest_message_bytes=4096", "arguments.seconds_per_measurement=0.02")
     settings = [part for setting in quick for part in ("--set", setting)]
-    finished = trainyard(
-        "submit", READY_SPECS / "fabric-check.yaml", *settings, "--follow", environment=deployed_environment
-    )
+    finished = trainyard("submit", READY_SPECS / "fabric-check.yaml", *settings, environment=deployed_environment)
     assert finished.returncode == 0, finished.stderr + finished.stdout
     assert re.search(r"\n  all-reduce +4 KiB +[\d.]+ us +[\d.e-]+ GB/s +[\d.e-]+ GB/s  node 0\n", finished.stdout)
 

@@ -90,7 +90,7 @@ def following(
     with (
         (tmp_path / "stderr").open("w") as stderr,
         subprocess.Popen(
-            [TRAINYARD, "submit", spec, "--stage", STAGE, "--follow", "-y"],
+            [TRAINYARD, "submit", spec, "--stage", STAGE, "-y"],
             cwd=tmp_path,
             env={**clean_environment, **environment_of(embedded_aws.endpoint)},
             stdout=subprocess.PIPE,
@@ -203,7 +203,7 @@ def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
     assert "\nended by              SIGTERM; saved step " in receipt
 
     resumed = trainyard(
-        *("resume", run_id, "--stage", STAGE, "--capacity", "on-demand", "-o", "json"),
+        *("resume", run_id, "--stage", STAGE, "--set", "resources.capacity=on-demand", "-o", "json"),
         environment=environment,
         timeout_seconds=300,
     )
@@ -250,7 +250,7 @@ def test_two_nodes_that_start_together_start_again_together_when_the_main_one_is
     with (
         (tmp_path / "stderr").open("w") as stderr,
         subprocess.Popen(
-            [TRAINYARD, "submit", spec, "--stage", STAGE, "--follow", "-y", *sets(settings)],
+            [TRAINYARD, "submit", spec, "--stage", STAGE, "-y", *sets(settings)],
             cwd=tmp_path,
             env={**clean_environment, **environment},
             stdout=subprocess.PIPE,
@@ -294,7 +294,7 @@ def test_the_ready_spec_for_several_nodes_checks_what_is_between_them(
     )
     environment = environment_of(embedded_aws.endpoint)
     finished = trainyard(
-        *("submit", READY_SPECS / "fabric-check-multinode.yaml", "--stage", STAGE, "--follow", "-y", *sets(settings)),
+        *("submit", READY_SPECS / "fabric-check-multinode.yaml", "--stage", STAGE, "-y", *sets(settings)),
         environment=environment,
     )
     assert finished.returncode == 0, finished.stderr + finished.stdout

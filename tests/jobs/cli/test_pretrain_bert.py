@@ -66,7 +66,7 @@ class Pipeline:
     ) -> None:
         values = {key: value for key, value in SMALL.items() if key.partition(".")[0] in names}
         overrides = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
-        command = ["submit", spec, "--follow", "-o", "json", *overrides]
+        command = ["submit", spec, "-o", "json", *overrides]
         finished = trainyard(*command, environment=environment, timeout_seconds=_SECONDS)
         assert finished.returncode == 0, finished.stderr
         self.log = finished.stderr

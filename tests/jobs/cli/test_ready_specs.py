@@ -82,7 +82,7 @@ def test_a_published_training_learns_from_other_data(
     }
     settings = [f"--set=arguments.{key}={json.dumps(value)}" for key, value in given.items()]
 
-    finished = submit(READY_SPECS / f"{name}.yaml", "--follow", "-o", "json", *settings)
+    finished = submit(READY_SPECS / f"{name}.yaml", "-o", "json", *settings)
 
     assert finished.returncode == 0, finished.stderr
     receipt = json.loads(finished.stdout)["receipt"]
@@ -116,7 +116,7 @@ def test_the_demos_training_learns_from_real_reviews_with_real_weights(
         embedded.s3.put_object(Bucket=place.bucket, Key=place.key, Body=b"".join(lines[:count]))
     settings = [f"--set=arguments.{name}=data://ready/reviews/{place}" for name, place in places.items()]
 
-    finished = submit(READY_SPECS / "finetune-reviews.yaml", "--follow", "-o", "json", *settings)
+    finished = submit(READY_SPECS / "finetune-reviews.yaml", "-o", "json", *settings)
 
     assert finished.returncode == 0, finished.stderr
     result = json.loads(finished.stdout)["receipt"]["result"]

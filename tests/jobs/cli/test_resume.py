@@ -93,7 +93,16 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
 
     # What decides nothing of the result may be changed at any time.
     free = resume(
-        *(run_id, "--dry-run", "--attempts", "7", "--timeout-hours", "1", "--set", "arguments.log_every_steps=3")
+        *(
+            run_id,
+            "--dry-run",
+            "--set",
+            "attempts=7",
+            "--set",
+            "timeout_hours=1",
+            "--set",
+            "arguments.log_every_steps=3",
+        )
     )
     assert free.returncode == 0, free.stderr
     request = json.loads(free.stdout)
@@ -101,7 +110,7 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
     another = resume(run_id, "--set", "team=product")
     assert another.returncode == 2
     assert "is a run of team 'research', which it keeps" in another.stderr
-    on_demand = resume(run_id, "--capacity", "on-demand")
+    on_demand = resume(run_id, "--set", "resources.capacity=on-demand")
     assert on_demand.returncode == 2
     assert "stage 'dev' has no On-Demand queue" in on_demand.stderr
     assert jobs_of(embedded, stage, run_id) == [failed.ended.id]
@@ -206,7 +215,7 @@ def test_where_batch_refuses_the_job_all_is_as_before(
 
     before = files()
     faulty.faults["submitjob"].append(Fault("answer", status=403, code="AccessDeniedException"))
-    refused = trainyard("resume", run_id, "--attempts", "9", "--detach", environment=environment_of(faulty.url))
+    refused = trainyard("resume", run_id, "--set", "attempts=9", "--detach", environment=environment_of(faulty.url))
     assert refused.returncode != 0
     assert files() == before
     assert resume(run_id, "--detach").returncode == 0
@@ -261,7 +270,7 @@ def test_a_run_that_its_budget_ended_says_so_and_goes_on_with_a_larger_one(
     refused = resume(run_id, "--dry-run")
     assert refused.returncode == 2
     assert f"{row.spot_usd_per_hour / 2:.2f} of 2.00 USD are used up" in refused.stderr
-    larger = resume(run_id, "--dry-run", "--max-usd", "10")
+    larger = resume(run_id, "--dry-run", "--set", "max_usd=10")
     assert larger.returncode == 0, larger.stderr
     assert "of 10.00 USD used until now" in larger.stderr
     assert '"--max-usd=10.0"' in larger.stdout
@@ -304,10 +313,10 @@ def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
     }.items():
         embedded.s3.put_object(Bucket=location.bucket, Key=(location / name).key, Body=content)
 
-    used_up = resume(run_id, "--dry-run", "--max-hours", "2.5")
+    used_up = resume(run_id, "--dry-run", "--set", "max_hours=2.5")
     assert used_up.returncode == 2
     assert "3.00 of 2.5 instance hours are used up" in used_up.stderr
-    found = resume(run_id, "--dry-run", "--max-hours", "9")
+    found = resume(run_id, "--dry-run", "--set", "max_hours=9")
     assert found.returncode == 0, found.stderr
     assert "3.00 of 9 instance hours used until now" in found.stderr
     assert "no receipt can be read: the budget counts the run's 2 recorded attempts" in found.stderr

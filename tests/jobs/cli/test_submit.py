@@ -189,7 +189,7 @@ def test_a_job_that_fails_by_its_own_fault_ends_with_1_and_the_end_of_its_log(su
 
 
 def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainyard, spec: Path) -> None:
-    finished = submit(spec, "--follow", "-o", "json")
+    finished = submit(spec, "-o", "json")
     assert finished.returncode == 1
     result = json.loads(finished.stdout)
     assert is_run_id(result["run_id"])
@@ -322,7 +322,7 @@ def test_a_training_is_followed_to_its_result_and_fetched(
     spec = tmp_path / "tiny.yaml"
     spec.write_text(yaml.safe_dump({"name": "tiny", "job": "finetune-classification", "arguments": arguments}))
 
-    finished = submit(spec, "--follow")
+    finished = submit(spec)
     assert finished.returncode == 0, finished.stderr
     lines = finished.stdout.splitlines()
     run_id = lines[0]

@@ -204,5 +204,5 @@ def test_a_job_whose_time_is_over_says_so_and_how_to_give_it_more(
     shown = trainyard("why", job.run_id, environment=environment_of(deployed_aws.endpoint))
     assert shown.stderr.splitlines() == [
         f"{job.run_id} has ended: its timeout_hours were over",
-        f"next: trainyard resume {job.run_id} --timeout-hours HOURS",
+        f"next: trainyard resume {job.run_id} --set timeout_hours=HOURS",
     ]

@@ -295,7 +295,7 @@ def test_a_job_that_ran_out_of_its_time_is_told_from_one_that_failed(embedded: A
     with pytest.raises(TimedOutError, match="exceeded timeout") as error:
         raise_failure(job)
     assert error.value.exit_code == 124
-    assert error.value.next_step == "trainyard resume slow-20260131-120000-beef --timeout-hours HOURS"
+    assert error.value.next_step == "trainyard resume slow-20260131-120000-beef --set timeout_hours=HOURS"
 
 
 def jobs_of(aws: Aws, plan: Plan) -> list[str]:

@@ -52,7 +52,7 @@ def test_the_limit_that_is_reached_first_counts() -> None:
     said = reached(left, so_far, run_id=RUN_ID, capacity="spot")
     used = "7.00 USD of max_usd 10.93 used, at the recorded Spot price, in 2.00 instance hours"
     kept = "the rest is kept for saving, 2 minutes"
-    assert said == f"budget: {used}; {kept}. Next: trainyard resume {RUN_ID} --max-usd 21.86"
+    assert said == f"budget: {used}; {kept}. Next: trainyard resume {RUN_ID} --set max_usd=21.86"
     # Of a sweep, whose points share a budget, the rule is another: each needs the time to save, or to begin.
     for points, new, rule in (
         (2, False, "the rest is kept for saving, 2 minutes for each of the 2 points that run"),

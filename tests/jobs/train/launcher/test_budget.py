@@ -55,7 +55,7 @@ def test_two_nodes_save_and_stop_before_they_pass_a_budget_and_do_not_start_agai
     assert said.startswith("budget: 0.")
     assert f" USD of max_usd {budget:.2f} used, " in said
     assert "; the rest is kept for saving, 2 minutes. " in said
-    assert said.endswith(f"Next: trainyard resume {name} --max-usd {2 * budget:g}")
+    assert said.endswith(f"Next: trainyard resume {name} --set max_usd={2 * budget:g}")
     assert nodes[1].lines[-1] == f"error: the run has ended: {said}\n"
     assert not any("Traceback" in node.output for node in nodes)
     run.wait_until_gone()

@@ -156,7 +156,7 @@ def test_a_budget_that_others_use_up_stops_a_point_and_none_is_begun_any_more(
     assert (stopped.ended, stopped.starts) == ("stopped", 1)
     assert stopped.reason.startswith("budget: 9.99 instance hours of max_hours 10 used, ")
     assert "; the rest is kept for saving, 2 minutes for each of the 2 points that run. " in stopped.reason
-    assert "--max-hours 20" in stopped.reason
+    assert "--set max_hours=20" in stopped.reason
     assert not (tmp_path / "begun-2").exists()
     # Another worker that comes then begins none either, and says why.
     assert make_worker(child=1, max_hours=10).work() == SWEEP_OVER_EXIT_CODE
