@@ -58,7 +58,7 @@ def show_estimate(
             models = ", ".join(dict.fromkeys(f"'{model_name(point.entrypoint_arguments())}'" for point in points))
             raise NotFoundError(
                 f"nothing is known of {models} in '{spec.job}': no run of it has succeeded in this stage, and no "
-                "figure is published in jobs/client/throughputs.toml",
+                "figure is published in jobs/client/throughputs.jsonl",
                 next_step="submit a short run of it, whose records are then reckoned from",
             )
         samples = sum(work.samples for work in works)

@@ -8,12 +8,10 @@ import functools
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from jobs.aws.connection import Aws
-from jobs.client import price_cache
 from jobs.contract.instance_types import InstanceType
 from jobs.contract.phases import ended_at
 from jobs.contract.prices import Prices, Quote, recorded
@@ -25,27 +23,16 @@ _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 """Ends of the names of AWS's endpoints, VPC endpoints and dual-stack ones included."""
 
 
-FRESH_SECONDS = {"on-demand": 86400.0, "spot": 3600.0}
-"""For so long an answer of AWS counts: On-Demand prices change now and then, those of Spot some times a day."""
-
-
 @functools.cache
 def current_prices(aws: Aws, row: InstanceType) -> Prices:
     """Return what an hour costs now in the connection's region; where AWS does not say, the recorded price.
 
-    What AWS said is kept on this machine for a while (`FRESH_SECONDS`), and the quote says of when it is. AWS is asked
-    at its own endpoints only: what stands in for it has no prices.
+    AWS is asked at its own endpoints only: what stands in for it has no prices.
     """
     kept = recorded(row)
     if not (urlsplit(aws.endpoint).hostname or "").endswith(_OF_AWS):
         return kept
-    said = {
-        market: price_cache.quote(
-            f"{aws.ec2.meta.region_name} {row.name} {market}", partial(ask, aws, row), FRESH_SECONDS[market]
-        )
-        for market, ask in (("on-demand", _on_demand), ("spot", _spot))
-    }
-    return Prices(on_demand=said["on-demand"] or kept.on_demand, spot=said["spot"] or kept.spot)
+    return Prices(on_demand=_on_demand(aws, row) or kept.on_demand, spot=_spot(aws, row) or kept.spot)
 
 
 def _today() -> str:

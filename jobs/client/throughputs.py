@@ -1,13 +1,14 @@
-"""Published throughputs: rows of throughputs.toml, each with its date and its source."""
+"""Published throughputs, a line of throughputs.jsonl each: `trainyard estimate` uses them if the stage has no such run.
 
+A line names what was trained, on which cards, when, and the source. No figure is there that its source does not have;
+`start_seconds` is computed from the times in the source, as it says.
+"""
+
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomllib
-
 from jobs.contract.arguments import Arguments
-
-THROUGHPUTS_FILE = Path(__file__).with_name("throughputs.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class Throughput:
 
 
 def throughputs() -> list[Throughput]:
-    rows = tomllib.loads(THROUGHPUTS_FILE.read_text(encoding="utf-8"))["throughput"]
-    return [Throughput(**row) for row in rows]
+    lines = Path(__file__).with_name("throughputs.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Throughput(**json.loads(line)) for line in lines]
 
 
 def model_name(arguments: Arguments) -> str:

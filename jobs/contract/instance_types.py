@@ -140,7 +140,7 @@ _ROWS = (
         # Seven of a card's ten ports of 100 Gbit/s lead to the other seven cards (Habana's Gaudi white paper). For the
         # multiplication nothing is published [?].
         link_gigabytes_per_second=87.5,
-        # By the same published runs (throughputs.toml: MRPC, 3 x 3,668 sequences of 128 tokens, BERT-large with 335M
+        # By the same published runs (throughputs.jsonl: MRPC, 3 x 3,668 sequences of 128 tokens, BERT-large with 335M
         # parameters): 165.4 samples/s x 128 x 6 x 335e6 = 42.6 TFLOP/s on one card.
         training_teraflops=42.6,
         # And what is left of their times: 90.7 s - 11,004 / 165.4 on one card, 60.6 s - 11,004 / 877 on eight. They had

@@ -1,31 +1,25 @@
 """Prices as AWS answers them, by botocore's own model of the answers; and the recorded row where it does not."""
 
 import json
-import re
-import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from botocore.stub import ANY, Stubber
 
 from jobs.aws.connection import Aws
-from jobs.client import price_cache
 from jobs.client.prices import current_prices, spot_paid
 from jobs.contract.instance_types import instance_type
-from jobs.contract.prices import Prices, recorded
+from jobs.contract.prices import recorded
 from jobs.contract.records import Attempt, SpotPaid
 
 ROW = instance_type("p4d.24xlarge")
 
 
 @pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Aws]:
-    """A connection to a region of AWS, none of whose requests leaves this process; nothing is kept yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
+    """A connection to a region of AWS, none of whose requests leaves this process."""
     for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -78,36 +72,6 @@ def test_aws_is_asked_and_its_answer_said_with_its_zones(aws: Aws) -> None:
     assert prices.on_demand.usd_per_hour == 21.957642
     assert prices.on_demand.source == "AWS's Price List API, us-west-2"
     assert prices.spot.date == prices.on_demand.date == f"{datetime.now(timezone.utc):%Y-%m-%d}"
-
-
-def test_a_later_command_asks_again_once_an_answer_is_no_longer_fresh(
-    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def later(seconds: float) -> Prices:
-        """What another process finds then."""
-        now = time.time() + seconds
-        with monkeypatch.context() as patch:
-            patch.setattr(price_cache, "time", SimpleNamespace(time=lambda: now))
-            current_prices.cache_clear()
-            return current_prices(aws, ROW)
-
-    ec2, pricing = asked(aws, history=[spot("us-west-2a", "9.10", 11)], products=[product(("Hrs", "21.5"))])
-    with ec2, pricing:
-        first = later(0)
-        again = later(3000)
-        assert (again.spot.usd_per_hour, again.on_demand.usd_per_hour) == (9.10, 21.5)
-        assert re.fullmatch(rf"{first.spot.source}, asked at \d\d:\d\d UTC", again.spot.source)
-    # Of Spot an hour is too long, and by then nobody answers.
-    with Stubber(aws.quick_ec2) as ec2, Stubber(aws.pricing):
-        ec2.add_client_error("describe_spot_price_history", "UnauthorizedOperation")
-        stale = later(4000)
-        assert stale.spot == recorded(ROW).spot
-        assert stale.on_demand.usd_per_hour == 21.5
-    # Another type and another region have prices of their own, and a damaged file counts for nothing.
-    (tmp_path / "trainyard/prices.json").write_text('{"us-west-2 p4d.24xlarge spot": {"at": "x"}, ')
-    ec2, pricing = asked(aws, history=None, products=None)
-    with ec2, pricing:
-        assert later(10) == recorded(ROW)
 
 
 @pytest.mark.parametrize(
