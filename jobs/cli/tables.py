@@ -208,7 +208,7 @@ def _sweep(plan: Plan) -> str:
 def code_text(pack: Pack) -> str:
     """Return which code is submitted, in some words."""
     commit = f", commit {pack.commit[:12]}{' and changes' if pack.dirty else ''}" if pack.commit else ", in no commit"
-    return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.source}{commit}"
+    return f"{counted(len(pack.files), 'file')}, {size(pack.bytes)} of {pack.folder}{commit}"
 
 
 def _price(plan: Plan, *, embedded: bool) -> str:

@@ -1,4 +1,4 @@
-"""Code of a folder or a repository: chosen as git would, checked, packed alike each time, uploaded once, given back."""
+"""Code of a folder: chosen as git would, checked, packed alike each time, uploaded once, given back."""
 
 import gzip
 import hashlib
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.client.git_code import fetched
 from jobs.client.secrets import MAX_LOOKED_AT_BYTES, secret_content, secret_name
 from jobs.contract.code import (
     CODE_RECORD,
-    GIT,
     MAX_CODE_BYTES,
     MAX_CODE_FILES,
     OWN_NAMES,
     CodeFile,
     CodeRecord,
-    GitSource,
     Pack,
     is_packed,
     read_archive,
@@ -34,7 +31,6 @@ from jobs.contract.errors import (
     ConfigurationError,
     NotFoundError,
     TimedOutError,
-    TrainyardError,
     UsageError,
     did_you_mean,
 )
@@ -66,10 +62,7 @@ def packed(spec: JobSpec, stage: DeployedStage) -> tuple[JobSpec, Pack | None]:
     code = getattr(arguments, "code", None)
     if code is None or is_packed(code):
         return spec, None
-    if code.startswith(GIT):
-        pack = _pack_fetched(GitSource.parse(code))
-    else:
-        pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves what names nobody as it is
+    pack = pack_folder(Path(os.path.expanduser(code)))  # noqa: PTH111 - leaves what names nobody as it is
     _check_command(arguments, pack)  # type: ignore[arg-type]  # the one kind with code
     location = pack.location(stage.run_bucket, spec.team)
     return spec.model_copy(update={"arguments": {**spec.arguments, "code": str(location)}}), pack
@@ -87,10 +80,6 @@ def pack_folder(folder: Path) -> Pack:
             next_step="name the folder that the script lies in; a path counts from the working directory",
         )
     commit, dirty = _commit(folder)
-    return _pack(folder, commit=commit, dirty=dirty, source=str(folder))
-
-
-def _pack(folder: Path, *, commit: str | None, dirty: bool, source: str) -> Pack:
     names = _without_ignored(folder, _names(folder))
     if not names:
         raise UsageError(
@@ -99,21 +88,7 @@ def _pack(folder: Path, *, commit: str | None, dirty: bool, source: str) -> Pack
         )
     _check_names(folder, names)
     files = tuple(_described(folder, name) for name in names)
-    return Pack(folder=folder, files=files, commit=commit, dirty=dirty, source=source)
-
-
-def _pack_fetched(source: GitSource) -> Pack:
-    """Return the code of a repository, fetched; what is wrong with it is told of the repository, not of its copy."""
-    folder, commit = fetched(source)
-    try:
-        return _pack(folder, commit=commit, dirty=False, source=str(source))
-    except TrainyardError as error:
-        raise type(error)(
-            error.args[0].replace(str(folder), str(source)),
-            next_step="clone the repository, name in its .trainyardignore what no job needs, and name that folder"
-            if isinstance(error, UsageError)
-            else "clone the repository, and see what git prints in that folder",
-        ) from None
+    return Pack(folder=folder, files=files, commit=commit, dirty=dirty)
 
 
 def put_code(aws: Aws, plan: Plan, *, sent: Callable[[int, int], None] = lambda *_: None) -> bool:
@@ -326,7 +301,7 @@ def _check_command(arguments: "Script", pack: Pack) -> None:
             alike = [other for other in names if other.endswith(Path(name).suffix)]
             hint = "" if ignored else did_you_mean(name, alike)
             raise UsageError(
-                f"arguments.{argument}: {pack.source} has no file '{name}'"
+                f"arguments.{argument}: {pack.folder} has no file '{name}'"
                 + (f" among those that are packed: .gitignore or {IGNORE_FILE} names it" if ignored else hint),
                 next_step="paths of the command count from the folder of the code",
             )
@@ -334,7 +309,7 @@ def _check_command(arguments: "Script", pack: Pack) -> None:
         module = arguments.words[1].replace(".", "/")
         local = any(name.startswith(f"{module.split('/')[0]}/") for name in names)
         if local and not {f"{module}.py", f"{module}/__main__.py"} & set(names):
-            raise UsageError(f"arguments.command: {pack.source} has no module '{arguments.words[1]}'")
+            raise UsageError(f"arguments.command: {pack.folder} has no module '{arguments.words[1]}'")
 
 
 def _commit(folder: Path) -> tuple[str | None, bool]:

@@ -9,13 +9,11 @@ The fingerprint is that of names, contents and the right to be executed, so the 
 import hashlib
 import io
 import json
-import re
 import tarfile
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -38,66 +36,7 @@ OWN_NAMES = ("jobs", "trainyard")
 """Names at the top of a folder that would stand in the way of the platform's own packages."""
 
 
-GIT = "git+"
-
-_REF = re.compile(r"[A-Za-z0-9_][\w./+-]*", re.ASCII)
-
-_GIT_PATH = re.compile(r"[\w./~+%-]+", re.ASCII)
-
 _PACK_AGAIN = "aws s3 rm {}, then submit the spec again from the folder of the code: it is packed and uploaded again"
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True)
-class GitSource:
-    """A folder of a git repository at a commit, as a spec names it: git+https://HOST/REPOSITORY@REF#subdirectory=PATH."""
-
-    text: str
-    url: str
-    """What git takes: without `git+`, commit and folder."""
-    ref: str
-    """A commit in full, a tag, or a branch."""
-    subdirectory: str = ""
-
-    def __str__(self) -> str:
-        return self.text
-
-    @property
-    def is_commit(self) -> bool:
-        return re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", self.ref) is not None
-
-    @classmethod
-    def parse(cls, text: str) -> "GitSource":
-        """Read what a spec says. Raises ValueError on another protocol, on credentials, and on what is no address."""
-        example = "it should look like git+https://github.com/org/name@COMMIT, with #subdirectory=… for a part of it"
-        if re.search(r"[\s\x00-\x1f\\]", text):
-            raise ValueError(f"{text!r} has a space, or what is no character of an address; {example}")
-        try:
-            parts = urlsplit(text.removeprefix(GIT))
-            host, port = parts.hostname or "", parts.port
-        except ValueError as error:
-            raise ValueError(f"'{text}': {error}; {example}") from None
-        if "@" in parts.netloc:
-            raise ValueError(
-                f"'{text.replace(parts.netloc, '…')}' names who logs in; leave that to git's credential helper: "
-                "a spec is kept with its run"
-            )
-        if parts.scheme != "https" and not (parts.scheme == "http" and host in _LOOPBACK):
-            raise ValueError(f"'{text}': only git+https:// is fetched; clone anything else, and name the folder")
-        path, at, ref = parts.path.rpartition("@")
-        if not at:
-            raise ValueError(f"'{text}' names no commit: a run has to be of one that is known; {example}")
-        if not _REF.fullmatch(ref) or ".." in ref or ref.endswith(("/", ".lock", ".")):
-            raise ValueError(f"'{text}': '{ref}' is no commit, tag or branch; {example}")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*|::1", host) or not _GIT_PATH.fullmatch(path) or parts.query:
-            raise ValueError(f"'{text}' is no address of a repository; {example}")
-        options = parse_qs(parts.fragment, keep_blank_values=True)
-        subdirectory = options.pop("subdirectory", [""])[0].strip("/")
-        if options or (parts.fragment and not stays_below(subdirectory)):
-            raise ValueError(f"'{text}': '#{parts.fragment}' is no folder of the repository; {example}")
-        shown = f"[{host}]" if ":" in host else host
-        return cls(text, f"{parts.scheme}://{shown}{f':{port}' if port else ''}{path}", ref, subdirectory)
 
 
 @dataclass(frozen=True, order=True)
@@ -119,11 +58,11 @@ class CodeRecord(BaseModel):
     fingerprint: str
     location: str
     folder: str
-    """The folder that was packed, on the machine that it was submitted from, or the repository, as in the spec."""
+    """The folder that was packed, on the machine that it was submitted from."""
     files: int
     bytes: int
     commit: str | None = None
-    """The last git commit of the folder, or the one that was fetched, in full; None: it is in no repository."""
+    """The last git commit of the folder, in full; None: it is in no repository."""
     dirty: bool = False
     """True: the folder differed from that commit."""
 
@@ -136,8 +75,6 @@ class Pack:
     files: tuple[CodeFile, ...]
     commit: str | None
     dirty: bool
-    source: str
-    """What to call it by: the folder, or the repository that it was fetched from, as the spec names it."""
 
     @property
     def fingerprint(self) -> str:
@@ -154,7 +91,7 @@ class Pack:
         return CodeRecord(
             fingerprint=self.fingerprint,
             location=str(location),
-            folder=self.source,
+            folder=str(self.folder),
             files=len(self.files),
             bytes=self.bytes,
             commit=self.commit,

@@ -43,20 +43,17 @@ _VARIABLES = {
 def run_git(
     *arguments: str,
     folder: Path,
-    protocol: str = "none",
     stdin: bytes = b"",
     accepted: tuple[int, ...] = (0,),
-    seconds: float | None = None,
 ) -> str:
     """Return what git prints in a folder.
 
-    `protocol` is the only one that git may use to reach another repository; `accepted` are the exit codes of success.
-    Raises CalledProcessError if git refuses, OSError if it cannot be started, TimeoutExpired after `seconds` (default:
-    SECONDS).
+    It reaches no other repository. `accepted` are the exit codes of success.
+    Raises CalledProcessError if git refuses, OSError if it cannot be started, TimeoutExpired after SECONDS.
     """
     environment = {name: value for name, value in os.environ.items() if _is_kept(name)}
-    environment |= {**_VARIABLES, "GIT_ALLOW_PROTOCOL": protocol}
-    run = functools.partial(_run, folder=folder, environment=environment, seconds=seconds or SECONDS)
+    environment |= {**_VARIABLES, "GIT_ALLOW_PROTOCOL": "none"}
+    run = functools.partial(_run, folder=folder, environment=environment)
     keys = run([*_flags(_SETTINGS), "config", "--list", "--name-only", "-z"])
     command = [*_flags({**_SETTINGS, **_filters_off(keys)}), "--no-pager", *arguments]
     return run(command, stdin=stdin, accepted=accepted)
@@ -124,12 +121,11 @@ def _run(
     *,
     folder: Path,
     environment: Mapping[str, str],
-    seconds: float,
     stdin: bytes = b"",
     accepted: tuple[int, ...] = (0,),
 ) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=seconds, check=False)
+    done = subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=SECONDS, check=False)
     if done.returncode not in accepted:
         stderr = done.stderr.decode(errors="replace")
         raise subprocess.CalledProcessError(done.returncode, command, stderr=stderr)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from jobs.contract.arguments import Arguments, Folder, Input
-from jobs.contract.code import GIT, GitSource, is_packed
+from jobs.contract.code import is_packed
 from jobs.contract.errors import did_you_mean
 from jobs.contract.job_kind import JobKind
 from jobs.contract.locations import HUB, stays_below
@@ -32,12 +32,10 @@ def _file_below(name: str) -> str:
     return name
 
 
-def _is_fetchable(code: str) -> str:
-    """Return the code as it is, unless it is an address that is not fetched."""
-    if code.startswith(GIT):
-        GitSource.parse(code)
-    elif not is_packed(code) and ("://" in code or "::" in code):
-        raise ValueError(f"'{code}' is no folder; a repository is written git+https://HOST/REPOSITORY@COMMIT")
+def _is_folder(code: str) -> str:
+    """Return the code as it is, unless it is an address."""
+    if not is_packed(code) and ("://" in code or "::" in code):
+        raise ValueError(f"'{code}' is no folder; clone the repository, and name that folder")
     return code
 
 
@@ -56,11 +54,9 @@ class Script(Arguments):
 
     FREE: ClassVar[frozenset[str]] = frozenset({"silence_timeout_seconds", "wheelhouse"})
 
-    code: Annotated[str, Field(min_length=1), AfterValidator(_is_fetchable)]
+    code: Annotated[str, Field(min_length=1), AfterValidator(_is_folder)]
     """The folder of the script: what git tracks there or would (not what .gitignore or .trainyardignore name). It is
-    packed and uploaded when the spec is submitted; a path counts from the working directory. Or a repository:
-    git+https://HOST/REPOSITORY@REF, with #subdirectory=PATH for a part of it, fetched by the machine that submits; REF
-    is a commit in full, a tag or a branch."""
+    packed and uploaded when the spec is submitted; a path counts from the working directory."""
     command: Annotated[str, AfterValidator(_has_a_word)]
     """The script in that folder and its arguments: train.py --data {inputs.reviews}, or -m package.module. Braces name
     inputs.NAME, parameters.NAME, output, checkpoints, node, nnodes, main_address and cards. No shell reads it."""
