@@ -14,10 +14,10 @@ from rich.text import Text
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.fetched import folder_of, read_stage_or_offer
+from jobs.cli.options import folder_of
 from jobs.cli.report import write
 from jobs.cli.sweep import COMPARED, begun_points
-from jobs.client import storage
+from jobs.client import batch, storage
 from jobs.client.records import read_fetched_run, read_run
 from jobs.contract.errors import UsageError
 from jobs.contract.recorded_run import RecordedRun
@@ -71,7 +71,7 @@ def _read(aws: Aws, stage_name: str, texts: Sequence[str]) -> list[RecordedRun]:
         if (folder := folder_of(text)) is not None:
             found[folder.name] = partial(read_fetched_run, folder)
             continue
-        stage = stage or read_stage_or_offer(aws, stage_name, text, command="compare")
+        stage = stage or batch.read_stage(aws, stage_name)
         run = storage.find_run(aws, stage, text)
         points = begun_points(aws, stage, run)
         found |= {

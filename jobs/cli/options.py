@@ -10,7 +10,7 @@ import typer
 
 from jobs.cli.completion import complete_run
 from jobs.contract.errors import UsageError
-from jobs.contract.run import LATEST
+from jobs.contract.run import LATEST, is_latest
 
 _AGO = re.compile(r"(\d+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -19,6 +19,11 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 def user_path(text: str) -> Path:
     """Return the path in which `~` means the user's folder, also where no shell has seen it, as in `--to=~/runs`."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - leaves what names nobody as it is
+
+
+def folder_of(text: str) -> Path | None:
+    """Return the folder that a fetched run is named by, `runs/RUN`; None if the text is a run's id or a name."""
+    return user_path(text) if os.sep in text and not is_latest(text) else None
 
 
 def parse_since(text: str) -> datetime:

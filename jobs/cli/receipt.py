@@ -5,7 +5,7 @@ from pathlib import Path
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.fetched import folder_of, read_stage_or_offer
+from jobs.cli.options import folder_of
 from jobs.cli.sweep import refuse_sweep
 from jobs.client import batch, storage
 from jobs.client.code import read_code_record
@@ -25,7 +25,7 @@ def receipt(aws: Aws, stage_name: str, text: str, *, output: str) -> None:
     if (folder := folder_of(text)) is not None:
         _fetched(folder, output=output)
         return
-    stage = read_stage_or_offer(aws, stage_name, text, command="receipt")
+    stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     found = storage.read_receipt(aws, run.location)
     if found is None:

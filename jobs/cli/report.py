@@ -13,12 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.fetched import folder_of, read_stage_or_offer
-from jobs.cli.options import RUNS_FOLDER
+from jobs.cli.options import RUNS_FOLDER, folder_of
 from jobs.cli.plain import print_text
 from jobs.cli.spec_file import READY_SPECS, read_specs
 from jobs.cli.sweep import refuse_sweep
-from jobs.client import storage
+from jobs.client import batch, storage
 from jobs.client.prices import spot_paid
 from jobs.client.records import read_fetched_run, read_run
 from jobs.client.storage import StoredRun
@@ -41,7 +40,7 @@ def report(aws: Aws, stage_name: str, text: str, *, to: Path | None, follow: boo
             raise UsageError(f"--follow: {folder} was fetched, and does not change", next_step="leave --follow out")
         write_fetched(folder, to or folder / REPORT)
         return
-    stage = read_stage_or_offer(aws, stage_name, text, command="report")
+    stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
     refuse_sweep(aws, stage, run, what="a report", command="report")
     path = to or RUNS_FOLDER / run.run_id / REPORT

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import demo
-from jobs.cli.fetched import folder_of
+from jobs.cli.options import folder_of
 from jobs.client.records import read_fetched_run
 from jobs.contract.errors import UsageError
 from tests.jobs.cli.conftest import Trainyard
@@ -45,11 +45,6 @@ def test_report_receipt_and_compare_read_folders_without_aws(
     answer = json.loads(compared.stdout)
     assert [each["run_id"] for each in answer] == list(RUN_IDS)
     assert [each["learning_rate"] for each in answer] == ["3e-05", "0.0001"]
-    # WHEN a run is named as one of AWS, which is not set up, THEN the newest folder of that name is offered
-    refused = trainyard("report", "told")
-    assert refused.returncode == 3
-    assert f"next: trainyard report runs/{RUN_IDS[1]} reads what was fetched; or: " in refused.stderr
-    assert "reads what was fetched" not in trainyard("receipt", "another").stderr
     # AND a folder of something else is none
     (tmp_path / "runs/notes").mkdir()
     nothing = trainyard("receipt", "runs/notes")
