@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.client.spec_yaml import MAX_SPEC_BYTES, Document, documents_of
 from jobs.contract.errors import NotFoundError, UsageError, did_you_mean
-from jobs.contract.spec import JobSpec, SpecMistakesError, parse_spec
+from jobs.contract.spec import JobSpec, parse_spec
 from jobs.contract.sweep import set_path
 
 READY_SPECS = Path(__file__).parent.parent / "specs"
@@ -32,8 +32,7 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
     """The specs in `path`, validated, in their order; no two have one name.
 
-    Raises NotFoundError where there is no such file, UsageError for what is wrong with it as a whole or in `overrides`,
-    SpecMistakesError with all that is wrong in its specs.
+    Raises NotFoundError where there is no such file, UsageError with all that is wrong in it or in `overrides`.
     """
     name = "standard input" if path == STANDARD_INPUT else str(path)
     try:
@@ -54,20 +53,20 @@ def read_specs(path: Path, overrides: Sequence[str] = ()) -> list[JobSpec]:
         _override([document.data for document in documents], override)
     specs: dict[str, JobSpec] = {}
     mistakes: list[str] = []
-    rest: list[JobSpec] = []
     for number, document in enumerate(documents, start=1):
         origin = name if len(documents) == 1 else f"{name}: document {number}, line {document.line}"
         try:
             spec = with_absolute_paths(parse_spec(document.data, origin=origin))
-        except SpecMistakesError as error:
+        except UsageError as error:
+            if len(documents) == 1:
+                raise
             mistakes.append(error.args[0])
-            rest += map(with_absolute_paths, error.rest)
             continue
         if spec.name in specs:
             mistakes.append(f"{origin}: name: '{spec.name}' is that of an earlier document too; a name is given once")
         specs[spec.name] = spec
     if mistakes:
-        raise SpecMistakesError("\n".join(mistakes), rest=[*specs.values(), *rest])
+        raise UsageError("\n".join(mistakes))
     return list(specs.values())
 
 

@@ -48,7 +48,7 @@ from jobs.contract.plan import Plan, plan
 from jobs.contract.records import Receipt
 from jobs.contract.retries import EXITED_REASON, is_reclaim
 from jobs.contract.run import new_run_id
-from jobs.contract.spec import JobSpec, SpecMistakesError
+from jobs.contract.spec import JobSpec
 from jobs.contract.stage import DeployedStage
 from jobs.contract.words import counted
 
@@ -74,11 +74,7 @@ def submit(
     look_inside: bool = True,
 ) -> None:
     """Run `trainyard submit`. Raises the error whose exit code tells how it ended: the first run's that failed."""
-    try:
-        specs = read_specs(spec_path, overrides)
-    except SpecMistakesError as error:
-        raise_all([error, *(_faults_of_rest(aws, stage_name, error.rest) if look_inside else [])])
-        raise
+    specs = read_specs(spec_path, overrides)
     stage = read_stage(aws, stage_name)
     plans = plan_runs(aws, stage, specs, look_inside=look_inside)
     several = len(plans) > 1
@@ -231,20 +227,6 @@ def plan_run(
             errors += check_inputs(aws, stage, point, awaited=awaited, look_inside=look_inside, note=notes.append)
         raise_all(errors)
     return replace(planned, notes=(*planned.notes, *dict.fromkeys(notes)))
-
-
-def _faults_of_rest(aws: Aws, stage_name: str, rest: Sequence[JobSpec]) -> list[TrainyardError]:
-    """Return what is wrong with the inputs of a file's specs, one of which is wrong itself, as far as can be told."""
-    faults: list[TrainyardError] = []
-    for spec in rest:
-        try:
-            stage = read_stage(aws, stage_name)
-            resolved, awaited = resolve(aws, stage, spec)
-            found = check_inputs(aws, stage, resolved, awaited=awaited)
-        except Exception:  # noqa: BLE001, S112 - no AWS, or no such run: the specs' own mistakes are told anyway
-            continue
-        faults += [_of_spec(fault, spec) for fault in found] if len(rest) > 1 else found
-    return faults
 
 
 def send_all(aws: Aws, plans: Sequence[Plan], *, say: bool) -> dict[str, str]:

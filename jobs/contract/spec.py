@@ -13,7 +13,7 @@
 `trainyard schema` prints the JSON Schema of this file for editors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,19 +165,10 @@ class PlannedPoint:
     spec: JobSpec
 
 
-class SpecMistakesError(UsageError):
-    """One or more specs are wrong."""
-
-    def __init__(self, message: str, *, rest: Sequence[JobSpec]) -> None:
-        """`rest`: the specs without the keys that are wrong, where that leaves one, and others of the same file."""
-        super().__init__(message)
-        self.rest = rest
-
-
 def parse_spec(data: object, *, origin: str) -> JobSpec:
     """The spec in `data`, what a YAML reader returned for the file `origin`.
 
-    Raises SpecMistakesError with every mistake on a line of its own: file, path into it, what is wrong, the closest
+    Raises UsageError with every mistake on a line of its own: file, path into it, what is wrong, the closest
     right key.
     """
     if not isinstance(data, Mapping):
@@ -186,13 +177,10 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
             next_step="start from one of jobs/specs/",
         )
     spec, mistakes = None, []
-    wrong: set[int | str] = set()
-    wrong_arguments: set[int | str] = set()
     try:
         spec = JobSpec.model_validate(data)
     except ValidationError as error:
         mistakes = _mistakes(error, origin, (), JobSpec)
-        wrong = {key for item in error.errors() for key in item["loc"][:1]}
     name, arguments = data.get("job"), data.get("arguments", {})
     if spec is not None and spec.sweep is not None:
         spec = _with_first_point(spec, origin)
@@ -207,10 +195,8 @@ def parse_spec(data: object, *, origin: str) -> JobSpec:
             mistakes.append(f"{origin}: job: {error}")
         except ValidationError as error:
             mistakes += _mistakes(error, origin, ("arguments",), kind.arguments)
-            wrong_arguments = {key for item in error.errors() for key in item["loc"][:1]}
     if mistakes or spec is None:
-        remaining = _without(data, wrong, wrong_arguments)
-        raise SpecMistakesError("\n".join(mistakes), rest=() if remaining is None else (remaining,))
+        raise UsageError("\n".join(mistakes))
     return spec
 
 
@@ -220,7 +206,7 @@ def _with_first_point(spec: JobSpec, origin: str) -> JobSpec:
     try:
         return spec.model_copy(update={"arguments": with_values(spec.arguments, points(spec.sweep)[0])})
     except UsageError as error:
-        raise SpecMistakesError(f"{origin}: {error}", rest=()) from None
+        raise UsageError(f"{origin}: {error}") from None
 
 
 def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:
@@ -237,19 +223,6 @@ def _mistakes_of_points(spec: JobSpec, origin: str) -> list[str]:
         except UsageError as error:
             return [f"{of}: {error}"]
     return []
-
-
-def _without(data: Mapping[str, Any], wrong: set[int | str], wrong_arguments: set[int | str]) -> JobSpec | None:
-    """Return the spec without some of its keys, for what else may be wrong; None where it is none without them."""
-    rest = {key: value for key, value in data.items() if key not in wrong}
-    if isinstance(arguments := rest.get("arguments"), Mapping):
-        rest["arguments"] = {key: value for key, value in arguments.items() if key not in wrong_arguments}
-    try:
-        spec = JobSpec.model_validate({"name": "rest", **rest})
-        spec.entrypoint_arguments()
-    except (ValidationError, UsageError):
-        return None
-    return spec
 
 
 def spec_json_schema() -> dict[str, Any]:
