@@ -74,16 +74,16 @@ def running(state_file: Path) -> Server | None:
     except PermissionError:
         raise ConfigurationError(
             f"{state_file} holds the credentials of another user's embedded AWS",
-            next_step="name another with --state-file",
+            next_step="use another folder",
         ) from None
     except (OSError, ValueError, TypeError):
         raise ConfigurationError(
-            f"{state_file} is not the state file of an embedded AWS", next_step="name another with --state-file"
+            f"{state_file} is not the state file of an embedded AWS", next_step="remove the file, or use another folder"
         ) from None
     if server.endpoint not in [f"http://{host}:{server.port}" for host in _HOSTS]:
         raise ConfigurationError(
             f"{state_file} names {server.endpoint} as the embedded AWS; one listens at http://localhost:PORT only",
-            next_step="remove the file if no embedded AWS was started here, or name another with --state-file",
+            next_step="remove the file if no embedded AWS was started here",
         )
     try:
         answer = _ask(server)
@@ -161,7 +161,6 @@ def start(
     *,
     port: int = 0,
     executor: str = "process",
-    registry: str | None = None,
     keep: Path | None = None,
     exit_with_pid: int | None = None,
 ) -> Server:
@@ -175,7 +174,6 @@ def start(
     log_file.unlink(missing_ok=True)
     command = [sys.executable, "-P", "-m", "infra.emulator", "serve", "--port", str(port), "--executor", executor]
     command += ["--state-file", str(state_file.absolute())]
-    command += ["--registry", registry] if registry else []
     command += ["--keep", str(keep.absolute())] if keep else []
     command += ["--exit-with-pid", str(exit_with_pid)] if exit_with_pid else []
     with log_file.open("xb") as log, started(command, stdout=log, stderr=subprocess.STDOUT) as process:

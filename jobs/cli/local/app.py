@@ -9,9 +9,6 @@ from jobs.cli.options import Output, Yes, user_path
 
 local = typer.Typer(help="The embedded AWS of the current folder: no account, no Docker needed.")
 
-StateFile = Annotated[
-    Path, typer.Option(metavar="FILE", parser=user_path, help="Where the embedded AWS says how it is reached.")
-]
 STATE_FILE = Path(".trainyard/emulator.json")
 
 
@@ -19,15 +16,10 @@ STATE_FILE = Path(".trainyard/emulator.json")
 def local_up(
     ctx: typer.Context,
     *,
-    state_file: StateFile = STATE_FILE,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 0,
     executor: Annotated[
         Literal["process", "docker"] | None,
         typer.Option(help="What runs a job: this machine's processes (the default), or containers."),
-    ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="The container registry that stands in for ECR's; default: none."),
     ] = None,
     keep: Annotated[
         Path | None,
@@ -38,31 +30,31 @@ def local_up(
     """Start the embedded AWS and deploy the stage to it."""
     from jobs.cli.local import commands
 
-    commands.up(ctx.obj.stage, state_file, port=port, executor=executor, registry=registry, keep=keep, deploy=deploy)
+    commands.up(ctx.obj.stage, STATE_FILE, port=port, executor=executor, keep=keep, deploy=deploy)
 
 
 @local.command("down")
-def local_down(ctx: typer.Context, state_file: StateFile = STATE_FILE, yes: Yes = False) -> None:
+def local_down(ctx: typer.Context, yes: Yes = False) -> None:
     """Stop the embedded AWS and every job in it; what was in memory is gone.
 
     Asks first where jobs run, or where runs have not been fetched.
     """
     from jobs.cli.local import commands
 
-    commands.down(ctx.obj.stage, state_file, yes=yes)
+    commands.down(ctx.obj.stage, STATE_FILE, yes=yes)
 
 
 @local.command("status")
-def local_status(state_file: StateFile = STATE_FILE, output: Output = "table") -> None:
+def local_status(output: Output = "table") -> None:
     """Show whether the embedded AWS runs, its jobs, and what it does not prove."""
     from jobs.cli.local import commands
 
-    commands.status(state_file, output=output)
+    commands.status(STATE_FILE, output=output)
 
 
 @local.command("env")
-def local_env(state_file: StateFile = STATE_FILE) -> None:
+def local_env() -> None:
     """Print the shell lines that point AWS tools at the embedded AWS: eval "$(trainyard local env)"."""
     from jobs.cli.local import commands
 
-    commands.env(state_file)
+    commands.env(STATE_FILE)

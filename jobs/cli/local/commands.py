@@ -30,8 +30,7 @@ def up(
     *,
     port: int,
     executor: str | None,
-    registry: str | None = None,
-    keep: Path | None = None,
+    keep: Path | None,
     deploy: bool,
 ) -> None:
     """Do `trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
@@ -41,7 +40,7 @@ def up(
         console.print("another `trainyard local up` is at work in this folder; waiting for it to end")
 
     with embedded.only_one(state_file, waiting):
-        server = _running_as_asked(state_file, port=port, executor=executor, registry=registry, keep=keep)
+        server = _running_as_asked(state_file, port=port, executor=executor, keep=keep)
         if deploy:
             embedded.deploy(server, stage)
             console.print(f"stage '{stage}' is deployed")
@@ -49,27 +48,22 @@ def up(
     _print_exports(server)
 
 
-def _running_as_asked(
-    state_file: Path, *, port: int, executor: str | None, registry: str | None, keep: Path | None
-) -> embedded.Server:
+def _running_as_asked(state_file: Path, *, port: int, executor: str | None, keep: Path | None) -> embedded.Server:
     """Return the server that runs, or start one. Raises ConfigurationError if one runs with other options."""
     console = tables.stderr()
     server = embedded.running(state_file)
     if server:
         console.print(f"the embedded AWS runs already at {server.endpoint} (process {server.pid})")
         differs = (port and port != server.port) or executor not in (None, server.executor)
-        if differs or registry not in (None, server.registry) or (keep and str(keep.absolute()) != server.keep):
-            further = {"--registry": server.registry, "--keep": server.keep}
-            given = "".join(f" {option} {value}" for option, value in further.items() if value)
+        if differs or (keep and str(keep.absolute()) != server.keep):
+            kept = f" --keep {server.keep}" if server.keep else ""
             raise ConfigurationError(
-                f"it runs with --port {server.port} --executor {server.executor}{given}, not as asked",
+                f"it runs with --port {server.port} --executor {server.executor}{kept}, not as asked",
                 next_step="trainyard local down, then again",
             )
     else:
         log_file = state_file.with_suffix(".log")
-        server = embedded.start(
-            state_file, log_file, port=port, executor=executor or "process", registry=registry, keep=keep
-        )
+        server = embedded.start(state_file, log_file, port=port, executor=executor or "process", keep=keep)
         console.print(f"the embedded AWS answers at {server.endpoint} (process {server.pid}, log {log_file})")
         if server.keep:
             console.print(f"runs and data are kept in {server.keep}; jobs and logs are gone after trainyard local down")

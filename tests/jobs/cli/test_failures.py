@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli.local.app import STATE_FILE
 from jobs.cli.spec_file import READY_SPECS
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.jobs.terminal import TRAINYARD
@@ -159,13 +160,13 @@ def test_no_embedded_aws_to_speak_of(trainyard: Trainyard, command: list[str]) -
 
 
 def test_a_state_file_that_is_none(trainyard: Trainyard, tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text("[]")
-    for name in ("state.json", str(tmp_path), "/proc/self/mem", "/dev/zero"):
-        check(
-            trainyard("local", "status", "--state-file", name),
-            exit_code=3,
-            error=f"{name} is not the state file of an embedded AWS",
-        )
+    state_file = tmp_path / STATE_FILE
+    state_file.parent.mkdir()
+    (tmp_path / "list.json").write_text("[]")
+    for target in (tmp_path / "list.json", tmp_path, Path("/proc/self/mem"), Path("/dev/zero")):
+        state_file.unlink(missing_ok=True)
+        state_file.symlink_to(target)
+        check(trainyard("local", "status"), exit_code=3, error=f"{STATE_FILE} is not the state file of an embedded AWS")
 
 
 def test_tensorboard_without_a_run_says_how_to_get_one(trainyard: Trainyard) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.aws.connection import Aws
+from jobs.cli.local.app import STATE_FILE
 from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.contract.run import new_run_id
@@ -106,7 +107,9 @@ def test_whether_the_embedded_aws_may_go_with_what_runs_in_it(
 ) -> None:
     with run_embedded_aws(tmp_path, environment={"TRAINYARD_STOP_TIMEOUT_SECONDS": 1}) as server:
         run_id = stage_with_a_job(server)
-        command: list[str | Path] = [TRAINYARD, "local", "down", "--state-file", server.state_file]
+        (tmp_path / STATE_FILE).parent.mkdir()
+        (tmp_path / STATE_FILE).symlink_to(server.state_file)
+        command: list[str | Path] = [TRAINYARD, "local", "down"]
         for answer in REFUSALS:
             with Terminal(command, environment=clean_environment, folder=tmp_path) as terminal:
                 terminal.wait_until_shown("Stop the embedded AWS and lose that?")
