@@ -1,7 +1,7 @@
 """The images and which is built on which, read from the Dockerfiles, so that a new image is one folder.
 
 images/<name>/Dockerfile with `ARG BASE_IMAGE` is the image <name>. One with `ARG PARENT_IMAGE` is a child: it adds
-something (Ray, a notebook) to whichever of those it is built on, and so is one image for each: <parent>-<name>.
+something (a notebook) to whichever of those it is built on, and so is one image for each: <parent>-<name>.
 """
 
 import functools

@@ -329,7 +329,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_CLASSIFIERS = ("finetune-classification", "finetune-ray")
+_CLASSIFIERS = ("finetune-classification",)
 
 
 def _commands(run: RecordedRun) -> Sequence[tuple[str, str]]:
@@ -354,7 +354,6 @@ def _commands(run: RecordedRun) -> Sequence[tuple[str, str]]:
 def _pipeline(run: RecordedRun) -> str:
     tasks = {
         "finetune-classification": ("text-classification", "a sentence to classify"),
-        "finetune-ray": ("text-classification", "a sentence to classify"),
         "pretrain-mlm": ("fill-mask", "a sentence with one [MASK]"),
     }
     job = run.receipt.job if run.receipt else ""

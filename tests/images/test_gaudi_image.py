@@ -29,7 +29,7 @@ from tests.support.images.source_tree import remove_images
 pytestmark = [pytest.mark.docker, pytest.mark.habana_image, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
-CHILDREN = {"gaudi-ray": "Ray Train", "gaudi-notebook": "notebook"}
+CHILDREN = {"gaudi-notebook": "notebook"}
 """Each with the check that it alone has."""
 
 

@@ -115,7 +115,7 @@ def test_the_cpu_image_and_its_descendants_pass(tested: Images) -> None:
     checks: dict[str, set[str]] = {}
     for row in tested.rows:
         checks.setdefault(row["image"], set()).add(row["check"])
-    assert set(checks) == {"cpu", "cpu-ray", "cpu-notebook"}
+    assert set(checks) == {"cpu", "cpu-notebook"}
     everywhere = {
         "labels",
         "user",
@@ -128,12 +128,10 @@ def test_the_cpu_image_and_its_descendants_pass(tested: Images) -> None:
         "SIGTERM",
     }
     assert all(everywhere <= of_image for of_image in checks.values())
-    assert checks["cpu"] - checks["cpu-ray"] == {"two ranks"}
-    assert checks["cpu-ray"] - checks["cpu-notebook"] == {"Ray Train"}
-    assert checks["cpu-notebook"] - checks["cpu-ray"] == {"notebook"}
+    assert {"two ranks"} <= checks["cpu"] - checks["cpu-notebook"]
+    assert checks["cpu-notebook"] - checks["cpu"] == {"notebook"}
     found = {(row["image"], row["check"]): row["found"] for row in tested.rows}
     assert found["cpu", "two ranks"].startswith("2 ranks over gloo on cpu: loss ")
-    assert "2 workers over gloo" in found["cpu-ray", "Ray Train"]
     assert "exit code 75" in found["cpu-notebook", "SIGTERM"]
 
 

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 RELEASE = release().name
 TOKEN = "123456789012-auth-token"  # what moto's ECR gives everybody
-IMAGES = ("cpu", "cpu-ray", "gaudi", "gaudi-ray")
+IMAGES = ("cpu", "cpu-notebook", "gaudi", "gaudi-notebook")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def test_what_another_machine_pushed_is_taken_and_said(bench: Bench) -> None:
 
 def test_a_child_is_built_on_the_parent_that_was_pushed(bench: Bench) -> None:
     # GIVEN a parent in the registry only
-    bench.tree.write("images/ray/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
+    bench.tree.write("images/notebook/Dockerfile", "ARG PARENT_IMAGE\nFROM ${PARENT_IMAGE}\nLABEL is=child\n")
     bench.tree.commit()
     bench.have("cpu", "pushed by somebody")
     [parent] = rows_of(bench.push("cpu", "-o", "json"))
@@ -201,12 +201,12 @@ def test_a_child_is_built_on_the_parent_that_was_pushed(bench: Bench) -> None:
     for name in (f"trainyard/cpu:{bench.tag}", f"{bench.door.address}/{bench.name_in_registry('cpu')}:{bench.tag}"):
         bench.engine.images.remove(name, force=True)
     # WHEN its child is built and pushed
-    done = bench.push("cpu-ray", "-o", "json")
+    done = bench.push("cpu-notebook", "-o", "json")
     [child] = rows_of(done)
     # THEN it is built on what was there
     assert "cpu: pull what was pushed already, to build on it" in done.stderr
-    assert child["image"] == "cpu-ray"
-    local = bench.engine.images.get(f"trainyard/cpu-ray:{bench.tag}")
+    assert child["image"] == "cpu-notebook"
+    local = bench.engine.images.get(f"trainyard/cpu-notebook:{bench.tag}")
     assert local.labels["is"] == "child"
     assert local.attrs["RootFS"]["Layers"] == layers
     assert bench.stage.recorded()["cpu"] == parent["uri"]
@@ -232,16 +232,21 @@ def test_an_account_gets_no_image_on_a_base_of_ones_own(bench: Bench, monkeypatc
     assert TOKEN not in repr(registry)
     push = Push(client=bench.engine, aws=account, stage=stage, registry=registry, tag=bench.tag)
     official = default_base(hierarchy.image("cpu"), release())
-    for base, name in ((official, "cpu"), (official, "cpu-ray"), ("evil/python:3.11", "gaudi"), (None, "gaudi-ray")):
+    for base, name in (
+        (official, "cpu"),
+        (official, "cpu-notebook"),
+        ("evil/python:3.11", "gaudi"),
+        (None, "gaudi-notebook"),
+    ):
         bench.have(name, f"{base}", labels={} if base is None else {"trainyard.base": base})
-    push.check_bases([hierarchy.image("cpu"), hierarchy.image("cpu-ray")])
+    push.check_bases([hierarchy.image("cpu"), hierarchy.image("cpu-notebook")])
     with pytest.raises(
         UsageError, match=r"'gaudi' is built on evil/python:3.11, and images of its tag are on vault"
     ) as no:
         push.check_bases([hierarchy.image("cpu"), hierarchy.image("gaudi")])
     assert "--allow-dirty" in str(no.value.next_step)
-    with pytest.raises(UsageError, match="'gaudi-ray' is built on a base that no label tells"):
-        push.check_bases([hierarchy.image("gaudi-ray")])
+    with pytest.raises(UsageError, match="'gaudi-notebook' is built on a base that no label tells"):
+        push.check_bases([hierarchy.image("gaudi-notebook")])
 
 
 DENIED = "User: arn:aws:iam::123456789012:user/a is not authorized to perform: ecr:InitiateLayerUpload"
@@ -261,22 +266,22 @@ NO_REPOSITORY = "The repository with name 'x' does not exist in the registry wit
 def test_a_refusal_leaves_no_name_and_no_record(bench: Bench, refusal: Refusal, exit_code: int, next_step: str) -> None:
     # GIVEN two images, of which the registry refuses the second
     bench.have("cpu", f"first of {bench.tag}")
-    bench.have("cpu-ray", f"second of {bench.tag}")
-    refused = f"/v2/{bench.name_in_registry('cpu-ray')}/blobs/"
+    bench.have("cpu-notebook", f"second of {bench.tag}")
+    refused = f"/v2/{bench.name_in_registry('cpu-notebook')}/blobs/"
     bench.door.refuses = lambda method, path: refusal if path.startswith(refused) and method == "POST" else None
-    done = bench.push("cpu", "cpu-ray")
+    done = bench.push("cpu", "cpu-notebook")
     assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
-    assert "error: 'cpu-ray' was not pushed to " in done.stderr
+    assert "error: 'cpu-notebook' was not pushed to " in done.stderr
     assert "and nothing was recorded" in done.stderr
     assert f"next: {next_step.format(stage=bench.stage.name)}" in done.stderr
     assert "Traceback" not in done.stderr
     # THEN no job definition will name either of them
     assert bench.stage.recorded() == {}
-    assert not [name for name in bench.names_of_others() if bench.name_in_registry("cpu-ray") in name]
+    assert not [name for name in bench.names_of_others() if bench.name_in_registry("cpu-notebook") in name]
     # AND once it may, the same command goes on where that one ended
     bench.door.refuses = lambda method, path: None
-    rows = rows_of(bench.push("cpu", "cpu-ray", "-o", "json"))
-    assert [(row["image"], row["was_there"]) for row in rows] == [("cpu", True), ("cpu-ray", False)]
+    rows = rows_of(bench.push("cpu", "cpu-notebook", "-o", "json"))
+    assert [(row["image"], row["was_there"]) for row in rows] == [("cpu", True), ("cpu-notebook", False)]
     assert set(bench.stage.recorded()) == set(IMAGES)
 
 
@@ -316,13 +321,15 @@ def test_a_stage_that_is_not_there_is_told_apart(bench: Bench) -> None:
 
 
 def test_without_a_registry_the_engine_keeps_the_image_under_its_name_in_ecr(bench: Bench, tmp_path: Path) -> None:
-    bench.have("cpu-ray", "kept here")
+    bench.have("cpu-notebook", "kept here")
     with run_embedded_aws(tmp_path) as aws:
         stage = Stage(aws).deploy()
-        [row] = rows_of(bench.push("cpu-ray", "-o", "json", stage=stage))
-        assert row["uri"] == f"{stage.repository('cpu-ray')}:{bench.tag}"
-        assert stage.recorded() == {"cpu-ray": row["uri"], "gaudi-ray": row["uri"]}
-        assert bench.engine.images.get(row["uri"]).id == bench.engine.images.get(f"trainyard/cpu-ray:{bench.tag}").id
+        [row] = rows_of(bench.push("cpu-notebook", "-o", "json", stage=stage))
+        assert row["uri"] == f"{stage.repository('cpu-notebook')}:{bench.tag}"
+        assert stage.recorded() == {"cpu-notebook": row["uri"], "gaudi-notebook": row["uri"]}
+        assert (
+            bench.engine.images.get(row["uri"]).id == bench.engine.images.get(f"trainyard/cpu-notebook:{bench.tag}").id
+        )
 
 
 def test_a_registry_that_does_not_answer_is_named(bench: Bench, tmp_path: Path) -> None:

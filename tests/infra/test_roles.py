@@ -173,7 +173,7 @@ def test_the_agent_pulls_and_logs_for_its_team_and_does_nothing_else(
     pulled = [name for name in repositories if agent.may("ecr:BatchGetImage", name)]
     # Those that its kinds run in; none runs in a child of the CPU image.
     assert len(pulled) == 4 < len(repositories)
-    for image in ("Cpu", "Gaudi", "GaudiNotebook", "GaudiRay"):
+    for image in ("Cpu", "Gaudi", "GaudiNotebook"):
         assert any(re.search(rf"-{image}[0-9A-F]{{8}}-", name) for name in pulled), image
     assert not any(agent.may("ecr:PutImage", name) for name in repositories)
     for action in ("logs:CreateLogStream", "logs:PutLogEvents"):

@@ -10,7 +10,7 @@ from jobs.cli.options import BuildArguments, Network, Output, user_path
 images = typer.Typer(help="The images that jobs run in: build them here, test them, push them to a stage.")
 
 Images = Annotated[
-    list[str], typer.Argument(metavar="IMAGE…", help="gaudi, cpu, cuda, or one that is built on it: cpu-ray, …")
+    list[str], typer.Argument(metavar="IMAGE…", help="gaudi, cpu, cuda, or one that is built on it: cpu-notebook, …")
 ]
 ReleaseName = Annotated[
     str | None,
@@ -47,7 +47,7 @@ def images_build(
         str | None, typer.Option(help="Refuse a release whose software does not run on it: dl1.24xlarge, …")
     ] = None,
     all_descendants: Annotated[
-        bool, typer.Option("--all-descendants", help="Also what is built on each IMAGE: ray, notebook.")
+        bool, typer.Option("--all-descendants", help="Also what is built on each IMAGE: the notebook.")
     ] = False,
     build_arguments: BuildArguments = None,
     network: Network = None,
@@ -78,7 +78,7 @@ def images_test(
     names: Images,
     release: ReleaseName = None,
     descendants: Annotated[
-        bool, typer.Option("--descendants/--no-descendants", help="Also what is built on each IMAGE: ray, notebook.")
+        bool, typer.Option("--descendants/--no-descendants", help="Also what is built on each IMAGE: the notebook.")
     ] = True,
     tag: Annotated[
         str | None, typer.Option(help="Test the images of this tag, and build nothing; default: the sources' own.")

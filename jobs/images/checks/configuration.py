@@ -20,7 +20,7 @@ _OF_THE_BUILD = (BASE_LABEL, COMMIT_LABEL)
 """Labels with that beginning that name something else."""
 
 CHILD_LIMIT_BYTES = 250_000_000
-"""What a child may add: Ray and JupyterLab take 140 to 180 MB each."""
+"""What a child may add: JupyterLab takes 140 to 180 MB."""
 
 TORCH_RATIO = 1.45
 """How much an image on a plain Python may add, as a multiple of its torch wheel unpacked; compiled modules take 0.1."""

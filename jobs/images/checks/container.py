@@ -24,7 +24,7 @@ FOLDER = "/tmp/trainyard-images-test"  # noqa: S108 - in a container of our own
 
 TIMEOUT_SECONDS = 120
 SHARED_MEMORY = "1g"
-"""Size of /dev/shm, where Ray keeps its objects and PyTorch's data loaders hand over batches."""
+"""Size of /dev/shm, where PyTorch's data loaders hand over batches."""
 
 _LAST_LINES = 15
 

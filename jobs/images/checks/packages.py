@@ -10,7 +10,6 @@ from jobs.images.lock import contents, locked
 _OF_EVERY_IMAGE = ("torch", "transformers", "accelerate", "datasets", "boto3", "tensorboard", "jobs.train.launch")
 _OF_GAUDI = ("optimum.habana", "habana_frameworks.torch")
 _OF_CHILDREN = {
-    "ray": ("ray.train.torch",),
     "notebook": ("jupyterlab", "jupyter_server_proxy", "ipykernel", "tensorboard.program"),
 }
 """Folder to what its packages are imported by."""

@@ -111,9 +111,5 @@ def libfabric(subject: Subject) -> str:
     return found
 
 
-def ray_train(subject: Subject) -> str:
-    return container.last_line(container.run_script(subject, "ray_workers.py", timeout_seconds=_TRAINING_SECONDS))
-
-
 def notebook(subject: Subject) -> str:
     return container.last_line(container.run_script(subject, "notebook_server.py", timeout_seconds=_TRAINING_SECONDS))

@@ -16,10 +16,6 @@ from jobs.images.checks import configuration, files, packages, processes
 from jobs.images.checks.check import Check, CheckFailedError, LeftOut, Subject
 
 
-def _is_ray(image: Image) -> bool:
-    return image.folder == "ray"
-
-
 def _is_notebook(image: Image) -> bool:
     return image.folder == "notebook"
 
@@ -139,12 +135,6 @@ CHECKS = (
         shows="what HCCL, or NCCL over EFA, reaches other nodes with can be loaded, and finds a provider",
         run=processes.libfabric,
         concerns=_has_accelerator,
-    ),
-    Check(
-        name="Ray Train",
-        shows="two workers of Ray Train train a model together over gloo, on loopback alone",
-        run=processes.ray_train,
-        concerns=_is_ray,
     ),
     Check(
         name="notebook",

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
     from numpy.typing import NDArray
 
-    from jobs.train.trainer.checkpoint import CheckpointUploads
     from jobs.train.trainer.determinism import Order
 
 log = logging.getLogger("trainyard")
@@ -71,13 +70,8 @@ def preload(arguments: FinetuneClassification) -> None:
     AutoModelForSequenceClassification._model_mapping.keys()  # noqa: SLF001 - there is no public way to it
 
 
-def finetune(
-    rank: Rank,
-    arguments: FinetuneClassification,
-    *,
-    observers: "Callable[[CheckpointUploads], Sequence[Any]]" = lambda _: (),
-) -> None:
-    """Train, evaluate, and leave model, metrics and checkpoints under the run. `observers` are those of a `Task`."""
+def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
+    """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     _stay_offline(arguments)
     s3 = object_store.connect() if rank.is_first_on_node else None
     ahead = fetch_ahead(rank, s3, arguments) if s3 is not None else None
@@ -119,7 +113,6 @@ def finetune(
             leave=evaluation.leave,
             save_beside=lambda folder: _tokenizer(model_folder, arguments.model).save_pretrained(folder),
             schedule={"num_train_epochs": arguments.epochs},
-            observers=observers,
         ),
         s3=s3,
         accelerator=of_rank(os.environ),

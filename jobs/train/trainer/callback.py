@@ -28,7 +28,6 @@ def callbacks_in_order(
     own: Sequence[Any] = (),
     metrics: Callback,
     uploads: Callback,
-    observers: Sequence[Any] = (),
     shutdown: Callback,
     further: Sequence[Any] = (),
     saves: Sequence[Callback] = (),
@@ -38,11 +37,10 @@ def callbacks_in_order(
     - `heartbeats`: what the others take long for counts as time between steps.
     - `own`, of a script: the platform has the last word on saving and stopping.
     - `metrics`, then `uploads`: a save that failed ends the training with its last step counted.
-    - `observers`: they hear of a checkpoint when its upload has begun.
     - `shutdown`, then `further`, which look at whether it has stopped the training: evaluations for instance.
     - `saves`: what the others do at a step's end is not taken for a part of the save.
     """
-    return [heartbeats, *own, metrics, uploads, *observers, shutdown, *further, *saves]
+    return [heartbeats, *own, metrics, uploads, shutdown, *further, *saves]
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:

@@ -10,14 +10,13 @@ import math
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch.distributed import is_initialized
 from transformers.trainer_callback import PrinterCallback
 
 from jobs.aws import s3 as object_store
@@ -81,8 +80,6 @@ class Task:
     """Further training arguments, on top of the recipe's and the accelerator's."""
     ordered_epoch: int | None = None
     """Without `order`: `train_data` has the items of all steps in their order, and so many of them make an epoch."""
-    observers: Callable[[CheckpointUploads], Sequence[Any]] = lambda _: ()
-    """Further callbacks of the Trainer; they hear of a checkpoint when its upload has begun."""
 
 
 def train(
@@ -191,8 +188,7 @@ class _Attempt:
     def build(self) -> Any:
         """Return the Trainer, with a model whose random weights follow from the seed."""
         task, accelerator = self.task, self.accelerator
-        # Ray's worker is in a group, if it is the only one too, and DeepSpeed needs one.
-        alone = self.rank.world_size == 1 and not is_initialized() and "deepspeed" not in task.settings
+        alone = self.rank.world_size == 1 and "deepspeed" not in task.settings  # DeepSpeed needs a group of one, too
         accelerator.prepare(alone=alone)
         # PyTorch 2.13 has another name for it, which transformers does not know.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
@@ -275,7 +271,6 @@ class _Attempt:
             heartbeats=self.heartbeats,
             metrics=self.metrics,
             uploads=self.uploads,
-            observers=self.task.observers(self.uploads),
             shutdown=self.shutdown,
             further=further,
             saves=asking_for_saves(

@@ -53,7 +53,7 @@ def test_there_is_a_repository_for_each_image_that_the_stage_runs_and_for_what_i
     templates: Templates, repositories: dict[str, dict[str, Any]]
 ) -> None:
     expected = {one.name for root in ("cpu", "gaudi") for one in with_descendants(root)}
-    assert {"cpu", "gaudi", "gaudi-notebook", "gaudi-ray"} <= expected
+    assert {"cpu", "gaudi", "gaudi-notebook"} <= expected
     names = published(templates["dev/image"], "dev")
     uris = {name.split("/")[1]: uri for name, uri in names.items() if name.startswith("image-repository/")}
     assert set(uris) == expected

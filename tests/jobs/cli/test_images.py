@@ -28,7 +28,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
     ("arguments", "exit_code", "said"),
     [
         (["gaudy"], 2, "image 'gaudy' not found; did you mean 'gaudi'?"),
-        (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
+        (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
         (["cpu", "--release", "1.21"], 2, "release '1.21' has no row; did you mean '1.21.0'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history: its image carries Python 3.8"),
         (
@@ -36,7 +36,11 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
             3,
             "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
         ),
-        (["gaudi-ray", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1"),
+        (
+            ["gaudi-notebook", "--release", "1.23.0"],
+            3,
+            "release '1.23.0' supports Gaudi 2 and 3; dl1.24xlarge has Gaudi 1",
+        ),
         (["cpu", "--instance-type", "dl1.24"], 2, "did you mean 'dl1.24xlarge'?"),
         (["cpu", "--build-arg", "TORCH_INDEX"], 2, "--build-arg 'TORCH_INDEX' is not NAME=VALUE"),
         ([], 2, "Missing argument 'IMAGE…'"),
@@ -54,7 +58,7 @@ def test_what_cannot_be_built_is_refused(trainyard: Trainyard, arguments: list[s
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "said"),
     [
-        (["cpu-rey"], 2, "image 'cpu-rey' not found; did you mean 'cpu-ray'?"),
+        (["cpu-notebok"], 2, "image 'cpu-notebok' not found; did you mean 'cpu-notebook'?"),
         (["cpu", "--release", "1.5.0"], 3, "release '1.5.0' is history"),
         (["cpu", "--tag", "latest"], 2, f"tag 'latest' is not one of release {RELEASE}, whose tags are {RELEASE}-<"),
         (["gaudi", "--release", "1.23.0"], 3, "release '1.23.0' supports Gaudi 2 and 3"),

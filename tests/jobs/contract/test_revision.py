@@ -209,4 +209,4 @@ def test_a_machine_without_git_is_told_so(root: Path, git: Git, monkeypatch: pyt
 def test_tags_and_names_tell_release_and_revision() -> None:
     tag = image_tag("1.21.0", "0123456789ab-dirty-01234567")
     assert tag == "1.21.0-0123456789ab-dirty-01234567"
-    assert local_name("cpu-ray", tag) == f"trainyard/cpu-ray:{tag}"
+    assert local_name("cpu-notebook", tag) == f"trainyard/cpu-notebook:{tag}"

@@ -102,7 +102,7 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
         ),
         (
             {"job": "finetune"},
-            "job: job kind 'finetune' not found; did you mean 'finetune-classification' or 'finetune-ray'?",
+            "job: job kind 'finetune' not found; did you mean 'finetune-classification'?",
         ),
         ({"job": None}, "job: must be text, not None"),
     ],

@@ -45,7 +45,7 @@ def test_parameters_have_these_names() -> None:
     assert queue_parameter("spot", team="health") == "team-queue/health/spot"
     assert queue_parameter("spot", team="health", retiring="old") == "team-queue/health/spot/old"
     assert image_repository_parameter("gaudi") == "image-repository/gaudi"
-    assert image_parameter("gaudi-ray", "1.21.0") == "image/gaudi-ray/1.21.0"
+    assert image_parameter("gaudi-notebook", "1.21.0") == "image/gaudi-notebook/1.21.0"
     assert job_image_parameter("notebook") == "job-image/notebook"
     assert budget_stop_parameter("research") == "budget-stop/research"
 

@@ -94,7 +94,7 @@ def test_one_word_locks_every_image_of_a_release_each_after_its_parent(
     )
 
 
-@pytest.mark.parametrize("name", ["gaudi", "cpu", "cuda", "gaudi-ray", "gaudi-notebook"])
+@pytest.mark.parametrize("name", ["gaudi", "cpu", "cuda", "gaudi-notebook"])
 def test_the_index_has_every_file_of_the_default_release(name: str) -> None:
     check(image(name), release())
 

@@ -74,7 +74,7 @@ def test_a_child_takes_a_folder_and_a_group_of_packages(tree: SourceTree) -> Non
 
     seen = look(tree, "gaudi-probe")
     assert {"versions", "pip check", "imports", "SIGTERM", "size"} <= set(seen["checks"])
-    assert not {"Ray Train", "notebook", "two ranks", "accelerator"} & set(seen["checks"])
+    assert not {"notebook", "two ranks", "accelerator"} & set(seen["checks"])
     assert "jobs.train.launch" in seen["modules"]
     assert seen["versions"] | {"tomli": "2.0.1", "habana-torch-plugin": f"{ROW.name}.*"} == seen["versions"]
 

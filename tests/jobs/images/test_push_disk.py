@@ -69,7 +69,7 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
     stage = StageImages(
         stage="dev",
         release=release().name,
-        repositories={name: f"{HOST}/{name}" for name in ("cpu", "cpu-ray")},
+        repositories={name: f"{HOST}/{name}" for name in ("cpu", "cpu-notebook")},
         recorded={},
         default=(),
     )
@@ -81,11 +81,11 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[Push]:
 def test_a_push_that_fills_the_disk_says_so_and_leaves_no_name(push: Push) -> None:
     FullEngine.removed.clear()
     with pytest.raises(ConfigurationError) as caught:
-        push.run([image("cpu-ray")], Watcher())
-    assert str(caught.value).startswith("the disk of the Docker engine is full: 'cpu-ray' was not pushed to ")
+        push.run([image("cpu-notebook")], Watcher())
+    assert str(caught.value).startswith("the disk of the Docker engine is full: 'cpu-notebook' was not pushed to ")
     assert FULL in str(caught.value)
     assert "docker builder prune" in str(caught.value.next_step)
-    assert FullEngine.removed == [f"cpu-ray:{TAG}"]
+    assert FullEngine.removed == [f"cpu-notebook:{TAG}"]
 
 
 def test_a_pull_that_fills_the_disk_says_so(push: Push) -> None:

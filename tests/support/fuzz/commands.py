@@ -119,7 +119,19 @@ def _lines(draw: DrawFn, name: str, parameters: list[Any], canary: Path, folder:
 
 def _texts(canary: Path, folder: Path) -> SearchStrategy[str]:
     missing = folder / "missing" / "file"
-    plain = ("json", "table", "1", "0.5", "7d", "research", "reviews", "cpu", "gaudi-ray", str(folder), str(missing))
+    plain = (
+        "json",
+        "table",
+        "1",
+        "0.5",
+        "7d",
+        "research",
+        "reviews",
+        "cpu",
+        "gaudi-notebook",
+        str(folder),
+        str(missing),
+    )
     return (
         st.sampled_from([*hostile.texts(canary), *hostile.snippets(canary)])
         | st.sampled_from(plain)

@@ -1,1 +1,0 @@
-"""finetune-ray: the fine-tuning of finetune-classification, its ranks started by Ray Train."""
