@@ -15,7 +15,6 @@ from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import DataSummary
 from jobs.contract.display import printable
 from jobs.contract.errors import UsageError
-from jobs.contract.fill_ins import FillIns
 from jobs.contract.locations import S3Location
 from jobs.contract.prices import stored
 from jobs.contract.record_reader import Record, read, read_lines, read_receipt
@@ -24,7 +23,6 @@ from jobs.contract.records import Inputs
 from jobs.contract.run import (
     CLASSES,
     DATA,
-    FILL_INS,
     GENERATIONS,
     INPUTS,
     METRICS,
@@ -76,7 +74,6 @@ def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tupl
         receipt = threads.submit(lambda: read_receipt(files.read(RECEIPT), place=files.place(RECEIPT)))
         metrics = threads.submit(files.read, METRICS)
         classes = threads.submit(_record, files, CLASSES, ClassReport)
-        fill_ins = threads.submit(_record, files, FILL_INS, FillIns)
         generations = threads.submit(files.read, GENERATIONS)
         data = threads.submit(_record, files, DATA, DataSummary)
         inputs = threads.submit(_record, files, INPUTS, Inputs)
@@ -94,7 +91,6 @@ def _recorded(files: RunFiles, *, run_id: str, team: str, location: str) -> tupl
         utilization=utilization.result(),
         checkpoints=_checkpoints(listed.result()),
         classes=classes.result(),
-        fill_ins=fill_ins.result(),
         generations=read_lines(generations.result(), place=files.place(GENERATIONS), accept=texts_line),
         data=data.result(),
         inputs=inputs.result(),

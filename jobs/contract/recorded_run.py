@@ -8,7 +8,6 @@ from typing import Any
 from jobs.contract.classes import ClassReport
 from jobs.contract.code import CodeRecord
 from jobs.contract.data_summary import DataSummary
-from jobs.contract.fill_ins import FillIns
 from jobs.contract.record_reader import is_step
 from jobs.contract.records import Attempt, Inputs, Receipt
 from jobs.contract.run import submitted_at
@@ -42,7 +41,6 @@ class RecordedRun:
     """The lines of all attempts' utilization/N.jsonl, with `time` as a datetime, in its order."""
     checkpoints: Sequence[Checkpoint] = field(default_factory=tuple)
     classes: ClassReport | None = None
-    fill_ins: FillIns | None = None
     generations: Sequence[Mapping[str, str]] = ()
     """What a language model said, by the script's own words: the texts of each line, by their names there."""
     data: DataSummary | None = None

@@ -18,7 +18,6 @@ One submission is one run, through all its attempts. Everything it writes lies u
     artifact.json             where what it made for other runs lies: one `jobs.contract.artifact.Pointer`
     classes.json              of a classification: one `jobs.contract.classes.ClassReport` of its held-out examples
     predictions.jsonl         of a classification: a held-out example a line, with `label`, `predicted`, `confidence`
-    fill-ins.json             of a pre-training: one `jobs.contract.fill_ins.FillIns` of some held-out texts
     fabric.json               of a fabric-check: all that it found and measured
     data.json                 of a fine-tuning: one `jobs.contract.data_summary.DataSummary`
     inputs.json               of a script and of an evaluation: one `Inputs` of what it read
@@ -52,7 +51,6 @@ INPUTS = "inputs.json"
 FABRIC = "fabric.json"
 CLASSES = "classes.json"
 PREDICTIONS = "predictions.jsonl"
-FILL_INS = "fill-ins.json"
 GENERATIONS = "output/generations.jsonl"
 NOTEBOOK = "notebook/"
 LISTING_SUFFIX = "-listing.json"

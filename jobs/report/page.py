@@ -70,7 +70,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
     sections = [("result", "Result")]
     sections += [("curves", "Curves")] * bool(measured) + [("attempts", "Attempts and money")] * bool(run.attempts)
     sections += [("classes", "Classes")] * bool(run.classes)
-    sections += [("samples", "Samples")] * bool(run.fill_ins or run.generations)
+    sections += [("samples", "Samples")] * bool(run.generations)
     sections += [("made-of", "What it was made of"), ("next", "Go on from here")]
     return render(
         "run.html",
@@ -261,21 +261,9 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
 
 
 def _samples(run: RecordedRun) -> dict[str, Any]:
-    texts = run.fill_ins.texts if run.fill_ins else []
-    filled = [
-        [
-            (part, "", "") if isinstance(part, str) else (part.guess, part.truth, f"{part.confidence:.0%}")
-            for part in text
-        ]
-        for text in texts
-    ]
-    places = run.fill_ins.places if run.fill_ins else []
-    right = sum(place.guess == place.truth for place in places)
     said = run.generations[:_SHOWN_GENERATIONS]
     names = list(dict.fromkeys(name for line in said for name in line))
     return {
-        "filled": filled,
-        "filled_note": f"{right} of {counted(len(places), 'masked token')} filled in as they stood",
         "generation_names": names,
         "generations": [[line.get(name, "") for name in names] for line in said],
     }

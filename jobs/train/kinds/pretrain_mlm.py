@@ -30,7 +30,6 @@ from jobs.train.data.artifacts import hub_folder, open_artifact
 from jobs.train.data.masked_tokens import EVALUATION_SEED, MaskedSequences, Masking, Spread, TrainingOrder
 from jobs.train.data.packed_tokens import PackedTokens
 from jobs.train.models import pretrained
-from jobs.train.models.fill_ins import write_fill_ins
 from jobs.train.rank import Rank, run
 
 if TYPE_CHECKING:
@@ -120,7 +119,6 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             collate=MaskedSequences.collate if accelerator.name == "hpu" else MaskedSequences.collate_unpadded,
             evaluate=lambda trainer: evaluate(trainer, eval_data),
             save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
-            leave=lambda folder, model: write_fill_ins(folder, model, eval_data, _tokenizer(model)),
             schedule={"max_steps": arguments.max_steps},
             settings=settings,
             ordered_epoch=sequences,

@@ -249,11 +249,9 @@ def test_a_run_that_has_only_been_submitted_has_a_page(run: RecordedRun) -> None
     assert "not started" in text_of(run_page(nothing, now=NOW))
 
 
-def test_what_a_language_model_fills_in_and_says_is_shown_beside_what_stood_there(run: RecordedRun) -> None:
+def test_what_a_language_model_says_is_shown(run: RecordedRun) -> None:
     html = run_page(with_samples(run), now=NOW)
     text = text_of(html)
-    assert "1 of 3 masked tokens filled in as they stood" in text
-    assert "the cat sat on its mat ##ting (##s) ." in text
     assert "prompt base tuned What is &lt;b&gt;tar&lt;/b&gt;? tar tar tar It packs files into one." in text
     assert 'id="samples"' not in run_page(run, now=NOW)
 

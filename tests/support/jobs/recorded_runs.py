@@ -13,7 +13,6 @@ import yaml
 from jobs.contract.classes import ClassReport, ClassScore, Mistake
 from jobs.contract.code import CODE_RECORD, CodeRecord
 from jobs.contract.data_summary import ClassCount, DataSummary
-from jobs.contract.fill_ins import FillIn, FillIns
 from jobs.contract.instance_types import instance_type
 from jobs.contract.locations import S3Location
 from jobs.contract.log_lines import MEMORY_KEY, UTILIZATION_KEY
@@ -183,11 +182,9 @@ def _run(
 
 
 def with_samples(run: RecordedRun) -> RecordedRun:
-    """The run with what a language model leaves to be read: texts that it filled in, and answers."""
-    sure, wrong = FillIn(truth="sat", guess="sat", confidence=0.97), FillIn(truth="##s", guess="##ting", confidence=0.3)
+    """The run with what a language model leaves to be read."""
     said = {"prompt": "What is <b>tar</b>?", "base": "tar tar tar", "tuned": "It packs files into one."}
-    texts: list[list[str | FillIn]] = [[" the cat", sure, " on its mat", wrong, " ."], [wrong, " begin it"]]
-    return replace(run, fill_ins=FillIns(texts=texts), generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
+    return replace(run, generations=[said, {"prompt": "And zip?", "tuned": "It too."}])
 
 
 def class_report(names: Sequence[str] = CLASSES) -> ClassReport:
@@ -220,7 +217,6 @@ def files_of(run: RecordedRun) -> dict[str, bytes]:
         **({INPUTS: run.inputs.model_dump_json().encode()} if run.inputs else {}),
         **({CODE_RECORD: run.code.model_dump_json().encode()} if run.code else {}),
         **({"classes.json": run.classes.model_dump_json().encode()} if run.classes else {}),
-        **({"fill-ins.json": run.fill_ins.model_dump_json().encode()} if run.fill_ins else {}),
         **({"output/generations.jsonl": _lines(run.generations)} if run.generations else {}),
         **{f"checkpoints/step-{checkpoint.step}/manifest.json": b"{}" for checkpoint in run.checkpoints},
     }
