@@ -68,10 +68,6 @@ class InstanceType:
     """The Gaudi that its cards are, which decides the software releases that fit; None where they are none."""
     card_teraflops: float | None = None
     """Published peak of one card's matrix multiplication in bfloat16, dense, in TFLOP/s; None: not published."""
-    training_teraflops: float | None = None
-    """What one card reaches in a training, at 6 x parameters x tokens of its steps, in TFLOP/s; None: nobody knows."""
-    compile_seconds: tuple[float, float] = (0.0, 0.0)
-    """Time that a training spends on the first steps of each new shape of a batch: on one card, and on several."""
     link_gigabytes_per_second: float | None = None
     """Published speed of one card's links to the others of its instance, one way, in GB/s; None: it has no others."""
     huge_pages: int = 0
@@ -140,12 +136,6 @@ _ROWS = (
         # Seven of a card's ten ports of 100 Gbit/s lead to the other seven cards (Habana's Gaudi white paper). For the
         # multiplication nothing is published [?].
         link_gigabytes_per_second=87.5,
-        # By the same published runs (throughputs.jsonl: MRPC, 3 x 3,668 sequences of 128 tokens, BERT-large with 335M
-        # parameters): 165.4 samples/s x 128 x 6 x 335e6 = 42.6 TFLOP/s on one card.
-        training_teraflops=42.6,
-        # And what is left of their times: 90.7 s - 11,004 / 165.4 on one card, 60.6 s - 11,004 / 877 on eight. They had
-        # one shape; what of it is start-up and no compilation is not known, so it is all counted.
-        compile_seconds=(24.2, 48.1),
         huge_pages=15_000,  # what Habana's installation guide sets
         on_demand_quota_code="L-6E869C2A",
         spot_quota_code="L-85EED4F7",

@@ -36,8 +36,8 @@ class Evaluate(Arguments):
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens a sequence is cut at; as it was trained."""
     length_buckets: LengthBuckets = "auto"
-    """Lengths that sequences are padded to, chosen to pad least. auto: 4, and on HPUs, which compile a graph for each,
-    as many as take the least time."""
+    """Number of lengths that sequences are padded to, chosen to pad least. 1: all alike. auto: 4, or 2 on HPUs, which
+    compile a graph for each."""
     batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank takes at once."""
     hpu_trainer: HpuTrainer = "optimum-habana"

@@ -87,12 +87,8 @@ class FinetuneClassification(Recipe):
     max_length: int = Field(default=128, ge=8, le=8192)
     """Tokens a sequence is cut at."""
     length_buckets: LengthBuckets = "auto"
-    """Lengths that sequences are padded to, chosen to pad least; 1: all alike. auto: 4, and on HPUs, which compile a
-    graph for each, as many as take the least time."""
-    packing: bool = False
-    """Trains on several examples in one row, each of which attends to itself alone, in one shape; for BERT, RoBERTa and
-    XLM-R. It pays where a rank holds 16 or more at once: of film reviews in pairs, 4 % is padding with 32 of them and
-    20 % with 4; in four length buckets 17 %."""
+    """Number of lengths that sequences are padded to, chosen to pad least. 1: all alike. auto: 4, or 2 on HPUs, which
+    compile a graph for each."""
     epochs: float = Field(default=3.0, gt=0)
     """Passes over the training data."""
     on_bad_rows: Literal["error", "skip"] = "error"

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 from jobs.contract.arguments import ArgumentsT
 from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, TrainyardError
 from jobs.contract.flags import parse_flags
-from jobs.contract.instance_types import INSTANCE_TYPES, InstanceType
 from jobs.contract.launcher_options import RUN_URI_VARIABLE
 from jobs.contract.locations import S3Location
 from jobs.contract.mistakes import in_words
@@ -86,9 +85,6 @@ _PR_SET_PDEATHSIG = 1
 ATTEMPT_VARIABLE = "TRAINYARD_ATTEMPT"
 """The number of the attempt in its run; there on the main node."""
 
-INSTANCE_TYPE_VARIABLE = "TRAINYARD_INSTANCE_TYPE"
-"""The EC2 instance type that a rank is on, as its launcher was told."""
-
 ARGUMENTS_FILE = "@"
 """Stands before the name of a file that holds the arguments of a rank, in place of its flags."""
 
@@ -119,11 +115,6 @@ class Rank:
     """The number of the attempt in its run; None where it has no record, or on other nodes than the main one."""
     start_up: StartUp = field(default_factory=StartUp, compare=False, repr=False)
     """What its start takes."""
-
-    def instance(self, accelerator: str) -> InstanceType | None:
-        """Return the row of the instance that this rank is on; None: on none, or it trains on another accelerator."""
-        row = INSTANCE_TYPES.get(os.environ.get(INSTANCE_TYPE_VARIABLE, ""))
-        return row if row is not None and row.accelerator == accelerator else None
 
     @property
     def is_first(self) -> bool:

@@ -9,7 +9,6 @@ rate of learning:
     padded to 128   the plain Trainer, every pair padded to 128, as optimum-habana's published example does
     plain Trainer   the plain Trainer, each batch padded to its longest pair, as transformers' collator does
     entrypoint      jobs.train.launch finetune-classification, with metrics and the model on S3 as in any run
-    packed          the same with `packing: true`
 
 In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
 of the log count, in samples a second. The mean lengths and their spread are those of MRPC under BERT's tokenizer
@@ -46,7 +45,7 @@ HELD_OUT = 408
 """Pairs, as MRPC's validation split has them."""
 
 PLAIN = {"padded to 128": "max_length", "plain Trainer": "longest"}
-OURS: dict[str, tuple[str, ...]] = {"entrypoint": (), "packed": ("--packing=true",)}
+OURS = "entrypoint"
 
 Result = dict[str, Any]
 """`samples_per_second`, `loss` of the last line of the log, `accuracy`."""
@@ -67,17 +66,15 @@ def main() -> None:
     if options.plain:
         _train_plainly(options.folder, options)
         return
-    results: dict[str, list[Result]] = {side: [] for side in (*PLAIN, *OURS)}
+    results: dict[str, list[Result]] = {side: [] for side in (*PLAIN, OURS)}
     with tempfile.TemporaryDirectory() as name, launcher(Path(name), is_fresh=True) as new_run:
         folder = Path(name)
         _save(folder, options)
         flags = _flags(new_run, folder, options)
         for _ in range(options.rounds):
             for side, rounds in reversed(results.items()):
-                more = OURS.get(side)
-                rounds.append(
-                    _plain(folder, side) if more is None else _entrypoint(new_run, (*flags, *more), options.device)
-                )
+                is_ours = side == OURS
+                rounds.append(_entrypoint(new_run, flags, options.device) if is_ours else _plain(folder, side))
                 print(f"{side:<14} {rounds[-1]}", file=sys.stderr, flush=True)
     best = {side: max(rounds, key=lambda result: result["samples_per_second"]) for side, rounds in results.items()}
     print(f"{options.device}: {options.layers} layers of {options.hidden}, {options.examples} pairs, {BATCH} a step")

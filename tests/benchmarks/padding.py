@@ -1,4 +1,4 @@
-"""How much faster fine-tuning is in length buckets, and packed, than padded to 512, the published tutorials' way.
+"""How much faster fine-tuning is in length buckets than padded to 512, the published tutorials' way.
 
 python -m tests.benchmarks.padding                 both kinds of texts, three seeds
 python -m tests.benchmarks.padding --texts pairs   one kind only
@@ -21,15 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, logging, set_seed
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging, set_seed
 
 from jobs.cli import demo_data
 from jobs.train.data.labelled_buckets import in_batches
-from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
-from jobs.train.models.packed_classifiers import CLASSES
-from tests.support.train.widths import widths_of
 
 TUTORIAL_WIDTH = 512
 TUTORIAL_STEPS = 4
@@ -97,36 +94,32 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
     def prepared(buckets: int) -> Prepared:
         options: dict[str, Any] = {"tokenizer": tokenizer, "max_length": TUTORIAL_WIDTH}
         tokenized = prepare(["0", "1"], parts, folder=folder / str(buckets), **options)
-        return tokenized.bucketed(widths_of(buckets, TUTORIAL_WIDTH))
+        return tokenized.bucketed(buckets, max_length=TUTORIAL_WIDTH)
 
     buckets, one_width = prepared(4), prepared(1)
     widths, padding = buckets.train.shapes(BATCH)
     print(f"{kind}: {buckets.train_examples} to train on, {buckets.eval_examples} held out", flush=True)
 
     # Speed, one after the other in turns: what else this machine does hits both.
-    packed = PackedExamples(buckets.train, BATCH)
     wide = _padded_to_512(parts["train"], tokenizer)
     learner, optimizer = _learner(model, seed=0)
-    seconds = {"512": 0.0, "buckets": 0.0, "packed": 0.0}
+    seconds = {"512": 0.0, "buckets": 0.0}
     samples = dict.fromkeys(seconds, 0)
-    ours = {"buckets": list(_batches(buckets.train, seed=0)), "packed": list(_batches(packed, seed=0))}
-    share = -(-len(ours["packed"]) // TUTORIAL_STEPS)
+    ours = list(_batches(buckets.train, seed=0))
+    share = -(-len(ours) // TUTORIAL_STEPS)
     for step in range(TUTORIAL_STEPS):
-        turns = {way: batches[step * share : (step + 1) * share] for way, batches in ours.items()}
-        for way, batches in {"512": [wide[step % len(wide)]], **turns}.items():
+        turns = {"512": [wide[step % len(wide)]], "buckets": ours[step * share : (step + 1) * share]}
+        for way, batches in turns.items():
             seconds[way] += _train(learner, optimizer, batches)
             samples[way] += sum(len(batch["labels"]) for batch in batches)
     speed = {way: samples[way] / seconds[way] for way in seconds}
+    shape = ", ".join(map(str, widths))
     print(f"  padded to {TUTORIAL_WIDTH}          {speed['512']:8.1f} samples/s", flush=True)
-    for way, shape, share_padded in (
-        ("buckets", ", ".join(map(str, widths)), padding),
-        ("packed", f"{packed.rows} x {packed.width}", packed.padding),
-    ):
-        print(
-            f"  {way:<7} {shape:<16} {speed[way]:6.1f} samples/s   x{speed[way] / speed['512']:.1f}   "
-            f"({100 * share_padded:.0f} % padding)",
-            flush=True,
-        )
+    print(
+        f"  buckets {shape:<16} {speed['buckets']:6.1f} samples/s   x{speed['buckets'] / speed['512']:.1f}   "
+        f"({100 * padding:.0f} % padding)",
+        flush=True,
+    )
 
     narrow = {name: values[:, : one_width.widths[-1]] for name, values in wide[0].items() if name != "labels"}
     learner.eval()
@@ -136,12 +129,11 @@ def _compare(kind: str, parts: dict[str, Examples], model: Path, folder: Path) -
         f"  logits at {one_width.widths[-1]} and {TUTORIAL_WIDTH} differ by {(logits[0] - logits[1]).abs().max():.1e}"
     )
 
-    accuracies: dict[str, list[float]] = {"one width": [], "buckets": [], "packed": []}
+    accuracies: dict[str, list[float]] = {"one width": [], "buckets": []}
     for seed in SEEDS:
         for way, data, train in (
             ("one width", one_width, one_width.train),
             ("buckets", buckets, buckets.train),
-            ("packed", buckets, packed),
         ):
             learner, optimizer = _learner(model, seed=seed)
             batches = list(_batches(train, seed=seed))
@@ -173,20 +165,17 @@ def _padded_to_512(examples: Examples, tokenizer: Any) -> list[Batch]:
     ]
 
 
-def _batches(examples: TokenizedExamples | PackedExamples, *, seed: int) -> Iterator[Batch]:
+def _batches(examples: TokenizedExamples, *, seed: int) -> Iterator[Batch]:
     """One epoch, in the order that a job takes."""
     chance = np.random.default_rng([seed, 0])
-    if isinstance(examples, PackedExamples):
-        places = examples.order(BATCH, chance).tolist()
-    else:
-        places = in_batches(examples.buckets, BATCH, chance).tolist()
+    places = in_batches(examples.buckets, BATCH, chance).tolist()
     for start in range(0, len(places), BATCH):
         yield examples.__getitems__(places[start : start + BATCH])
 
 
 def _learner(model: Path, *, seed: int) -> tuple[Any, torch.optim.Optimizer]:
     set_seed(seed)
-    learner = CLASSES["bert"].from_pretrained(model, num_labels=2)
+    learner = AutoModelForSequenceClassification.from_pretrained(model, num_labels=2)
     return learner, torch.optim.AdamW(learner.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
 
 

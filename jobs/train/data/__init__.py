@@ -6,6 +6,6 @@ corpus_documents, _files,       documents out of inputs, the files of a corpus, 
     _packing
 vocabulary, encoders            a tokenizer learnt, and text to ids
 packed_tokens, masked_tokens    what a pre-training reads
-labelled_text, _tokens,         what a fine-tuning reads: examples, their ids, batches of like lengths, several
-    _buckets, _packing          examples in a row
+labelled_text, _tokens,         what a fine-tuning reads: examples, their ids, batches of like lengths
+    _buckets
 """

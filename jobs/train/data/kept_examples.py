@@ -112,7 +112,7 @@ class KeptExamples:
     def keep(self, prepared: Prepared) -> bool:
         """Store examples that this attempt has made. Returns whether they are there for others to fetch."""
         started = time.monotonic()
-        record = prepared.model_dump_json(exclude={"folder", "widths", "why_widths"})
+        record = prepared.model_dump_json(exclude={"folder", "widths"})
         (prepared.folder / _RECORD).write_text(record)
         try:
             if self._made_of() != (self._options, self._inputs):

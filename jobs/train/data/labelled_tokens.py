@@ -9,7 +9,7 @@ widths of buckets follow from the recipe too, and are chosen anew each time; a b
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from jobs.contract.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.contract.errors import UsageError
-from jobs.train.data.labelled_buckets import Widths, in_batches
+from jobs.train.data.labelled_buckets import bucket_widths, in_batches
 from jobs.train.data.labelled_text import Examples
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ class Prepared(BaseModel):
     eval_examples: int
     widths: list[int] = []
     """Tokens that sequences are padded to, ascending; none before they are chosen."""
-    why_widths: str | None = None
-    """Why there are so many of them; None where their number was given, or each more costs nothing."""
     longest: int
     """Tokens of the longest example, before it is cut at max_length."""
     summary: DataSummary
@@ -59,15 +57,13 @@ class Prepared(BaseModel):
     def evaluation(self) -> "TokenizedExamples":
         return TokenizedExamples(self, "eval")
 
-    def bucketed(self, widths: "Callable[[dict[str, NDArray[np.int64]]], Widths]") -> "Prepared":
-        """Return these examples with the widths that `widths` chooses for all batches.
-
-        It is given the lengths of each part, after they were cut.
-        """
+    def bucketed(self, number: int, *, max_length: int) -> "Prepared":
+        """Return these examples with `number` widths for all batches, chosen so that least is padded."""
         parts = ("train", "eval") if self.train_examples else ("eval",)
-        chosen = widths({part: _lengths(self.folder, part) for part in parts})
-        summary = self.summary.model_copy(update={"length_buckets": len(chosen.widths)})
-        return self.model_copy(update={"widths": chosen.widths, "why_widths": chosen.reason, "summary": summary})
+        lengths = np.concatenate([_lengths(self.folder, part) for part in parts])
+        widths = [min(width, max_length) for width in bucket_widths(lengths, at_most=number)]
+        summary = self.summary.model_copy(update={"length_buckets": len(widths)})
+        return self.model_copy(update={"widths": widths, "summary": summary})
 
     def evaluation_texts(self) -> Iterator[dict[str, str]]:
         """Yield `text`, and `pair` where there is one, of each held-out example in their order."""

@@ -23,7 +23,7 @@ from jobs.contract.words import counted
 from jobs.kinds.evaluate import Evaluate
 from jobs.train.accelerator import CPU, Accelerator, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
-from jobs.train.data.labelled_buckets import FORWARD, Pass, choose_widths
+from jobs.train.data.labelled_buckets import number_of_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.data.predictions import classification_metrics, positive_class, probabilities, write_report
 from jobs.train.kinds.artifact_job import JobMetrics
@@ -120,21 +120,13 @@ def _prepare(rank: Rank, arguments: Evaluate, s3: "S3Client | None") -> tuple[Pa
             max_length=arguments.max_length,
             folder=rank.scratch / "examples",
         ).bucketed(
-            lambda lengths: choose_widths(
-                [Pass(lengths=lengths["eval"], batch=arguments.batch_size, operations=FORWARD)],
-                asked=arguments.length_buckets,
-                max_length=arguments.max_length,
-                row=rank.instance(of_rank(os.environ).name),
-                ranks=rank.world_size,
-                parameters=lambda: pretrained.parameters(folder),
-            )
+            number_of_widths(arguments.length_buckets, compiles=of_rank(os.environ).compiles),
+            max_length=arguments.max_length,
         )
         if rank.is_first:
             for warning in (*bad.warnings, *prepared.summary.table_warnings):
                 log.warning("warning: %s", warning)
             artifacts.record_inputs(rank.run, (arguments.model, *arguments.tables()), s3=s3)
-            if prepared.why_widths is not None:
-                log.info("data: %s", prepared.why_widths)
             log.info(
                 "data: %s texts, the longest has %s tokens, %s classes", len(examples), prepared.longest, len(names)
             )

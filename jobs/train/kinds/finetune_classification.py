@@ -11,9 +11,8 @@ import functools
 import json
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,15 +25,7 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.accelerator import CPU, of_rank
 from jobs.train.data import artifacts, labelled_text, sources
 from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
-from jobs.train.data.labelled_buckets import (
-    AUTO,
-    FORWARD,
-    FORWARD_AND_BACKWARD,
-    Pass,
-    choose_widths,
-    in_batches,
-)
-from jobs.train.data.labelled_packing import PackedExamples
+from jobs.train.data.labelled_buckets import in_batches, number_of_widths
 from jobs.train.data.labelled_tokens import InBatches, Prepared, TokenizedExamples, prepare
 from jobs.train.data.predictions import classification_metrics, positive_class, write_predictions
 from jobs.train.models import pretrained
@@ -92,7 +83,6 @@ def finetune(rank: Rank, arguments: FinetuneClassification) -> None:
             prepared.class_names,
             _tokenizer(model_folder, arguments.model),
             max_length=arguments.max_length,
-            packing=arguments.packing,
             **of_rank(os.environ).model_arguments(),
         )
         if rank.is_first and checkpoint is None:
@@ -134,29 +124,12 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
     One rank of a node fetches or makes them, the others load torch. The weights follow, where no checkpoint has them.
     """
 
-    def tokenizer() -> str:
-        folder = _fetched(rank, arguments, s3, weights=False)
-        if arguments.packing:
-            from jobs.train.models import packed_classifiers
-
-            packed_classifiers.model_class(folder, arguments.model)
-        return str(folder)
-
     def data() -> dict[str, Any]:
         assert s3 is not None  # noqa: S101 - it is there on the one rank that gets here
         kept = KeptExamples(s3, rank, arguments, folder)
         tokenized = fetched_or_made(rank, kept, lambda: _tokenized(rank, arguments, folder, s3))
         rank.start_up.done("examples")
-        prepared = tokenized.bucketed(
-            lambda lengths: choose_widths(
-                _passes(arguments, lengths),
-                asked=_length_buckets(rank, arguments, s3),
-                max_length=arguments.max_length,
-                row=rank.instance(of_rank(os.environ).name),
-                ranks=rank.world_size,
-                parameters=lambda: pretrained.parameters(_fetched(rank, arguments, s3)),
-            )
-        )
+        prepared = tokenized.bucketed(_length_buckets(rank, arguments, s3), max_length=arguments.max_length)
         if rank.is_first:
             _record(rank, arguments, prepared.summary, s3)
         rank.start_up.done("widths")
@@ -164,7 +137,7 @@ def _prepare(rank: Rank, arguments: FinetuneClassification, s3: "S3Client | None
 
     if not rank.is_first_on_node:
         of_rank(os.environ).trainer_class()  # loading it takes seconds, which the first rank needs for the data
-    folder = Path(rank.once_per_node("tokenizer", tokenizer))
+    folder = Path(rank.once_per_node("tokenizer", lambda: str(_fetched(rank, arguments, s3, weights=False))))
     rank.start_up.done("tokenizer")
     return folder, Prepared.model_validate(rank.once_per_node("data", data))
 
@@ -195,34 +168,14 @@ def _tokenized(rank: Rank, arguments: FinetuneClassification, folder: Path, s3: 
     return prepared
 
 
-def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int | Literal["auto"]:
+def _length_buckets(rank: Rank, arguments: FinetuneClassification, s3: "S3Client") -> int:
     """Return the number of widths, as asked for, or as an earlier attempt chose it, whatever that ran on.
 
-    By another one the examples of an epoch would come in another order.
+    With another number the examples of an epoch would come in another order.
     """
-    left = object_store.read(s3, rank.run / DATA) if arguments.length_buckets == AUTO else None
-    earlier = json.loads(left).get("length_buckets") if left is not None else None
-    return earlier or arguments.length_buckets
-
-
-def _passes(arguments: FinetuneClassification, lengths: "Mapping[str, NDArray[np.int64]]") -> list[Pass]:
-    """Return what goes through the model: the training, unless it is packed into one shape, and its evaluations."""
-    training = Pass(
-        lengths=lengths["train"],
-        batch=arguments.global_batch_size,
-        times=arguments.epochs,
-        operations=FORWARD_AND_BACKWARD,
-    )
-    every = arguments.evaluate_every_steps
-    steps = arguments.epochs * len(lengths["train"]) / arguments.global_batch_size
-    meanwhile = arguments.epochs if every == "epoch" else steps / every if every else 0.0
-    evaluation = Pass(
-        lengths=lengths["eval"],
-        batch=arguments.eval_batch_size,
-        times=meanwhile + arguments.final_evaluation,
-        operations=FORWARD,
-    )
-    return [evaluation] if arguments.packing else [training, evaluation]
+    left = object_store.read(s3, rank.run / DATA) if arguments.length_buckets == "auto" else None
+    earlier: int | None = json.loads(left).get("length_buckets") if left is not None else None
+    return earlier or number_of_widths(arguments.length_buckets, compiles=of_rank(os.environ).compiles)
 
 
 def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary, s3: "S3Client") -> None:
@@ -239,29 +192,18 @@ def _record(rank: Rank, arguments: FinetuneClassification, summary: DataSummary,
 
 def _training_data(
     rank: Rank, arguments: FinetuneClassification, prepared: Prepared
-) -> "tuple[TokenizedExamples | PackedExamples, Order]":
-    """Return the examples, padded or packed, and the order in which an epoch takes them; say so in the log."""
-    batch, (at_once, _) = arguments.global_batch_size, arguments.batch_of_rank(rank.world_size)
-    train_data: TokenizedExamples | PackedExamples
-    if arguments.packing:
-        train_data = packed = PackedExamples(prepared.train, at_once)
-        order = functools.partial(packed.order, batch)
-        shapes, padding = f"{at_once} packed into {packed.rows} x {packed.width} tokens", packed.padding
-    else:
-        train_data = prepared.train
-        order = functools.partial(in_batches, train_data.buckets, batch)
-        widths, padding = train_data.shapes(batch)
-        shapes = f"sequences of {', '.join(map(str, widths))} tokens"
+) -> "tuple[TokenizedExamples, Order]":
+    """Return the examples, and the order in which an epoch takes them. Logs the shapes of their batches."""
+    train_data, batch = prepared.train, arguments.global_batch_size
     if rank.is_first:
-        if prepared.why_widths is not None:
-            log.info("data: %s", prepared.why_widths)
+        widths, padding = train_data.shapes(batch)
         log.info(
-            "data: %s (the longest has %s, %.0f %% is padding)",
-            shapes,
+            "data: sequences of %s tokens (the longest has %s, %.0f %% is padding)",
+            ", ".join(map(str, widths)),
             prepared.longest,
             100 * padding,
         )
-    return train_data, order
+    return train_data, functools.partial(in_batches, train_data.buckets, batch)
 
 
 def _tokenizer(folder: Path, location: str) -> Any:
@@ -272,20 +214,15 @@ def _tokenizer(folder: Path, location: str) -> Any:
 
 
 def _model(
-    folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, packing: bool, **further: Any
+    folder: Path, location: str, names: list[str], tokenizer: Any, *, max_length: int, **further: Any
 ) -> tuple[Any, str]:
     """Return the model with the data's classes, and what became of its head."""
     from transformers import AutoModelForSequenceClassification
 
     from jobs.train.models import fitting
 
-    model_class: Any = AutoModelForSequenceClassification
-    if packing:
-        from jobs.train.models import packed_classifiers
-
-        model_class = packed_classifiers.model_class(folder, location)
     start = fitting.loaded(
-        model_class,
+        AutoModelForSequenceClassification,
         folder,
         location,
         "it cannot be loaded as an encoder for classification",

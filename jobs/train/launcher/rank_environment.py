@@ -9,7 +9,7 @@ from jobs.train.accelerator import Accelerator
 from jobs.train.launcher.instance import address_towards
 from jobs.train.launcher.recipe_cache import recipe_variable
 from jobs.train.launcher.request import Launch, Node
-from jobs.train.rank import ALLOW_CHANGES_VARIABLE, INSTANCE_TYPE_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
+from jobs.train.rank import ALLOW_CHANGES_VARIABLE, LAUNCHER_PID_VARIABLE, SCRATCH_VARIABLE
 from jobs.train.start_up import LAUNCHED_AT_VARIABLE
 from jobs.train.store import loopback_sockets, sockets_of_interface
 
@@ -46,7 +46,6 @@ def rank_environment(launch: Launch, accelerator: Accelerator, scratch: Path) ->
         **import_environment(launch.nproc_per_node),
         SCRATCH_VARIABLE: str(scratch),
         "TMPDIR": str(scratch),  # PyTorch leaves folders in there
-        INSTANCE_TYPE_VARIABLE: launch.instance.name,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         LAUNCHED_AT_VARIABLE: str(psutil.Process().create_time()),
         ALLOW_CHANGES_VARIABLE: str(int(launch.options.allow_changes)),

@@ -5,8 +5,6 @@ What is no model is refused with what it lacks, before a loader fails over it wi
 
 import contextlib
 import importlib.metadata
-import json
-import math
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,20 +68,6 @@ def positions(model: "Module") -> int | None:
         if name.endswith("position_embeddings") and isinstance(part, Embedding):
             return part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1)
     return None
-
-
-def parameters(folder: Path) -> int:
-    """Return how many parameters the weights in `folder` have; of a pickle, by its size in fp32."""
-    names = model_files.model_files([path.name for path in folder.iterdir()])
-    weights = [folder / name for name in names if not name.endswith(model_files.MODEL_TEXT)]
-    return sum(_in_safetensors(path) if path.suffix == ".safetensors" else path.stat().st_size // 4 for path in weights)
-
-
-def _in_safetensors(path: Path) -> int:
-    """Return how many numbers a file has, by its header: its length in 8 bytes, then JSON (safetensors' README)."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
 
 
 @contextlib.contextmanager

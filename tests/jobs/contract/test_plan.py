@@ -71,7 +71,6 @@ def test_the_whole_request() -> None:
                                 "--label-column=label",
                                 "--max-length=128",
                                 "--length-buckets=auto",
-                                "--packing=false",
                                 "--epochs=1.0",
                                 "--on-bad-rows=error",
                                 "--max-bad-rows=100",

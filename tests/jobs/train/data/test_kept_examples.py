@@ -17,12 +17,10 @@ from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import kept_examples
 from jobs.train.data.kept_examples import KeptExamples, fetched_or_made
 from jobs.train.data.labelled_buckets import in_batches
-from jobs.train.data.labelled_packing import PackedExamples
 from jobs.train.data.labelled_tokens import Prepared
 from jobs.train.kinds import finetune_classification
 from jobs.train.rank import Rank
 from tests.support.train.reviews import reviews, write_jsonl
-from tests.support.train.widths import widths_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -89,8 +87,8 @@ def team(s3: "S3Client", tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_fetched_trains_as_what_is_made_to_the_bit(team: Team) -> None:
-    made = team.examples().bucketed(widths_of(4, 16))
-    fetched = team.examples().bucketed(widths_of(4, 16))
+    made = team.examples().bucketed(4, max_length=16)
+    fetched = team.examples().bucketed(4, max_length=16)
 
     assert team.made == 1
     assert made.model_dump(exclude={"folder"}) == fetched.model_dump(exclude={"folder"})
@@ -102,10 +100,6 @@ def test_what_is_fetched_trains_as_what_is_made_to_the_bit(team: Team) -> None:
         assert places.tolist() == again.tolist()
         for start in range(0, len(places), 16):
             _assert_same(one.__getitems__(places[start : start + 16]), other.__getitems__(again[start : start + 16]))
-    packed, repacked = PackedExamples(made.train, 8), PackedExamples(fetched.train, 8)
-    order = packed.order(16, np.random.default_rng(3))
-    assert order.tolist() == repacked.order(16, np.random.default_rng(3)).tolist()
-    _assert_same(packed.__getitems__(order[:8].tolist()), repacked.__getitems__(order[:8].tolist()))
 
 
 def test_they_expire_as_checkpoints_do_and_belong_to_no_run(team: Team) -> None:
@@ -118,7 +112,7 @@ def test_they_expire_as_checkpoints_do_and_belong_to_no_run(team: Team) -> None:
 
 
 @pytest.mark.parametrize(
-    "same", [{"learning_rate": 0.1}, {"global_batch_size": 8}, {"epochs": 9}, {"length_buckets": 2}, {"packing": True}]
+    "same", [{"learning_rate": 0.1}, {"global_batch_size": 8}, {"epochs": 9}, {"length_buckets": 2}]
 )
 def test_another_recipe_takes_the_same_examples(team: Team, same: dict[str, Any]) -> None:
     team.examples()
@@ -176,7 +170,7 @@ def test_what_is_damaged_is_told_and_made_again(
     assert team.made == 2
     assert told in caplog.text
     assert "the tables are read and tokenized again" in caplog.text
-    one, other = (found.bucketed(widths_of(1, 16)).train for found in (again, expected))
+    one, other = (found.bucketed(1, max_length=16).train for found in (again, expected))
     _assert_same(one.__getitems__([0]), other.__getitems__([0]))
     team.examples()
     assert team.made == 2, "what was made again is kept"
@@ -241,7 +235,7 @@ def test_of_two_nodes_the_main_one_makes_them_and_the_other_fetches(
     with ThreadPoolExecutor(2) as pool:
         second, first = (pool.submit(team.examples, rank) for rank in reversed(ranks))
     assert team.made == 1
-    one, other = (found.result().bucketed(widths_of(1, 16)).train for found in (first, second))
+    one, other = (found.result().bucketed(1, max_length=16).train for found in (first, second))
     _assert_same(one.__getitems__([0]), other.__getitems__([0]))
 
 

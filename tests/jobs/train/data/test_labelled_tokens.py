@@ -11,7 +11,6 @@ from jobs.train.data import labelled_tokens
 from jobs.train.data.labelled_text import Examples
 from jobs.train.data.labelled_tokens import InBatches, Prepared, prepare
 from tests.support.train.reviews import reviews
-from tests.support.train.widths import widths_of
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -30,7 +29,7 @@ def test_batches_are_what_the_tokenizer_makes_of_the_texts_at_that_width(
             tokenizer=tokenizer,
             max_length=max_length,
             folder=tmp_path / f"{buckets}-{max_length}",
-        ).bucketed(widths_of(buckets, max_length))
+        ).bucketed(buckets, max_length=max_length)
         assert (prepared.train_examples, prepared.eval_examples) == (2, 1)
         assert prepared.widths == widths, "of both parts, in steps of 8, at most max_length"
         assert prepared.longest == 44, "before it is cut"
@@ -140,4 +139,4 @@ def test_a_tokenizer_without_padding_is_refused(tmp_path: Path) -> None:
 
 def _prepared(part: Examples, tokenizer: object, folder: Path) -> Prepared:
     parts = {"train": part, "eval": part}
-    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=32, folder=folder).bucketed(widths_of(4, 32))
+    return prepare(["bad", "good"], parts, tokenizer=tokenizer, max_length=32, folder=folder).bucketed(4, max_length=32)

@@ -252,7 +252,7 @@ def test_what_would_be_cut_too_late_is_refused_before_the_first_batch(tiny_bert:
 def load_model(folder: Path, *, tokenizer: Any = None, max_length: int = 32) -> Any:
     finetune_classification._tokenizer(folder, "s3://models/m")
     model, _ = finetune_classification._model(
-        folder, "s3://models/m", ["bad", "good"], tokenizer, max_length=max_length, packing=False
+        folder, "s3://models/m", ["bad", "good"], tokenizer, max_length=max_length
     )
     return model
 
@@ -282,7 +282,7 @@ def test_the_own_code_of_a_model_is_never_run_and_nobody_is_asked(
     with pytest.raises(UsageError, match=r"^s3://models/m: its tokenizer cannot be loaded: "):
         finetune_classification._tokenizer(model, "s3://models/m")
     with pytest.raises(UsageError, match=r"^s3://models/m: it cannot be loaded as an encoder"):
-        finetune_classification._model(model, "s3://models/m", ["bad", "good"], None, max_length=32, packing=False)
+        finetune_classification._model(model, "s3://models/m", ["bad", "good"], None, max_length=32)
     assert not (tmp_path / "was-run").exists()
 
 

@@ -128,7 +128,7 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
         throughput=Throughput(timed_seconds=2, timed_samples=64),
         samples_per_step=16,
         warmup_steps=0,
-        arguments={"epochs": 2.0, "packing": True, "train_data": ["s3://a", "s3://b"], "eval_data": None},
+        arguments={"epochs": 2.0, "use_it": True, "train_data": ["s3://a", "s3://b"], "eval_data": None},
     )
     clock.now += 4
     state = TrainerState(global_step=12, max_steps=20, epoch=1.5)
@@ -165,7 +165,7 @@ def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_the
     assert {"train/loss", "train/learning_rate", "eval/accuracy"} <= set(found.Tags()["scalars"])
     # What its page HParams shows: the arguments, and which of the curves are results.
     session = _hparams(found, "_hparams_/session_start_info").session_start_info.hparams
-    assert (session["epochs"].number_value, session["packing"].string_value) == (2, "true")
+    assert (session["epochs"].number_value, session["use_it"].string_value) == (2, "true")
     assert session["train_data"].string_value == '["s3://a", "s3://b"]'
     assert "eval_data" not in session
     results = _hparams(found, "_hparams_/experiment").experiment.metric_infos
