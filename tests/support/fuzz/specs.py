@@ -44,20 +44,17 @@ from tests.support.fuzz.findings import Nonsense, Round, draw_each
 from tests.support.fuzz.json_schema import instances
 from tests.support.jobs.submitting import DATA_KEY, MODEL_KEY
 
-ARTIFACT_KEY = "tests/artifact"
-
 EXIT_CODES = range(5)
-"""What a command may end with that follows nothing (jobs/contract/errors.py)."""
+"""What a command that follows nothing may end with (jobs/contract/errors.py)."""
 
 _SCHEMA = spec_json_schema()
-_MODELS = (f"data://{MODEL_KEY}", "hf://org/model", "hf://org/model?revision=main", "s3://bucket/model")
+_ARTIFACT_KEY = "tests/artifact"
+_MODELS = (f"data://{MODEL_KEY}", "hf://org/model", "s3://bucket/model")
 _TABLES = (f"data://{DATA_KEY}", "hf://org/name?config=a&split=train", "s3://bucket/a.csv", "run://no-run/a.jsonl")
+_ARTIFACTS = (f"data://{_ARTIFACT_KEY}", "run://no-run", "run://no-run/model", "s3://bucket/artifact")
 _SOURCES = {
-    MODEL_FOLDER: _MODELS,
-    CONFIGURATION_FOLDER: _MODELS,
-    FILES_FOLDER: (f"data://{MODEL_KEY}", "s3://bucket/folder"),
-    ARTIFACT_FOLDER: (f"data://{ARTIFACT_KEY}", "run://no-run", "s3://bucket/artifact"),
-    TOKENIZER_FOLDER: (f"data://{ARTIFACT_KEY}", "run://no-run", "run://no-run/model", "hf://org/model"),
+    **dict.fromkeys((MODEL_FOLDER, CONFIGURATION_FOLDER), _MODELS),
+    **dict.fromkeys((FILES_FOLDER, ARTIFACT_FOLDER, TOKENIZER_FOLDER), _ARTIFACTS),
 }
 """Locations of each sort, so that a good part of the specs gets beyond their arguments."""
 
@@ -65,12 +62,11 @@ _SOURCES = {
 def put_inputs(aws: Aws, stage: str) -> None:
     """Put what good specs read into a stage's bucket."""
     bucket = read_stage(aws, stage).data_bucket
-    files = {
-        f"{MODEL_KEY}/config.json": b"{}",
-        DATA_KEY: b'{"text": "good", "label": 1}\n',
-        f"{ARTIFACT_KEY}/{MANIFEST}": b"{}",
-    }
-    for key, content in files.items():
+    for key, content in (
+        (f"{MODEL_KEY}/config.json", b"{}"),
+        (DATA_KEY, b'{"text": "good", "label": 1}\n'),
+        (f"{_ARTIFACT_KEY}/{MANIFEST}", b"{}"),
+    ):
         aws.s3.put_object(Bucket=bucket, Key=key, Body=content)
 
 
@@ -97,56 +93,55 @@ def fuzz(round_: Round, aws: Aws, stage: str, folder: Path, *, count: int, numbe
 def _submit(aws: Aws, stage: str, path: Path, case: Case) -> bool:
     plans: list[Plan] = []
 
-    def command(_arguments: object) -> None:
-        submit(aws, stage, path, case.overrides, how=How.DRY_RUN, yes=False, output="table")
-
     def planning(*arguments: Any, **options: Any) -> list[Plan]:
         plans.extend(plan_runs(*arguments, **options))
         return plans
 
     with patch.object(submitting, "plan_runs", planning):
-        code, stdout = reported(command)
+        code, stdout = dry_run(aws, stage, path, case.overrides)
     if code == 0:
         if case.is_malformed:
             raise Nonsense("a malformed spec was accepted")
         requests = json.loads(stdout, parse_constant=_no_constant)
         for planned, request in zip(plans, requests if isinstance(requests, list) else [requests], strict=True):
-            # What a dry run leaves out: arguments that are too long for the command line lie in the run's folder.
-            put_spec(aws, planned)
-            check_request(request, aws)
+            put_spec(aws, planned)  # arguments that are too long for the command line lie in the run's folder
+            _check_request(request, aws)
             delete_spec(aws, planned)
     return code == 0
+
+
+def dry_run(aws: Aws, stage: str, path: Path, overrides: tuple[str, ...] = ()) -> tuple[int, str]:
+    return reported(lambda _: submit(aws, stage, path, overrides, how=How.DRY_RUN, yes=False, output="table"))
 
 
 def reported(command: Callable[[Any], object], arguments: tuple[str, ...] = ()) -> tuple[int, str]:
     """Run a command as the console script does, and return its exit code and what it printed on stdout.
 
-    Raises Nonsense where it ends in another way than its users were told, or shows what no terminal should get.
+    Raises Nonsense if it ends in a way that its users were not told of, or prints what no terminal should get.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         code = run_reporting(command, arguments)
-    said = stdout.getvalue() + stderr.getvalue()
+    printed = stdout.getvalue() + stderr.getvalue()
     if code not in EXIT_CODES:
         raise Nonsense(f"exit code {code}")
     if code and not stderr.getvalue().strip():
         raise Nonsense(f"exit code {code} without a word")
     if "Traceback" in stderr.getvalue():
         raise RuntimeError(stderr.getvalue())
-    if printable(said) != said:
-        raise Nonsense(f"characters that steer a terminal: {printable(said)!r}")
+    if printable(printed) != printed:
+        raise Nonsense(f"characters that steer a terminal: {printable(printed)!r}")
     return code, stdout.getvalue()
 
 
-def check_request(request: dict[str, Any], aws: Aws) -> None:
-    """Raise Nonsense where AWS Batch would refuse a request, or the container the command line in it."""
+def _check_request(request: dict[str, Any], aws: Aws) -> None:
+    """Raise Nonsense if AWS Batch would refuse a request, or the container the command line in it."""
     shape = aws.batch.meta.service_model.operation_model("SubmitJob").input_shape
     assert shape is not None
     report = ParamValidator().validate(request, shape)
     if report.has_errors():
         raise Nonsense(f"SubmitJob: {report.generate_report()}")
-    nodes = request.get("nodeOverrides", {}).get("nodePropertyOverrides", [request])
-    for properties in nodes:
+    for properties in request.get("nodeOverrides", {}).get("nodePropertyOverrides", [request]):
         overrides = properties["ecsPropertiesOverride"]
         (container,) = overrides["taskProperties"][0]["containers"]
         if len(json.dumps(overrides, ensure_ascii=False)) > MAX_OVERRIDES_CHARACTERS:
@@ -171,18 +166,17 @@ def _no_constant(name: str) -> None:
 @st.composite
 def cases(draw: DrawFn, canary: Path) -> Case:
     """Draw a spec file: as the schema has it, changed for the worse, or with its text damaged."""
-    documents = [
-        draw(_documents(name)) for name in draw(st.lists(st.sampled_from(sorted(CATALOG)), min_size=1, max_size=2))
-    ]
+    kinds = draw(st.lists(st.sampled_from(sorted(CATALOG)), min_size=1, max_size=2))
+    documents = [draw(_documents(kind)) for kind in kinds]
     what = draw(st.sampled_from(("whole", "value", "malformed", "text", "override")))
     if what == "value":
-        place, key = draw(st.sampled_from(_places(documents)))
+        place, key = draw(st.sampled_from([place for document in documents for place in _places(document)]))
         place[key] = draw(hostile.values(canary))
     elif what == "malformed":
-        draw(st.sampled_from(_MALFORMATIONS))(draw, documents)
-    content = _dump(documents, as_json=draw(st.booleans()))
+        _malform(draw, draw(st.sampled_from(documents)))
+    content = yaml.safe_dump_all(documents, allow_unicode=False).encode("utf-8", "surrogatepass")
     if what == "text":
-        content = draw(_damaged(content, canary))
+        content = draw(hostile.damaged(content, hostile.snippets(canary)))
     overrides: tuple[str, ...] = ()
     if what == "override":
         key = draw(
@@ -220,83 +214,32 @@ def _sensible(document: dict[str, Any], name: str | None, random: Any) -> dict[s
     return {**document, "arguments": arguments}
 
 
-def _places(documents: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Return `(mapping, key)` of all values in the documents."""
-    return [place for document in documents for place in _places_in(document)]
-
-
-def _places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield mapping or list and key of each value inside."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, key
-        yield from _places_in(value[key])
+        yield from _places(value[key])
 
 
-def _numbers(documents: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    numeric = [(document, key) for document in documents for key in ("attempts", "max_usd", "timeout_hours")]
-    return numeric + [
-        (document["arguments"], key)
-        for document in documents
-        for key, schema in _SCHEMA["$defs"][document["job"]]["properties"].items()
-        if schema.get("type") in ("integer", "number")
-    ]
-
-
-def _put_unknown_key(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
-    document = draw(st.sampled_from(documents))
-    place = draw(st.sampled_from([document, document["arguments"]]))
-    place[draw(st.text(min_size=1, max_size=20).map(lambda text: f"{text}?"))] = 1
-
-
-def _take_needed_key(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
-    del draw(st.sampled_from(documents))[draw(st.sampled_from(("name", "job")))]
-
-
-def _put_no_number(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
-    place, key = draw(st.sampled_from(_numbers(documents)))
-    place[key] = draw(
-        st.sampled_from((float("nan"), float("inf"), -1, -0.5, 2**70, 10**400, True, "many", [1], {}, ""))
-    )
-    if key in ("max_usd", "timeout_hours") and place[key] == "":
-        place[key] = "none"
-
-
-def _put_no_text(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
-    place, key = draw(
-        st.sampled_from([(document, "name") for document in documents] + [(document, "team") for document in documents])
-    )
-    place[key] = draw(
-        st.sampled_from(
-            ("latest" if key == "name" else "A", "../x", "A", "", "a\n", "a\0", "\ud800", "a" * 64, 1, None, [])
-        )
-    )
-
-
-def _put_mapping(draw: DrawFn, documents: list[dict[str, Any]]) -> None:
-    place, key = draw(st.sampled_from([*_places(documents)]))
-    place[key] = {"no such key": 1}
-
-
-_MALFORMATIONS = (_put_unknown_key, _take_needed_key, _put_no_number, _put_no_text, _put_mapping)
-
-
-def _dump(documents: list[dict[str, Any]], *, as_json: bool) -> bytes:
-    if as_json and len(documents) == 1:
-        with contextlib.suppress(TypeError):
-            text = json.dumps(documents[0])
-            return text.replace("NaN", ".nan").replace("Infinity", ".inf").encode()
-    return yaml.safe_dump_all(documents, allow_unicode=False).encode("utf-8", "surrogatepass")
-
-
-@st.composite
-def _damaged(draw: DrawFn, content: bytes, canary: Path) -> bytes:
-    """Draw a text of which pieces are gone, doubled, or replaced by what means something to YAML."""
-    for _ in range(draw(st.integers(1, 3))):
-        start = draw(st.integers(0, len(content)))
-        end = min(len(content), start + draw(st.sampled_from((0, 0, 1, 10, 100))))
-        piece = draw(
-            st.sampled_from([text.encode("utf-8", "surrogatepass") for text in hostile.snippets(canary)])
-            | st.sampled_from((b"\xff", b"\x00", b"\r", b"\xef\xbb\xbf", b"\xed\xa0\x80", content[start:end] * 2, b""))
-            | st.binary(max_size=20)
-        )
-        content = content[:start] + piece + content[end:]
-    return content
+def _malform(draw: DrawFn, document: dict[str, Any]) -> None:
+    """Change a spec so that no reader may accept it."""
+    schema = _SCHEMA["$defs"][document["job"]]["properties"]
+    numbers = [key for key, part in schema.items() if part.get("type") in ("integer", "number")]
+    match draw(st.sampled_from(("unknown key", "missing key", "no number", "no name", "mapping"))):
+        case "unknown key":
+            place = draw(st.sampled_from([document, document["arguments"]]))
+            place[draw(st.text(min_size=1, max_size=20)) + "?"] = 1
+        case "missing key":
+            del document[draw(st.sampled_from(("name", "job")))]
+        case "no number":
+            wrong = draw(st.sampled_from((float("nan"), float("inf"), -1, -0.5, 2**70, 10**400, True, "many", [1], {})))
+            place, key = draw(
+                st.sampled_from([(document, "max_usd"), *((document["arguments"], key) for key in numbers)])
+            )
+            place[key] = wrong
+        case "no name":
+            key = draw(st.sampled_from(("name", "team")))
+            document[key] = draw(st.sampled_from(("../x", "A", "", "a\n", "a\0", "\ud800", "a" * 64, 1, [])))
+        case _:
+            place, key = draw(st.sampled_from([*_places(document)]))
+            place[key] = {"no such key": 1}
