@@ -1,24 +1,24 @@
-"""`trainyard acceptance`: plan and price, ask once, run the steps, take all away, and write what was seen."""
+"""`trainyard acceptance`: plan and price, ask once, run the steps, take all away, and report what was seen."""
 
 import json
 import signal
-from collections.abc import Sequence
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.cli import tables
-from jobs.cli.acceptance import deployment, isolation, reclaim, runs, watched
-from jobs.cli.acceptance.context import Context, Facts
-from jobs.cli.acceptance.runner import Ending, LimitReachedError, Step, run_steps
+from jobs.cli.acceptance import deployment, runs
+from jobs.cli.acceptance.context import Context, Facts, infra
+from jobs.cli.acceptance.reclaim import reclaim_step
+from jobs.cli.acceptance.runner import Ending, LimitReachedError, State, Step, run_steps
 from jobs.cli.acceptance.spend import Meter
-from jobs.cli.acceptance.state import State
+from jobs.cli.acceptance.watched import watched_step
 from jobs.cli.demo import STATE_FOLDER
 from jobs.cli.embedded import INTERRUPTS
 from jobs.cli.plain import print_text
 from jobs.cli.report import write
-from jobs.client.prices import current_prices
 from jobs.contract.acceptance import (
     DEPLOY,
     NOT_PROVEN,
@@ -38,108 +38,92 @@ FOLDER = STATE_FOLDER / "acceptance"
 def acceptance(aws: Aws, stage: str, *, max_usd: float, keep: bool, yes: bool, output: str) -> None:
     """Run `trainyard acceptance`.
 
-    Raises UsageError where the worst case is beyond the limit, ConfigurationError where the stage is somebody's, and
+    Raises UsageError if the worst case is beyond the limit, ConfigurationError if somebody else deployed the stage, and
     after its end the error whose exit code tells how that was.
     """
-    name = f"{stage}-{aws.account}-{aws.region_name}"
-    state = State.open(
-        FOLDER / f"{name}.json",
+    folder = FOLDER / f"{stage}-{aws.account}-{aws.region_name}"
+    new = AcceptanceRecord(
         stage=stage,
         account=aws.account,
         region=aws.region_name,
         embedded=aws.embedded,
         max_usd=max_usd,
-        now=datetime.now(timezone.utc),
+        keep=keep,
+        started_at=datetime.now(timezone.utc),
+        steps=[],
     )
-    console = tables.stderr()
+    state = State.open(folder.with_suffix(".json"), new)
+    record, console = state.record, tables.stderr()
+    for interrupt in INTERRUPTS:
+        signal.signal(interrupt, _interrupt)
+    due = any(step.undo_due for step in record.steps)
+    if record.complete and not due:
+        console.print(f"it ran before, to its end; to run it again, remove {state.path}")
+        _report(record, folder, output=output)
+        return
+    [facts] = infra("idle_costs", "--stage", stage, folder=folder, aws=aws)
     context = Context(
         aws=aws,
         stage=stage,
         keep=keep,
-        folder=FOLDER / name,
+        folder=folder,
+        facts=Facts.model_validate(facts),
         say=lambda text: console.print(text, markup=False, highlight=False),
     )
-    state.change(lambda record: setattr(record, "keep", keep))
-    for interrupt in INTERRUPTS:
-        signal.signal(interrupt, _interrupt)
-    due = any(step.undo_due for step in state.record.steps)
-    if state.record.complete and not due:
-        context.say(f"it was run before, to its end; to run it anew, remove {state.path}")
-        _report(state.record, context.folder, output=output)
-        return
-    if not keep and not deployment.is_ours(state.record.step(DEPLOY).ids) and (there := deployment.stacks(context)):
+    if not keep and "ours" not in record.step(DEPLOY).ids and (there := deployment.stacks(context)):
         raise ConfigurationError(
             f"stage '{stage}' is there already ({', '.join(sorted(there)[:3])}, …), and would be destroyed at the end",
-            next_step="--keep proves what it can on it and leaves it as it is; or take a stage of its own",
+            next_step="--keep proves what it can on it and leaves it as it is; or choose another stage",
         )
-    _ask_what_it_costs(context)
     steps = steps_of(context)
     for step in steps:
-        state.record.step(step.name).usd = step.usd
-    missing = [step for step in steps if not state.record.step(step.name).done]
-    worst_usd = state.record.spent_usd + sum(step.usd for step in missing)
-    _show_plan(state.record, steps, context, worst_usd=worst_usd)
-    too_dear = worst_usd > max_usd
-    if not due:
-        if too_dear:
-            raise _too_dear(worst_usd, max_usd)
+        record.step(step.name).usd = step.usd
+    worst_usd = record.spent_usd + sum(step.usd for step in record.steps if not step.done)
+    _show_plan(context, record, worst_usd=worst_usd)
+    too_expensive = None
+    if worst_usd > max_usd:
+        too_expensive = LimitReachedError(
+            f"it may cost {usd(worst_usd)}, and --max-usd allows {usd(max_usd)}: nothing was begun",
+            next_step=f"--max-usd {worst_usd + 1:.0f}, or a smaller instance type in the stage's row of "
+            "infra/settings.py",
+        )
+    if not due:  # otherwise there is something to take away, whatever the rest may cost
+        if too_expensive:
+            raise UsageError(str(too_expensive.args[0]), next_step=too_expensive.next_step)
         _confirm(context, yes=yes, worst_usd=worst_usd)
     try:
-        ending = _run(context, state, steps, too_dear=too_dear, worst_usd=worst_usd)
+        ending = _run(context, state, steps, too_expensive)
     finally:
-        _report(state.record, context.folder, output=output)
-    _raise(ending, state.record)
+        _report(record, folder, output=output)
+    _raise(ending, record)
 
 
 def steps_of(context: Context) -> list[Step]:
     """Return all steps, in their order."""
-    return [
-        Step(name=PLAN, run=lambda _ids: [_prices(context)]),
-        deployment.preflight_step(context),
-        deployment.deploy_step(context),
-        runs.ami_step(context),
-        runs.cpu_step(context),
-        runs.accelerator_step(context),
-        runs.fabric_step(context),
-        reclaim.reclaim_step(context),
-        isolation.isolation_step(context),
-        watched.watched_step(context),
-        deployment.destroy_step(context),
-    ]
-
-
-def _ask_what_it_costs(context: Context) -> None:
-    asked = context.infra("infra.idle_costs", "--stage", context.stage, "-o", "json")
-    if asked.code == UsageError.exit_code:
-        raise UsageError(asked.log.read_text(errors="replace").strip(), next_step="name a stage of infra/settings.py")
-    [said] = json.loads(asked.expect("python -m infra.idle_costs").stdout)
-    context.facts = Facts.of(said)
-    for row in (context.known.row, context.known.cpu_row):
-        context.prices[row.name] = current_prices(context.aws, row)
+    preflight, deploy, destroy = deployment.steps(context)
+    cpu_job, accelerator_job, fabric_check, isolation = runs.steps(context)
+    jobs = [cpu_job, accelerator_job, fabric_check, reclaim_step(context), isolation]
+    prices = Step(name=PLAN, run=lambda _ids: [_prices(context)])
+    return [prices, preflight, deploy, *jobs, watched_step(context), destroy]
 
 
 def _prices(context: Context) -> Evidence:
-    quotes = [
-        (f"{row.name} {market}", quote)
-        for row in (context.known.row, context.known.cpu_row)
-        for market, quote in (
-            ("On-Demand", context.prices[row.name].on_demand),
-            ("Spot", context.prices[row.name].spot),
-        )
-    ]
+    rows = {row.name: context.prices_of(row) for row in (context.row, context.cpu_row)}
+    quotes = {f"{name} On-Demand": prices.on_demand for name, prices in rows.items()}
+    quotes |= {f"{name} Spot": prices.spot for name, prices in rows.items()}
     today = f"{datetime.now(timezone.utc):%Y-%m-%d}"
-    asked = not context.aws.embedded and all(quote.date == today for _, quote in quotes)
-    said = "; ".join(f"{what} {quote.usd_per_hour:.4f} USD/h ({quote.date})" for what, quote in quotes)
-    text = said if asked else f"{said}: recorded, since AWS did not say all of them"
+    asked = not context.aws.embedded and all(quote.date == today for quote in quotes.values())
+    text = "; ".join(f"{what} {quote.usd_per_hour:.4f} USD/h ({quote.date})" for what, quote in quotes.items())
+    if not asked:
+        text += ": recorded, since AWS did not report all of them"
     return Evidence(claim="prices", outcome=PROVEN if asked else NOT_PROVEN, text=text)
 
 
-def _show_plan(record: AcceptanceRecord, steps: Sequence[Step], context: Context, *, worst_usd: float) -> None:
+def _show_plan(context: Context, record: AcceptanceRecord, *, worst_usd: float) -> None:
     table = tables.columns("STEP", "PROVES", "AT MOST", "")
-    for step in steps:
+    for step in record.steps:
         claims = "\n".join(claim.text for claim in claims_of(step.name))
-        done = record.step(step.name)
-        table.add_row(step.name, claims, f"{step.usd:.2f}" if step.usd else "", done.outcome if done.done else "")
+        table.add_row(step.name, claims, f"{step.usd:.2f}" if step.usd else "", step.outcome if step.done else "")
     tables.show(table, on=tables.stderr())
     spent = f", {usd(record.spent_usd)} of them spent before" if record.spent_usd else ""
     context.say(
@@ -149,17 +133,8 @@ def _show_plan(record: AcceptanceRecord, steps: Sequence[Step], context: Context
         context.say("this is the embedded AWS: nothing costs anything, and what it can't show is not called proven")
 
 
-def _too_dear(worst_usd: float, max_usd: float) -> UsageError:
-    return UsageError(
-        f"it may cost {usd(worst_usd)}, and --max-usd allows {usd(max_usd)}: nothing was begun",
-        next_step=f"--max-usd {worst_usd + 1:.0f}, or a smaller instance type in the stage's row of infra/settings.py",
-    )
-
-
 def _confirm(context: Context, *, yes: bool, worst_usd: float) -> None:
-    """Ask once, before anything is made. Raises UsageError where nobody can be asked, typer.Abort on a no."""
-    import sys
-
+    """Ask once, before anything is made. Raises UsageError if nobody can be asked, typer.Abort on a no."""
     import typer
 
     if yes or context.aws.embedded:
@@ -168,34 +143,37 @@ def _confirm(context: Context, *, yes: bool, worst_usd: float) -> None:
         raise UsageError(
             "nothing was begun: there is no terminal to ask on before money is spent", next_step="add --yes"
         )
-    what = "run jobs on" if context.keep else "deploy, use and destroy"
-    typer.confirm(f"{what.capitalize()} stage '{context.stage}' for at most {usd(worst_usd)}?", abort=True, err=True)
+    what = "Run jobs on" if context.keep else "Deploy, use and destroy"
+    typer.confirm(f"{what} stage '{context.stage}' for at most {usd(worst_usd)}?", abort=True, err=True)
 
 
-def _run(context: Context, state: State, steps: Sequence[Step], *, too_dear: bool, worst_usd: float) -> Ending:
+def _run(context: Context, state: State, steps: list[Step], too_expensive: LimitReachedError | None) -> Ending:
+    record = state.record
+
     def keep(at: datetime, spent_usd: float) -> None:
-        state.change(lambda record: record.__dict__.update(metered_at=at, spent_usd=spent_usd))
+        record.metered_at, record.spent_usd = at, spent_usd
+        state.save()
 
     def idle_usd_per_hour() -> float:
-        stands = state.record.step(DEPLOY).undo_due and not context.aws.embedded
-        return context.known.usd_a_month / 730 if stands else 0.0
+        is_there = record.step(DEPLOY).undo_due and not context.aws.embedded
+        return context.facts.usd_a_month / 730 if is_there else 0.0
 
-    def stops() -> None:
-        if too_dear:
-            raise LimitReachedError(str(_too_dear(worst_usd, state.record.max_usd)))
+    def check() -> None:
+        if too_expensive:
+            raise too_expensive
         meter.check()
 
     meter = Meter(
-        limit_usd=state.record.max_usd,
-        spent_usd=state.record.spent_usd,
-        metered_at=state.record.metered_at or state.record.started_at,
+        limit_usd=record.max_usd,
+        spent_usd=record.spent_usd,
+        until=record.metered_at or record.started_at,
         instances=lambda: deployment.running(context),
         idle_usd_per_hour=idle_usd_per_hour,
         keep=keep,
     )
     with meter.counting():
         context.check = meter.check
-        return run_steps(steps, state, say=context.say, stops=stops)
+        return run_steps(steps, state, say=context.say, check=check)
 
 
 def _report(record: AcceptanceRecord, folder: Path, *, output: str) -> None:
@@ -224,14 +202,15 @@ def _report(record: AcceptanceRecord, folder: Path, *, output: str) -> None:
 
 
 def _raise(ending: Ending, record: AcceptanceRecord) -> None:
-    left = [f"{step.name}: {step.undo_error}" for step in record.steps if step.undo_due]
-    remains = f"; not taken away: {'; '.join(left)}" if left else ""
-    again = "the same command goes on with what is not done"
+    """Raise the error whose exit code tells how the run ended, if it did not end well."""
+    left = "; ".join(f"{step.name}: {step.undo_error}" for step in record.steps if step.undo_due)
+    remains = f"; not taken away: {left}" if left else ""
+    again = "the same command continues with what is not done"
     if ending == "interrupted":
         raise StoppedError(f"interrupted{remains or '; what was made is taken away'}", next_step=again)
-    failed = [f"{step.name}: {step.error.partition(chr(10))[0]}" for step in record.steps if step.error]
+    failed = "; ".join(f"{step.name}: {step.error.partition(chr(10))[0]}" for step in record.steps if step.error)
     if ending != "done":
-        raise TrainyardError(f"{'; '.join(failed) or 'not all was taken away'}{remains}", next_step=again)
+        raise TrainyardError(f"{failed or 'not all was taken away'}{remains}", next_step=again)
 
 
 def _interrupt(_signal_number: int, _frame: object) -> None:

@@ -6,63 +6,55 @@ workshops/fis/fisspotinterruption.yaml; EC2 user guide, "Initiate a Spot Instanc
 
 import json
 import uuid
-from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from jobs.aws.connection import Aws
 from jobs.aws.errors import error_code
 from jobs.contract.errors import TrainyardError
 
-ROLE_TRIES = 12
+_ROLE_TRIES = 12
 """A new role is known everywhere only after some seconds: experiments that may not assume it yet fail at once."""
 
-_TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [{"Effect": "Allow", "Principal": {"Service": "fis.amazonaws.com"}, "Action": "sts:AssumeRole"}],
-}
 _POLICY = "interrupt"
-_NOT_THERE = ("NoSuchEntity", "ResourceNotFoundException")
 
 
 def interrupt(
     aws: Aws, instance_arn: str, *, stage: str, ids: MutableMapping[str, str], wait: Callable[[], None]
-) -> str:
-    """Have one Spot instance taken back, and return the experiment's id once FIS says that it was sent.
+) -> None:
+    """Have one Spot instance taken back. Returns once FIS reports that the notice was sent.
 
-    `ids` gets what was made, before it is used: `undo` takes it away. Raises TrainyardError where FIS refuses.
+    `ids` gets what was made before it is used, so that `undo` can delete it. Raises TrainyardError if FIS refuses.
     """
-    tags = {"trainyard:project": "trainyard", "trainyard:stage": stage}
+    fis, tags = aws.client("fis"), {"trainyard:project": "trainyard", "trainyard:stage": stage}
     role_arn = _role(aws, instance_arn, stage=stage, tags=tags, ids=ids)
     if "template" not in ids:
-        template = aws.client("fis").create_experiment_template(
+        instances = {"resourceType": "aws:ec2:spot-instance", "resourceArns": [instance_arn], "selectionMode": "ALL"}
+        action = {
+            "actionId": "aws:ec2:send-spot-instance-interruptions",
+            "parameters": {"durationBeforeInterruption": "PT2M"},
+            "targets": {"SpotInstances": "instance"},
+        }
+        template = fis.create_experiment_template(
             clientToken=str(uuid.uuid4()),
             description=f"trainyard acceptance of stage {stage}: take one Spot instance back",
             roleArn=role_arn,
             stopConditions=[{"source": "none"}],
-            targets={
-                "instance": {
-                    "resourceType": "aws:ec2:spot-instance",
-                    "resourceArns": [instance_arn],
-                    "selectionMode": "ALL",
-                }
-            },
-            actions={
-                "interrupt": {
-                    "actionId": "aws:ec2:send-spot-instance-interruptions",
-                    "parameters": {"durationBeforeInterruption": "PT2M"},
-                    "targets": {"SpotInstances": "instance"},
-                }
-            },
+            targets={"instance": instances},
+            actions={"interrupt": action},
             tags=tags,
         )
         ids["template"] = template["experimentTemplate"]["id"]
-    reason = ""
-    for _ in range(ROLE_TRIES):
-        experiment = _run(aws, ids["template"], tags=tags, wait=wait)
+    for _ in range(_ROLE_TRIES):
+        started = fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=ids["template"], tags=tags)
+        experiment: dict[str, Any] = started["experiment"]
         ids["experiment"] = experiment["id"]
+        while experiment["state"]["status"] not in ("completed", "stopped", "failed", "cancelled"):
+            wait()
+            experiment = fis.get_experiment(id=experiment["id"])["experiment"]
         if experiment["state"]["status"] == "completed":
-            return str(experiment["id"])
+            return
         reason = experiment["state"].get("reason", experiment["state"]["status"])
         if "role" not in reason.lower():
             break
@@ -75,11 +67,12 @@ def interrupt(
 def _role(aws: Aws, instance_arn: str, *, stage: str, tags: dict[str, str], ids: MutableMapping[str, str]) -> str:
     """Make the role by which FIS may interrupt this one instance, and return its ARN."""
     iam = aws.client("iam")
+    trusted = {"Effect": "Allow", "Principal": {"Service": "fis.amazonaws.com"}, "Action": "sts:AssumeRole"}
     if "role" not in ids:
         ids["role"] = f"trainyard-{stage}-acceptance-{uuid.uuid4().hex[:8]}"
         iam.create_role(
             RoleName=ids["role"],
-            AssumeRolePolicyDocument=json.dumps(_TRUST),
+            AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trusted]}),
             Description="Lets FIS take one Spot instance back; trainyard acceptance deletes it",
             Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
         )
@@ -93,36 +86,26 @@ def _role(aws: Aws, instance_arn: str, *, stage: str, tags: dict[str, str], ids:
     return arn
 
 
-def _run(aws: Aws, template: str, *, tags: dict[str, str], wait: Callable[[], None]) -> dict[str, Any]:
-    fis = aws.client("fis")
-    started = fis.start_experiment(clientToken=str(uuid.uuid4()), experimentTemplateId=template, tags=tags)
-    experiment: dict[str, Any] = started["experiment"]
-    while experiment["state"]["status"] not in ("completed", "stopped", "failed", "cancelled"):
-        wait()
-        experiment = fis.get_experiment(id=experiment["id"])["experiment"]
-    return experiment
-
-
 def undo(aws: Aws, ids: MutableMapping[str, str]) -> None:
-    """Delete template and role, as far as they are there. What FIS has begun takes two minutes and ends by itself."""
+    """Delete template and role if they are there. What FIS has begun takes two minutes and ends by itself."""
     if "template" in ids:
-        with _already_gone():
+        with _unless_gone():
             aws.client("fis").delete_experiment_template(id=ids["template"])
         del ids["template"]
     if "role" in ids:
         iam = aws.client("iam")
-        with _already_gone():
+        with _unless_gone():
             iam.delete_role_policy(RoleName=ids["role"], PolicyName=_POLICY)
-        with _already_gone():
+        with _unless_gone():
             iam.delete_role(RoleName=ids["role"])
         del ids["role"]
 
 
-class _already_gone(suppress):  # noqa: N801 - reads as a statement
-    """Suppress what AWS says of a thing that is not there."""
-
-    def __init__(self) -> None:
-        super().__init__(Exception)
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
-        return error is not None and error_code(error) in _NOT_THERE
+@contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Ignore AWS's error for a thing that is not there."""
+    try:
+        yield
+    except Exception as error:
+        if error_code(error) not in ("NoSuchEntity", "ResourceNotFoundException"):
+            raise

@@ -1,24 +1,94 @@
-"""Runs steps one after the other, and undoes what they have made, last first, however they ended."""
+"""Run steps one after the other, and undo what they have made, last first, however they ended.
+
+The record is on disk before and after every step, so that the same command continues after any end.
+"""
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+import tempfile
+import threading
+from collections import UserDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Literal
 
-from jobs.cli.acceptance.state import State
+from pydantic import ValidationError
+
 from jobs.cli.embedded import INTERRUPTS
-from jobs.contract.acceptance import FAILED, NOT_REACHED, Evidence, StepRecord, claims_of, outcome_of
-from jobs.contract.errors import TrainyardError
+from jobs.contract.acceptance import (
+    FAILED,
+    NOT_REACHED,
+    STEPS,
+    AcceptanceRecord,
+    Evidence,
+    Outcome,
+    StepRecord,
+    claims_of,
+    outcome_of,
+)
+from jobs.contract.errors import ConfigurationError, TrainyardError
 
 Ending = Literal["done", "failed", "stopped", "interrupted"]
 
-EXIT_CODES: Mapping[Ending, int] = {"done": 0, "failed": 1, "stopped": 1, "interrupted": 130}
-
 
 class LimitReachedError(TrainyardError):
-    """The money is used up, or nobody can tell how much is: what is there has to go."""
+    """The money is used up, or nobody knows how much is: what is there has to go."""
+
+
+class State:
+    """The record and its file. The meter's thread changes it too."""
+
+    def __init__(self, path: Path, record: AcceptanceRecord) -> None:
+        self.path = path
+        self.record = record
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path, new: AcceptanceRecord) -> "State":
+        """Return the run in the file, with the new one's limit, or the new one.
+
+        Raises ConfigurationError if the file is not of this release.
+        """
+        try:
+            record: AcceptanceRecord | None = AcceptanceRecord.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            record = new.model_copy(update={"steps": [StepRecord(name=name) for name in STEPS]})
+        except (OSError, ValidationError):
+            record = None
+        if record is None or [step.name for step in record.steps] != list(STEPS):
+            raise ConfigurationError(
+                f"{path} is not the state of an acceptance run of this release",
+                next_step=f"see what it left: aws resourcegroupstaggingapi get-resources --tag-filters "
+                f"Key=trainyard:stage,Values={new.stage}; then remove the file",
+            )
+        return cls(path, record.model_copy(update={"max_usd": new.max_usd, "keep": new.keep}))
+
+    def save(self) -> None:
+        """Write the record: whole, or not at all."""
+        with self._lock:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self.path.parent, delete=False) as part:
+                part.write(self.record.model_dump_json(indent=2) + "\n")
+            Path(part.name).replace(self.path)
+
+
+class Ids(UserDict[str, str]):
+    """The ids of what a step has made. Each is on disk before the step continues."""
+
+    def __init__(self, state: State, step: StepRecord) -> None:
+        super().__init__()
+        self.data = step.ids
+        self._state = state
+
+    def __setitem__(self, key: str, value: str) -> None:
+        super().__setitem__(key, value)
+        self._state.save()
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        self._state.save()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +98,12 @@ class Step:
     name: str
     usd: float = 0.0
     """The most that it may cost."""
-    run: Callable[[MutableMapping[str, str]], Sequence[Evidence]]
-    """It gets the ids that it has written down, by which it finds what an earlier start of it made."""
-    undo: Callable[[MutableMapping[str, str]], None] = lambda _ids: None
-    """It may come after any part of `run`, and again after itself."""
+    run: Callable[[Ids], Sequence[Evidence]]
+    """It gets the ids that it has recorded, by which it finds what an earlier start of it made."""
+    undo: Callable[[Ids], None] = lambda _ids: None
+    """It may run after any part of `run`, and again after itself."""
     sets_up: bool = False
-    """Whether later steps stand on it: once it is undone, it is done again for those that are still to come."""
+    """Whether later steps need what it made: once that is undone, the step repeats for those still to come."""
 
 
 def run_steps(
@@ -41,92 +111,70 @@ def run_steps(
     state: State,
     *,
     say: Callable[[str], None],
-    stops: Callable[[], None] = lambda: None,
-    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    check: Callable[[], None] = lambda: None,
 ) -> Ending:
     """Run what is not done yet, undo all of it, and return how that ended. The record has the rest.
 
-    `stops`: called between steps; it raises LimitReachedError where there shall be no more.
+    `check`: called between steps; it raises LimitReachedError to stop.
     """
     ending: Ending = "done"
     try:
         for step in _still_to_do(steps, state):
-            stops()
-            _run(step, state, say=say, now=now)
+            check()
+            if not _run(step, state, say=say):
+                ending = "failed"
+                break
     except LimitReachedError as error:
         ending = "stopped"
         say(str(error))
     except KeyboardInterrupt:
         ending = "interrupted"
-        say("interrupted: what was made is taken away; a second Ctrl-C is not heard")
-    except _FailedError:
-        ending = "failed"
-    with _deaf_to_interrupts():
+        say("interrupted: what was made is taken away; a second Ctrl-C is ignored")
+    with _ignored_interrupts():
         undone = [_undo(step, state, say=say) for step in reversed(steps)]
     return ending if ending != "done" or all(undone) else "failed"
 
 
-class _FailedError(Exception):
-    """A step failed, as its record says."""
-
-
 def _still_to_do(steps: Sequence[Step], state: State) -> Iterator[Step]:
-    """Yield the steps that are not done, and before them what they stand on, where that is gone."""
+    """Yield the steps that are not done, and before them those that they need and that were undone."""
     missing = [step for step in steps if not state.record.step(step.name).done]
     for step in steps:
-        record = state.record.step(step.name)
-        if step in missing or (step.sets_up and missing and not record.undo_due):
+        if step in missing or (step.sets_up and missing and not state.record.step(step.name).undo_due):
             yield step
 
 
-def _run(step: Step, state: State, *, say: Callable[[str], None], now: Callable[[], datetime]) -> None:
+def _run(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
+    """Run a step and record it; return whether it reached its end."""
     record = state.record.step(step.name)
-    again = record.done
+    say(f"{step.name}{' again, for the steps that follow' if record.done else ''}")
+    record.begun_at, record.ended_at, record.error = _now(), None, ""
+    record.undo_due, record.undo_error = True, ""
+    record.outcome = record.outcome if record.done else NOT_REACHED
+    state.save()
 
-    def begin(_: object) -> None:
-        record.begun_at, record.ended_at = now(), None
-        record.undo_due, record.undo_error, record.error = True, "", ""
-        record.outcome = record.outcome if again else NOT_REACHED
+    def end(outcome: Outcome, error: str = "") -> None:
+        record.ended_at, record.outcome, record.error = _now(), outcome, error
+        state.save()
 
-    def end(_: object) -> None:
-        record.ended_at = now()
-
-    def fail(error: str, *, failed: bool) -> Callable[[object], None]:
-        def change(_: object) -> None:
-            record.ended_at, record.error = now(), error
-            record.outcome = FAILED if failed else NOT_REACHED
-
-        return change
-
-    say(f"{step.name}{' again, which what follows stands on' if again else ''}")
-    state.change(begin)
     try:
-        evidence = list(step.run(state.ids(step.name)))
+        evidence = list(step.run(Ids(state, record)))
     except LimitReachedError as error:
-        state.change(fail(str(error), failed=False))
+        end(NOT_REACHED, str(error))
         raise
     except KeyboardInterrupt:
-        state.change(fail("interrupted", failed=False))
+        end(NOT_REACHED, "interrupted")
         raise
-    except Exception as error:
-        text = str(error) if isinstance(error, TrainyardError) else f"{type(error).__name__}: {error}"
-        state.change(fail(text, failed=True))
-        say(f"{step.name} failed: {text}")
-        raise _FailedError from error
-    _check_evidence(step, evidence)
-    state.change(end)
-    state.change(lambda _: _keep(record, evidence))
+    except Exception as error:  # noqa: BLE001 - what was made has to be undone, whatever went wrong
+        end(FAILED, _text(error))
+        say(f"{step.name} failed: {record.error}")
+        return False
+    expected = [claim.name for claim in claims_of(step.name)]
+    assert [found.claim for found in evidence] == expected, f"{step.name} has to prove {expected}"  # noqa: S101 - a defect
+    record.evidence = evidence
+    end(outcome_of(evidence))
     for found in evidence:
         say(f"  {found.outcome}: {found.text}")
-
-
-def _keep(record: StepRecord, evidence: list[Evidence]) -> None:
-    record.evidence, record.outcome = evidence, outcome_of(evidence)
-
-
-def _check_evidence(step: Step, evidence: Sequence[Evidence]) -> None:
-    expected, found = [claim.name for claim in claims_of(step.name)], [one.claim for one in evidence]
-    assert found == expected, f"{step.name} speaks of {found}, and should of {expected}"  # noqa: S101 - a defect here
+    return True
 
 
 def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
@@ -134,22 +182,27 @@ def _undo(step: Step, state: State, *, say: Callable[[str], None]) -> bool:
     record = state.record.step(step.name)
     if not record.undo_due:
         return True
-    error = ""
+    record.undo_error = ""
     try:
-        step.undo(state.ids(step.name))
-    except Exception as raised:  # noqa: BLE001 - the others have to be undone too
-        error = str(raised) if isinstance(raised, TrainyardError) else f"{type(raised).__name__}: {raised}"
-        say(f"{step.name} could not be undone: {error}")
+        step.undo(Ids(state, record))
+    except Exception as error:  # noqa: BLE001 - the others have to be undone too
+        record.undo_error = _text(error)
+        say(f"{step.name} could not be undone: {record.undo_error}")
+    record.undo_due = bool(record.undo_error)
+    state.save()
+    return not record.undo_due
 
-    def change(_: object) -> None:
-        record.undo_due, record.undo_error = bool(error), error
 
-    state.change(change)
-    return not error
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, TrainyardError) else f"{type(error).__name__}: {error}"
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def _ignored_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C for the block: it would only leave behind what the block takes away."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in INTERRUPTS}
     try:

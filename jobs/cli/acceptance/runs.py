@@ -1,8 +1,9 @@
-"""The steps that submit jobs, as anybody does: through a spec, the plan and the Batch API."""
+"""The steps that submit jobs, through a spec, the plan and the Batch API as any user does, and what they share."""
 
 import json
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,20 @@ from jobs.aws import s3 as object_store
 from jobs.aws.errors import is_transient
 from jobs.cli import demo_data
 from jobs.cli.acceptance.context import Context
-from jobs.cli.acceptance.runner import Step
-from jobs.cli.demo import STATE_FOLDER
+from jobs.cli.acceptance.runner import Ids, Step
+from jobs.cli.demo import SPEC, STATE_FOLDER
 from jobs.cli.spec_file import READY_SPECS, read_spec
 from jobs.cli.submit import plan_run, raise_failure, send
 from jobs.client import batch
 from jobs.client.follow import may_go_on
 from jobs.client.job import Job
+from jobs.client.logs import LogReader
 from jobs.client.storage import read_receipt
 from jobs.contract.acceptance import (
     ACCELERATOR_JOB,
-    AMI_JOINS,
     CPU_JOB,
     FABRIC_CHECK,
+    ISOLATION,
     NOT_PROVEN,
     PROVEN,
     Evidence,
@@ -38,60 +40,64 @@ from jobs.contract.spec import JobSpec, parse_spec
 from jobs.contract.stage import DeployedStage
 
 START_HOURS = 0.25
-"""Beside what a job may take, each of its instances is priced for so long: it boots, pulls, and idles until it goes."""
-
-HOURS = {CPU_JOB: 0.5, AMI_JOINS: 0.5, ACCELERATOR_JOB: 0.75, FABRIC_CHECK: 0.5}
-"""How long the jobs of these steps may take."""
+"""Each instance is priced for this long beside its job: it boots, pulls, and idles until it goes."""
 
 CORPUS = "acceptance/corpus.txt"
 """Key, below a team's prefix of the data bucket, of the text that the CPU job reads: the pages of jobs/docs."""
 
-SENTENCES = 128
-"""On the embedded AWS a model is fine-tuned on so many: enough to see it through, in seconds."""
-
-EMBEDDED_SPEC = READY_SPECS / "finetune-reviews.yaml"
-MRPC_SPEC = READY_SPECS / "finetune-mrpc.yaml"
-
+_SENTENCES = 128
+"""Training examples on the embedded AWS: enough for an end-to-end run in seconds, with short texts on one rank."""
 _SMALL = ("resources.nproc_per_node=1", "arguments.max_length=24")
-"""And on one rank, in short sequences."""
 
-JOINED_TAGS = ("trainyard:joined", "trainyard:run")
+_JOINED_TAGS = ("trainyard:joined", "trainyard:run")
 """Tags of an instance that has joined its cluster: infra/observability/functions/watch_instances.py."""
 
 _ON_THIS_MACHINE = "jobs are processes of this machine: there is no instance"
+_DENIED = ("denied", "forbidden", "not authorized")
+"""One of these words is in the log line of an S3 refusal."""
 
-Ids = MutableMapping[str, str]
+_CPU_HOURS, _ACCELERATOR_HOURS, _FABRIC_HOURS = 0.5, 0.75, 0.5
+
+
+def steps(context: Context) -> tuple[Step, Step, Step, Step]:
+    """Return the steps `cpu-job`, `accelerator-job`, `fabric-check` and `isolation`."""
+    row, spot = context.row, not context.facts.several_nodes_on_demand
+    of_cpu = usd(context, context.cpu_row, _CPU_HOURS)
+    of_two = usd(context, row, _FABRIC_HOURS, nodes=2, spot=spot)
+
+    def step(name: str, cost: float, run: Callable[[Context, Ids], Sequence[Evidence]]) -> Step:
+        return Step(name=name, usd=cost, run=partial(run, context), undo=partial(cancel, context))
+
+    return (
+        step(CPU_JOB, of_cpu, _cpu_job),
+        step(ACCELERATOR_JOB, usd(context, row, _ACCELERATOR_HOURS), _accelerator_job),
+        step(FABRIC_CHECK, of_two, _fabric_check),
+        step(ISOLATION, of_cpu, _isolation),
+    )
 
 
 def usd(context: Context, row: InstanceType, hours: float, *, nodes: int = 1, spot: bool = True) -> float:
-    """Return the most that a job of so many hours may cost."""
+    """Return the most that a job may cost."""
     return context.usd_per_hour(row, spot=spot) * nodes * (hours + START_HOURS)
 
 
 def limits(context: Context, row: InstanceType, hours: float, *, nodes: int = 1, spot: bool = True) -> list[str]:
-    """Return what makes a spec end by itself, whatever becomes of the laptop."""
+    """Return the overrides with which a job ends by itself, whatever happens to the laptop."""
     max_usd = context.usd_per_hour(row, spot=spot) * nodes * hours
     return [f"timeout_hours={hours}", f"max_usd={max_usd:.4f}"]
 
 
-def cpu_step(context: Context) -> Step:
-    row, hours = context.known.cpu_row, HOURS[CPU_JOB]
-    return Step(
-        name=CPU_JOB, usd=usd(context, row, hours), run=partial(cpu_job, context), undo=partial(cancel, context)
-    )
-
-
-def cpu_job(context: Context, ids: Ids) -> list[Evidence]:
-    """Gather the pages of jobs/docs, which lie with the team's own data, into a corpus."""
+def _cpu_job(context: Context, ids: Ids) -> list[Evidence]:
+    """Gather the pages of jobs/docs, which are put into the team's data, into a corpus."""
     stage = batch.read_stage(context.aws, context.stage)
-    put_corpus(context, stage, stage.default_team)
-    job, receipt = succeed(context, stage, corpus_spec(context, stage), ids)
+    _put_corpus(context, stage, stage.default_team)
+    start(context, stage, _corpus_spec(context, stage, name="acceptance-corpus"), ids)
+    job, receipt = end(context, stage, ids)
     text = f"{job.run_id} read {DATA}{stage.default_team}/{CORPUS}; {_took(receipt)}"
-    seen = Evidence(claim="batch", outcome=PROVEN, text=text, ids=ids_of(job))
-    return [seen, _on_instance(context, "container", receipt, job)]
+    return [_proven("batch", text, job), _on_instance(context, "container", receipt, job)]
 
 
-def put_corpus(context: Context, stage: DeployedStage, team: str) -> S3Location:
+def _put_corpus(context: Context, stage: DeployedStage, team: str) -> S3Location:
     place = S3Location(stage.data_bucket, f"{team}/{CORPUS}")
     pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
@@ -99,138 +105,122 @@ def put_corpus(context: Context, stage: DeployedStage, team: str) -> S3Location:
     return place
 
 
-def corpus_spec(context: Context, stage: DeployedStage, *, name: str = "acceptance-corpus") -> JobSpec:
+def _corpus_spec(context: Context, stage: DeployedStage, *, name: str) -> JobSpec:
     """Return a job of the default team that reads that team's text."""
-    hours = HOURS[CPU_JOB]
     return parse_spec(
         {
             "name": name,
             "job": "prepare-corpus",
             "team": stage.default_team,
-            "timeout_hours": hours,
-            "max_usd": round(context.usd_per_hour(stage.cpu_instance_type) * hours, 4),
+            "timeout_hours": _CPU_HOURS,
+            "max_usd": round(context.usd_per_hour(stage.cpu_instance_type) * _CPU_HOURS, 4),
             "arguments": {"data": [f"{DATA}{stage.default_team}/{CORPUS}"], "held_out_fraction": 0.1},
         },
         origin="the acceptance",
     )
 
 
-def ami_step(context: Context) -> Step:
-    row, hours = context.known.row, HOURS[AMI_JOINS]
-    return Step(
-        name=AMI_JOINS, usd=usd(context, row, hours), run=partial(ami_joins, context), undo=partial(cancel, context)
-    )
-
-
-def ami_joins(context: Context, ids: Ids) -> list[Evidence]:
-    """Run the fabric check of one node, for which an instance boots, and look at the tag that it gets as it joins."""
-    if context.aws.embedded:
-        return [Evidence(claim="joins", outcome=NOT_PROVEN, text=_ON_THIS_MACHINE)]
+def _accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
+    """Fine-tune BERT-large on MRPC, on the embedded AWS a small model on a few film reviews."""
     stage = batch.read_stage(context.aws, context.stage)
-    own = limits(context, context.known.row, HOURS[AMI_JOINS])
-    spec = read_spec(READY_SPECS / "fabric-check.yaml", [f"team={stage.default_team}", *own])
-    start(context, stage, spec, ids)
-    joined = None
-    while joined is None:
-        job = find(context, stage, ids)
-        joined = joined_instance(context, stage.instance_type)
-        if job is not None and job.ended and joined is None:
-            raise_failure(job)
-            raise TrainyardError(
-                f"{job.run_id} ended, and no {stage.instance_type.name} has the tag of one that joined"
-            )
-        context.wait()
-    job, _ = end(context, stage, ids)
-    text = f"{joined['InstanceId']}, a {joined['InstanceType']}, joined its cluster from {joined['ImageId']}"
-    seen = {"instance": joined["InstanceId"], "AMI": joined["ImageId"], **ids_of(job)}
-    return [Evidence(claim="joins", outcome=PROVEN, text=f"{text}, and ran {job.run_id}", ids=seen)]
+    start(context, stage, training(context, stage, limits(context, stage.instance_type, _ACCELERATOR_HOURS)), ids)
+    joined: list[Any] = []
 
+    def look() -> None:
+        joined[:] = joined or context.instances(instance_type=[stage.instance_type.name], tag_key=_JOINED_TAGS)
 
-def joined_instance(context: Context, row: InstanceType) -> Any | None:
-    """Return an instance of the stage's accelerator type that has joined its cluster; None: there is none yet."""
-    filters: list[Any] = [
-        {"Name": "tag:trainyard:stage", "Values": [context.stage]},
-        {"Name": "instance-type", "Values": [row.name]},
-        {"Name": "tag-key", "Values": list(JOINED_TAGS)},
-    ]
-    pages = context.aws.ec2.get_paginator("describe_instances").paginate(Filters=filters)
-    found = [one for page in pages for reservation in page["Reservations"] for one in reservation["Instances"]]
-    return max(found, key=lambda instance: instance["LaunchTime"], default=None)
-
-
-def accelerator_step(context: Context) -> Step:
-    row, hours = context.known.row, HOURS[ACCELERATOR_JOB]
-    run, undo = partial(accelerator_job, context), partial(cancel, context)
-    return Step(name=ACCELERATOR_JOB, usd=usd(context, row, hours), run=run, undo=undo)
-
-
-def accelerator_job(context: Context, ids: Ids) -> list[Evidence]:
-    """Fine-tune BERT-large on MRPC; on the embedded AWS a small model on a few film reviews."""
-    stage = batch.read_stage(context.aws, context.stage)
-    own = limits(context, stage.instance_type, HOURS[ACCELERATOR_JOB])
-    job, receipt = succeed(context, stage, training(context, stage, own), ids)
-    if "eval_accuracy" not in receipt.result:
-        raise JobFailedError(f"{job.run_id} says nothing of its accuracy", next_step=f"trainyard receipt {job.run_id}")
-    brought = ", ".join(f"{key} {value:.3f}" for key, value in _figures(receipt).items())
-    seen = Evidence(
-        claim="training", outcome=PROVEN, text=f"{job.run_id}: {brought}; {_took(receipt)}", ids=ids_of(job)
-    )
-    return [seen, _on_instance(context, "accelerator", receipt, job)]
-
-
-def _figures(receipt: Receipt) -> dict[str, float]:
+    job, receipt = end(context, stage, ids, meanwhile=look)
     wanted = ("eval_accuracy", "eval_majority_accuracy", "eval_f1", "train_samples_per_second")
-    return {key: float(receipt.result[key]) for key in wanted if receipt.result.get(key) is not None}
+    if "eval_accuracy" not in receipt.result:
+        raise JobFailedError(f"{job.run_id} reports no accuracy", next_step=f"trainyard receipt {job.run_id}")
+    figures = {key: float(receipt.result[key]) for key in wanted if receipt.result.get(key) is not None}
+    brought = ", ".join(f"{key} {value:.3f}" for key, value in figures.items())
+    if context.aws.embedded:
+        joins = Evidence(claim="joins", outcome=NOT_PROVEN, text=_ON_THIS_MACHINE)
+    elif joined:
+        seen = {"instance": joined[0]["InstanceId"], "AMI": joined[0]["ImageId"], **ids_of(job)}
+        text = f"{seen['instance']}, a {joined[0]['InstanceType']}, joined its cluster from {seen['AMI']}"
+        joins = Evidence(claim="joins", outcome=PROVEN, text=f"{text}, and ran {job.run_id}", ids=seen)
+    else:
+        raise TrainyardError(f"{job.run_id} ended, and no {stage.instance_type.name} has the tag of one that joined")
+    trained = _proven("training", f"{job.run_id}: {brought}; {_took(receipt)}", job)
+    return [joins, trained, _on_instance(context, "accelerator", receipt, job)]
 
 
 def training(context: Context, stage: DeployedStage, overrides: Sequence[str]) -> JobSpec:
     """Return the spec of a fine-tuning, all of whose inputs are there."""
     own = [f"team={stage.default_team}", *overrides]
     if not context.aws.embedded:
-        return read_spec(MRPC_SPEC, own)
-    spec = read_spec(EMBEDDED_SPEC, [*own, *_SMALL])
+        return read_spec(READY_SPECS / "finetune-mrpc.yaml", own)
+    spec = read_spec(SPEC, [*own, *_SMALL])
     places = {
         argument: S3Location(stage.data_bucket, location.removeprefix(DATA))
         for argument, location, _ in spec.entrypoint_arguments().sources()
     }
-    for _ in demo_data.stage(context.aws, places, STATE_FOLDER / "cache", at_most=SENTENCES):
+    for _ in demo_data.stage(context.aws, places, STATE_FOLDER / "cache", at_most=_SENTENCES):
         pass
     return spec
 
 
-def fabric_step(context: Context) -> Step:
-    row, hours, spot = context.known.row, HOURS[FABRIC_CHECK], not context.known.several_nodes_on_demand
-    run, undo = partial(fabric_check, context), partial(cancel, context)
-    return Step(name=FABRIC_CHECK, usd=usd(context, row, hours, nodes=2, spot=spot), run=run, undo=undo)
-
-
-def fabric_check(context: Context, ids: Ids) -> list[Evidence]:
-    """Check what connects two nodes: of the queue for several, or of Spot where the stage has none."""
+def _fabric_check(context: Context, ids: Ids) -> list[Evidence]:
+    """Check what connects two nodes: of the queue for several nodes, or of Spot if the stage has no such queue."""
     stage = batch.read_stage(context.aws, context.stage)
-    spot = not context.known.several_nodes_on_demand
+    spot = not context.facts.several_nodes_on_demand
     overrides = [f"team={stage.default_team}", *(["resources.capacity=spot"] if spot else [])]
-    overrides += limits(context, stage.instance_type, HOURS[FABRIC_CHECK], nodes=2, spot=spot)
+    overrides += limits(context, stage.instance_type, _FABRIC_HOURS, nodes=2, spot=spot)
     if context.aws.embedded:
-        quick = ("resources.nproc_per_node=1", "arguments.largest_message_bytes=4096")
-        overrides += [*quick, "arguments.seconds_per_measurement=0.02"]
-    job, receipt = succeed(context, stage, read_spec(READY_SPECS / "fabric-check-multinode.yaml", overrides), ids)
+        quick = ("largest_message_bytes=4096", "seconds_per_measurement=0.02")
+        overrides += ["resources.nproc_per_node=1", *(f"arguments.{each}" for each in quick)]
+    start(context, stage, read_spec(READY_SPECS / "fabric-check-multinode.yaml", overrides), ids)
+    job, receipt = end(context, stage, ids)
     report = json.loads(object_store.read_once(context.aws.s3, place_of(stage, job) / FABRIC) or b"{}")
     if report.get("nnodes") != 2 or report.get("wrong"):
         raise JobFailedError(f"{job.run_id}: {report.get('wrong') or 'no report of two nodes'}")
     text = f"{job.run_id}: {report['world_size']} ranks on 2 nodes, no wrong value; {_took(receipt)}"
-    right = Evidence(claim="collectives", outcome=PROVEN, text=text, ids=ids_of(job))
     providers = sorted(set(report["providers"]))
     how = f"{report['backend']}, {'provider ' + ', '.join(providers) if providers else 'no provider of libfabric'}"
     if context.aws.embedded:
         how += f"; {_ON_THIS_MACHINE}, and both nodes are it"
-    speed = receipt.result.get("across_nodes_bus_gigabytes_per_second")
-    fast = not context.aws.embedded and report["backend"] != "gloo" and (providers == ["efa"] or not _has_efa(stage))
-    outcome = PROVEN if fast else NOT_PROVEN
-    return [right, Evidence(claim="fabric", outcome=outcome, text=f"{how}; {speed} GB/s across nodes", ids=ids_of(job))]
+    has_efa = stage.instance_type.network_cards > 0
+    fast = not context.aws.embedded and report["backend"] != "gloo" and (providers == ["efa"] or not has_efa)
+    speed = f"{how}; {receipt.result.get('across_nodes_bus_gigabytes_per_second')} GB/s across nodes"
+    fabric = Evidence(claim="fabric", outcome=PROVEN if fast else NOT_PROVEN, text=speed, ids=ids_of(job))
+    return [_proven("collectives", text, job), fabric]
 
 
-def _has_efa(stage: DeployedStage) -> bool:
-    return stage.instance_type.network_cards > 0
+def _isolation(context: Context, ids: Ids) -> list[Evidence]:
+    """Have a job of the default team read another team's data. The CPU job has shown that it reads its own.
+
+    Raises JobFailedError if AWS let it.
+    """
+    stage = batch.read_stage(context.aws, context.stage)
+    others = [team for team in stage.teams if team != stage.default_team]
+    if not others:
+        text = "the stage has one team: there is nobody to be kept out"
+        return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text)]
+    own, place = (_put_corpus(context, stage, team) for team in (stage.default_team, others[0]))
+    ids["bucket"], ids["key"] = place.bucket, place.key
+
+    def trespass(planned: Plan) -> Plan:
+        """Change the request: a spec that names the other team's data is refused before there is a job."""
+        return replace(planned, request=json.loads(json.dumps(planned.request).replace(str(own), str(place))))
+
+    start(context, stage, _corpus_spec(context, stage, name="acceptance-trespass"), ids, change=trespass)
+    job = _wait_for_end(context, stage, ids)
+    tried = f"{job.run_id}, of team {stage.default_team}, tried to read {place}"
+    if job.state == "SUCCEEDED" and context.aws.embedded:
+        text = f"{tried}, and could: the embedded AWS enforces no IAM"
+        return [Evidence(claim="iam", outcome=NOT_PROVEN, text=text, ids=ids_of(job))]
+    if job.state == "SUCCEEDED":
+        raise JobFailedError(f"{tried}, and could", next_step=f"trainyard logs {job.run_id}: teams are not kept apart")
+    lines = [line.text for line in LogReader(context.aws, stage.log_group).read(job.log_streams)]
+    refused = next((line for line in reversed(lines) if any(word in line.lower() for word in _DENIED)), None)
+    if refused is None:
+        raise JobFailedError(
+            f"{tried}, and failed for another reason than a refusal: {job.reason}",
+            next_step=f"trainyard logs {job.run_id}",
+        )
+    return [_proven("iam", f"{tried}, and was refused: {refused.strip()}", job)]
 
 
 def start(
@@ -241,28 +231,27 @@ def start(
     *,
     change: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> None:
-    """Submit a job, unless an earlier start of the step has, and it has not failed since.
-
-    `change`: what is done to the plan that a spec cannot ask for.
-    """
+    """Submit a job, unless an earlier start of the step has, and it has not failed since. `change` edits the plan."""
     job = find(context, stage, ids)
     if job is not None and (not job.ended or job.state == "SUCCEEDED"):
         context.say(f"  {job.run_id} was submitted before: {job.state}")
         return
     planned = change(plan_run(context.aws, stage, spec))
-    ids["run"] = planned.run_id  # before it exists: a run that nobody knows of could not be stopped
-    ids["job"] = send(context.aws, planned)
+    ids["run"] = planned.run_id  # before it exists: a run without a record could not be stopped
+    send(context.aws, planned)
     context.say(f"  {planned.run_id} is submitted to queue {planned.queue}")
 
 
 def find(context: Context, stage: DeployedStage, ids: Ids) -> Job | None:
-    """Return the job that the step's run is now; None where there is none."""
+    """Return the job that the step's run is now, None if there is none."""
     return batch.find_job(context.aws, stage, ids["run"]) if "run" in ids else None
 
 
-def end(context: Context, stage: DeployedStage, ids: Ids) -> tuple[Job, Receipt]:
-    """Wait for the run's end. Raises JobFailedError where it failed."""
-    job = wait_for_end(context, stage, ids)
+def end(
+    context: Context, stage: DeployedStage, ids: Ids, *, meanwhile: Callable[[], None] = lambda: None
+) -> tuple[Job, Receipt]:
+    """Wait for the run's end. Raises JobFailedError if it failed."""
+    job = _wait_for_end(context, stage, ids, meanwhile=meanwhile)
     raise_failure(job)
     receipt = read_receipt(context.aws, place_of(stage, job))
     if receipt is None:
@@ -270,35 +259,35 @@ def end(context: Context, stage: DeployedStage, ids: Ids) -> tuple[Job, Receipt]
     return job, receipt
 
 
-def wait_for_end(context: Context, stage: DeployedStage, ids: Ids) -> Job:
+def _wait_for_end(
+    context: Context, stage: DeployedStage, ids: Ids, *, meanwhile: Callable[[], None] = lambda: None
+) -> Job:
     """Return the run's last job once it has ended. The limit ends the wait."""
     while True:
         context.wait()
-        job = None
         try:
+            meanwhile()
             job = find(context, stage, ids)
         except Exception as error:
             if not is_transient(error):
                 raise
-        else:
-            if job is None:
-                raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="the same command, again")
-        if job is not None and job.ended and not may_go_on(stage, job):
+            continue
+        if job is None:
+            raise JobFailedError(f"AWS Batch does not know {ids.get('run')}", next_step="the same command, again")
+        if job.ended and not may_go_on(stage, job):
             return job
 
 
-def succeed(context: Context, stage: DeployedStage, spec: JobSpec, ids: Ids) -> tuple[Job, Receipt]:
-    start(context, stage, spec, ids)
-    return end(context, stage, ids)
-
-
 def cancel(context: Context, ids: Ids) -> None:
-    """Stop the step's run, if it goes on; with its stage it is gone anyway."""
+    """Stop the step's run, and delete what was put into another team's data. Without its stage all of it is gone."""
     with suppress(TrainyardError):  # the stage is not there
         stage = batch.read_stage(context.aws, context.stage)
         job = find(context, stage, ids)
         if job is not None and not job.ended:
             batch.terminate(context.aws, job, reason="the acceptance has ended")
+    if "key" in ids:
+        context.aws.s3.delete_object(Bucket=ids["bucket"], Key=ids["key"])
+        del ids["key"]
 
 
 def place_of(stage: DeployedStage, job: Job) -> S3Location:
@@ -309,16 +298,20 @@ def ids_of(job: Job) -> dict[str, str]:
     return {"run": job.run_id, "Batch job": job.id, "queue": job.queue}
 
 
+def _proven(claim: str, text: str, job: Job) -> Evidence:
+    return Evidence(claim=claim, outcome=PROVEN, text=text, ids=ids_of(job))
+
+
 def _took(receipt: Receipt) -> str:
     cost = "" if receipt.estimated_usd is None else f", about {receipt.estimated_usd:.2f} USD"
     return f"{receipt.duration_seconds:.0f} s on {receipt.instance_type}{cost}"
 
 
 def _on_instance(context: Context, claim: str, receipt: Receipt, job: Job) -> Evidence:
-    """Return what the run's last attempt says of the machine that it ran on."""
+    """Return what the run's last attempt reports of the machine that it ran on."""
     last = receipt.attempts[-1]
     if context.aws.embedded:
         return Evidence(claim=claim, outcome=NOT_PROVEN, text=f"{_ON_THIS_MACHINE}; it ran on {last.accelerator}")
-    image = last.ran_with.get("image", "no image that it knows of")
+    image = last.ran_with.get("image", "an unknown image")
     text = f"{last.world_size} x {last.accelerator} of {last.instance_type} in {last.zone}, {last.capacity}, in {image}"
-    return Evidence(claim=claim, outcome=PROVEN, text=text, ids=ids_of(job))
+    return _proven(claim, text, job)

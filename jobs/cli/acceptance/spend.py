@@ -1,14 +1,13 @@
-"""What an acceptance run has spent, counted while it goes on, and the limit at which it ends.
+"""What an acceptance run has spent, counted while it runs, and the limit at which it ends.
 
-It counts instances by their tag, Image Builder's included, at today's prices, and what stands idle by the hour.
-Storage, requests and transfer are left out: cents here. It is an estimate from what EC2 says, since AWS's bill comes a
-day late.
+Instances with the stage's tag count at today's prices, Image Builder's included, and so does what the stage costs idle.
+Storage, requests and transfer are left out: cents here. It is an estimate: AWS's bill comes a day late.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
 from jobs.cli.acceptance.runner import LimitReachedError
@@ -17,10 +16,10 @@ from jobs.contract.words import usd
 LOOK_SECONDS = 30.0
 
 SILENCE = timedelta(minutes=5)
-"""Without an answer of EC2's for so long nobody knows what is being spent: that counts as the limit."""
+"""If EC2 has not answered for this long, nobody knows what is being spent: that counts as the limit."""
 
 UNDO = timedelta(minutes=15)
-"""For so long all that runs is kept paid for, since it takes that long to take it away."""
+"""The time that taking everything away takes: what runs is kept paid for as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,86 +31,80 @@ class Running:
     usd_per_hour: float
 
 
+@dataclass(kw_only=True)
 class Meter:
-    """Counts in a thread of its own, between `with` and its end."""
+    """Counts in a thread of its own while `counting`."""
 
-    def __init__(
-        self,
-        *,
-        limit_usd: float,
-        spent_usd: float,
-        metered_at: datetime | None,
-        instances: Callable[[], Sequence[Running]],
-        idle_usd_per_hour: Callable[[], float],
-        keep: Callable[[datetime, float], None],
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    ) -> None:
-        """`spent_usd`: up to `metered_at`, by earlier starts of the run. `keep`: writes down what has been spent."""
-        self.limit_usd = limit_usd
-        self.spent_usd = spent_usd
-        self._until = metered_at
-        self._instances = instances
-        self._idle_usd_per_hour = idle_usd_per_hour
-        self._keep = keep
-        self._now = now
-        self._answered_at = now()
-        self._alive: Mapping[str, Running] = {}
-        self._ended = threading.Event()
+    limit_usd: float
+    spent_usd: float
+    """Up to `until`, by earlier starts of the run."""
+    until: datetime
+    instances: Callable[[], list[Running]]
+    idle_usd_per_hour: Callable[[], float]
+    keep: Callable[[datetime, float], None]
+    """Records what has been spent up to a time."""
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
+    _alive: Mapping[str, Running] = field(default_factory=dict)
+    _answered_at: datetime | None = None
 
     def look(self) -> None:
-        """Count what has been spent since the last look. Where EC2 does not answer, the next look counts for this."""
-        now = self._now()
+        """Count what has been spent since the last look. If EC2 does not answer, the next look counts for this one."""
+        now = self.now()
+        self._answered_at = self._answered_at or now
         try:
-            found = {instance.id: instance for instance in self._instances()}
+            found = {instance.id: instance for instance in self.instances()}
         except Exception:  # noqa: BLE001 - denied, throttled, unreachable: `check` ends the run if it stays so
             return
         self._answered_at = now
-        since = self._until or now
-        hour = timedelta(hours=1)
-        spent = self._idle_usd_per_hour() * ((now - since) / hour)
+        spent = self.idle_usd_per_hour() * _hours(now - self.until)
         # What was there at the last look and has gone may have gone just now.
         for instance in {**self._alive, **found}.values():
-            known = instance.id in self._alive or (self._until is not None and instance.launched_at < since)
-            spent += instance.usd_per_hour * ((now - (since if known else instance.launched_at)) / hour)
+            since = self.until if instance.id in self._alive else max(self.until, instance.launched_at)
+            spent += instance.usd_per_hour * _hours(now - since)
         self.spent_usd += spent
-        self._alive, self._until = found, now
-        self._keep(now, self.spent_usd)
+        self._alive, self.until = found, now
+        self.keep(now, self.spent_usd)
 
     @property
     def reserve_usd(self) -> float:
-        """Return what it takes to take away what is there."""
-        an_hour = sum(instance.usd_per_hour for instance in self._alive.values()) + self._idle_usd_per_hour()
-        return an_hour * (UNDO / timedelta(hours=1))
+        """Return what it costs to take away what is there."""
+        an_hour = sum(instance.usd_per_hour for instance in self._alive.values()) + self.idle_usd_per_hour()
+        return an_hour * _hours(UNDO)
 
     def check(self) -> None:
-        """Raise LimitReachedError where no more may be spent."""
-        silent = self._now() - self._answered_at
+        """Raise LimitReachedError if no more may be spent."""
+        silent = self.now() - (self._answered_at or self.now())
         if silent >= SILENCE:
             raise LimitReachedError(
-                f"EC2 has not said for {silent.total_seconds() / 60:.0f} minutes what runs; nobody knows what it costs",
+                f"EC2 has not reported for {silent.total_seconds() / 60:.0f} minutes what runs; its cost is unknown",
                 next_step="the same command, once AWS answers",
             )
         if self.spent_usd + self.reserve_usd >= self.limit_usd:
             raise LimitReachedError(
                 f"{usd(self.spent_usd)} are spent and {usd(self.reserve_usd)} are kept for the end: that is the limit "
                 f"of {usd(self.limit_usd)}",
-                next_step="the same command with a higher --max-usd goes on where this ends",
+                next_step="the same command with a higher --max-usd continues from here",
             )
 
     @contextlib.contextmanager
-    def counting(self) -> Iterator["Meter"]:
+    def counting(self) -> Iterator[None]:
         """Look now, every half minute, and once more at the end."""
-        self._answered_at = self._now()
+        ended = threading.Event()
+
+        def look_on() -> None:
+            while not ended.wait(LOOK_SECONDS):
+                self.look()
+
         self.look()
-        thread = threading.Thread(target=self._look_on, name="spend", daemon=True)
+        thread = threading.Thread(target=look_on, name="spend", daemon=True)
         thread.start()
         try:
-            yield self
+            yield
         finally:
-            self._ended.set()
+            ended.set()
             thread.join()
             self.look()
 
-    def _look_on(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            self.look()
+
+def _hours(time: timedelta) -> float:
+    return time / timedelta(hours=1)

@@ -8,16 +8,14 @@ from jobs.contract.instance_types import instance_type
 from jobs.contract.prices import recorded
 
 
-def context_of(folder: Path = Path("nowhere")) -> Context:
-    facts = Facts.of(
-        {
-            "usd_a_month": 39.8,
-            "instance_type": "dl1.24xlarge",
-            "cpu_instance_type": "m6i.4xlarge",
-            "builds_machine_image": True,
-            "several_nodes_on_demand": False,
-        }
+def context_of() -> Context:
+    facts = Facts(
+        usd_a_month=39.8,
+        instance_type="dl1.24xlarge",
+        cpu_instance_type="m6i.4xlarge",
+        builds_machine_image=True,
+        several_nodes_on_demand=False,
     )
-    rows = [instance_type(name) for name in ("dl1.24xlarge", "m6i.4xlarge")]
-    prices = {row.name: recorded(row) for row in rows}
-    return Context(aws=Aws(), stage="dev", keep=False, folder=folder, say=lambda _: None, facts=facts, prices=prices)
+    prices = {name: recorded(instance_type(name)) for name in (facts.instance_type, facts.cpu_instance_type)}
+    folder = Path("nowhere")
+    return Context(aws=Aws(), stage="dev", keep=False, folder=folder, facts=facts, say=lambda _: None, prices=prices)

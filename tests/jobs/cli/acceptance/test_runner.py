@@ -1,17 +1,28 @@
-"""Every step fails once, at each of its moments: the run stops there, takes away what was made, and goes on later."""
+"""A step fails at each of its moments: the run stops there, takes away what was made, and continues later."""
 
 import json
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from jobs.cli.acceptance.runner import EXIT_CODES, Ending, LimitReachedError, Step, run_steps
-from jobs.cli.acceptance.state import State
-from jobs.contract.acceptance import DEPLOY, DESTROY, STEPS, Evidence, Outcome, claims_of
+from jobs.cli.acceptance.runner import Ending, Ids, LimitReachedError, State, Step, run_steps
+from jobs.contract.acceptance import DEPLOY, DESTROY, STEPS, AcceptanceRecord, Evidence, Outcome, claims_of
 from jobs.contract.errors import ConfigurationError, TrainyardError
+
+NEW = AcceptanceRecord(
+    stage="dev",
+    account="123456789012",
+    region="us-east-1",
+    embedded=False,
+    max_usd=40,
+    started_at=datetime(2026, 11, 25, 12, tzinfo=timezone.utc),
+    steps=[],
+)
 
 
 @dataclass
@@ -27,30 +38,19 @@ class World:
     undone: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     """Steps that found, by its id, what an earlier start of theirs had made."""
-    said: list[str] = field(default_factory=list)
     outcome: Outcome = "proven"
 
     def steps(self) -> list[Step]:
-        return [Step(name=name, run=self._run(name), undo=self._undo(name), sets_up=name == DEPLOY) for name in STEPS]
+        return [self._step(name) for name in STEPS]
 
-    def start(self, stops: Callable[[], None] = lambda: None) -> tuple[Ending, State]:
+    def start(self, check: Callable[[], None] = lambda: None) -> tuple[Ending, dict[str, Outcome], State]:
         self.begun, self.undone, self.found = [], [], []
-        state = self.state()
-        return run_steps(self.steps(), state, say=self.said.append, stops=stops), state
+        state = State.open(self.path, NEW)
+        ending = run_steps(self.steps(), state, say=lambda _: None, check=check)
+        return ending, {step.name: step.outcome for step in state.record.steps}, state
 
-    def state(self) -> State:
-        return State.open(
-            self.path,
-            stage="dev",
-            account="123456789012",
-            region="us-east-1",
-            embedded=False,
-            max_usd=40,
-            now=datetime.now(timezone.utc),
-        )
-
-    def _run(self, name: str) -> Callable[[MutableMapping[str, str]], list[Evidence]]:
-        def run(ids: MutableMapping[str, str]) -> list[Evidence]:
+    def _step(self, name: str) -> Step:
+        def run(ids: Ids) -> list[Evidence]:
             self.begun.append(name)
             if ids.get("thing") in self.there:
                 self.found.append(name)
@@ -63,16 +63,13 @@ class World:
                 raise error
             return [Evidence(claim=claim.name, outcome=self.outcome, text="seen") for claim in claims_of(name)]
 
-        return run
-
-    def _undo(self, name: str) -> Callable[[MutableMapping[str, str]], None]:
-        def undo(ids: MutableMapping[str, str]) -> None:
+        def undo(ids: Ids) -> None:
             self.undone.append(name)
             if name in self.cannot_undo:
                 raise TrainyardError(f"{name} is held fast")
             self.there.discard(ids.get("thing", ""))
 
-        return undo
+        return Step(name=name, run=run, undo=undo, sets_up=name == DEPLOY)
 
 
 @pytest.fixture
@@ -80,161 +77,123 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "acceptance" / "dev.json")
 
 
-def outcomes(state: State) -> dict[str, Outcome]:
-    return {step.name: step.outcome for step in state.record.steps}
+def test_all_is_taken_away_last_first_and_a_finished_run_does_nothing_again(world: World) -> None:
+    ending, outcomes, state = world.start()
+    assert (ending, set(outcomes.values()), state.record.complete) == ("done", {"proven"}, True)
+    assert (world.begun, world.undone, world.there) == (list(STEPS), list(reversed(STEPS)), set())
+    ending, _, _ = world.start()
+    assert (ending, world.begun, world.undone) == ("done", [], [])
 
 
-def before(name: str) -> list[str]:
-    return list(STEPS[: STEPS.index(name)])
-
-
-def test_all_goes_well_and_all_is_taken_away_last_first(world: World) -> None:
-    ending, state = world.start()
-    assert (ending, EXIT_CODES[ending]) == ("done", 0)
-    assert world.begun == list(STEPS)
-    assert world.undone == list(reversed(STEPS))
-    assert world.there == set()
-    assert set(outcomes(state).values()) == {"proven"}
-    assert state.record.complete
-
-
-ERRORS: dict[str, tuple[BaseException, Ending, int, Outcome]] = {
-    "an error": (ConfigurationError("no such role", next_step="make it"), "failed", 1, "failed"),
-    "a defect": (KeyError("jobQueue"), "failed", 1, "failed"),
-    "the limit": (LimitReachedError("39.00 USD are spent"), "stopped", 1, "not reached"),
-    "Ctrl-C": (KeyboardInterrupt(), "interrupted", 130, "not reached"),
-}
-
-
-@pytest.mark.parametrize("what", ERRORS)
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("error", "expected", "outcome"),
+    [
+        (ConfigurationError("no such role", next_step="make it"), "failed", "failed"),
+        (KeyError("jobQueue"), "failed", "failed"),
+        (LimitReachedError("39.00 USD are spent"), "stopped", "not reached"),
+        (KeyboardInterrupt(), "interrupted", "not reached"),
+    ],
+    ids=["error", "defect", "limit", "Ctrl-C"],
+)
+@pytest.mark.parametrize(("name", "moment"), [("plan", "before"), ("deploy", "after"), ("reclaim", "before")])
 def test_a_step_that_breaks_ends_the_run_cleanly_and_the_next_start_proves_the_rest(
-    world: World, name: str, moment: str, what: str
+    world: World, name: str, moment: str, *, error: BaseException, expected: Ending, outcome: Outcome
 ) -> None:
-    error, expected, exit_code, outcome = ERRORS[what]
+    place = STEPS.index(name)
     world.breaks = {name: (moment, error)}
-    ending, state = world.start()
-    assert (ending, EXIT_CODES[ending]) == (expected, exit_code)
+    ending, seen, state = world.start()
+    assert ending == expected
     # Nothing after it began, everything that began was undone once, last first, and nothing is left.
-    assert world.begun == [*before(name), name]
+    assert world.begun == list(STEPS[: place + 1])
     assert world.undone == list(reversed(world.begun))
     assert world.there == set()
-    seen = outcomes(state)
-    assert {seen[earlier] for earlier in before(name)} <= {"proven"}
-    assert seen[name] == outcome
-    assert {seen[later] for later in STEPS if later not in world.begun} <= {"not reached"}
+    assert list(seen.values()) == ["proven"] * place + [outcome] + ["not reached"] * (len(STEPS) - place - 1)
     assert state.record.step(name).error
 
     world.breaks = {}
-    ending, state = world.start()
+    ending, seen, state = world.start()
     assert ending == "done"
-    again = {DEPLOY} if name in STEPS[STEPS.index(DEPLOY) :] else set()
-    assert set(world.begun) == again | set(STEPS[STEPS.index(name) :])
-    assert set(outcomes(state).values()) == {"proven"}
+    again = {DEPLOY} if place >= STEPS.index(DEPLOY) else set()
+    assert set(world.begun) == again | set(STEPS[place:])
+    assert set(seen.values()) == {"proven"}
     assert state.record.step(name).error == ""
     assert world.there == set()
 
 
-def test_a_finished_run_does_nothing_again(world: World) -> None:
-    world.start()
-    ending, _ = world.start()
-    assert (ending, world.begun, world.undone) == ("done", [], [])
-
-
-def test_what_cannot_be_proven_is_not_done_again_and_is_never_called_proven(world: World) -> None:
+def test_what_cannot_be_proven_is_not_repeated_and_never_called_proven(world: World) -> None:
     world.outcome = "not proven here"
-    _, state = world.start()
-    assert set(outcomes(state).values()) == {"not proven here"}
+    assert set(world.start()[1].values()) == {"not proven here"}
     world.start()
     assert world.begun == []
 
 
-def test_where_one_undo_fails_the_others_go_on_and_the_next_start_tries_that_one_again(world: World) -> None:
+def test_if_one_undo_fails_the_others_continue_and_the_next_start_tries_it_again(world: World) -> None:
     world.cannot_undo = {"reclaim"}
-    ending, state = world.start()
-    assert ending == "failed"
-    assert world.undone == list(reversed(STEPS))
-    assert world.there == {"reclaim"}
+    ending, _, state = world.start()
+    assert (ending, world.undone, world.there) == ("failed", list(reversed(STEPS)), {"reclaim"})
     assert state.record.step("reclaim").undo_error == "reclaim is held fast"
-
     world.cannot_undo = set()
-    ending, state = world.start()
-    assert (ending, world.begun, world.undone) == ("done", [], ["reclaim"])
-    assert world.there == set()
+    ending, _, _ = world.start()
+    assert (ending, world.begun, world.undone, world.there) == ("done", [], ["reclaim"], set())
 
 
 def test_a_laptop_that_died_in_a_step_finds_what_it_had_made(world: World) -> None:
     class Died(BaseException):
         """What no code of ours runs after: kill -9."""
 
-    def die(_ids: MutableMapping[str, str]) -> None:
+    def die(_ids: Ids) -> None:
         raise Died
 
     world.breaks = {"reclaim": ("after", Died())}
-    steps = [Step(name=one.name, run=one.run, undo=die, sets_up=one.sets_up) for one in world.steps()]
     with pytest.raises(Died):
-        run_steps(steps, world.state(), say=world.said.append)
+        run_steps([replace(each, undo=die) for each in world.steps()], State.open(world.path, NEW), say=lambda _: None)
     assert {"deploy", "reclaim"} <= world.there
-
     world.breaks = {}
-    ending, _ = world.start()
-    assert ending == "done"
-    # The stage still stands, so it isn't deployed again.
-    assert world.begun == list(STEPS[STEPS.index("reclaim") :])
-    assert world.found == ["reclaim"]
-    assert set(world.undone) == set(STEPS)
-    assert world.there == set()
+    ending, _, _ = world.start()
+    # The stage is still there, so it isn't deployed again.
+    assert (ending, world.begun) == ("done", list(STEPS[STEPS.index("reclaim") :]))
+    assert (world.found, set(world.undone), world.there) == (["reclaim"], set(STEPS), set())
 
 
 def test_at_the_limit_no_further_step_begins(world: World) -> None:
-    def stops() -> None:
+    def check() -> None:
         if len(world.begun) == 3:
             raise LimitReachedError("39.00 USD are spent")
 
-    ending, state = world.start(stops)
-    assert ending == "stopped"
-    assert world.begun == list(STEPS[:3])
-    assert world.there == set()
-    assert outcomes(state)[STEPS[3]] == "not reached"
+    ending, outcomes, _ = world.start(check)
+    assert (ending, world.begun, world.there) == ("stopped", list(STEPS[:3]), set())
+    assert outcomes[STEPS[3]] == "not reached"
 
 
-def test_the_state_is_whole_at_every_moment_and_of_its_owner(world: World) -> None:
-    seen: list[object] = []
+def test_each_id_is_on_disk_before_the_step_continues(world: World) -> None:
+    seen: list[dict[str, object]] = []
 
-    def look(ids: MutableMapping[str, str]) -> list[Evidence]:
+    def look(ids: Ids) -> list[Evidence]:
         ids["role"] = "made"
-        seen.append(json.loads(world.path.read_text()))
+        seen.extend(json.loads(world.path.read_text())["steps"])
         return [Evidence(claim=claim.name, outcome="proven", text="seen") for claim in claims_of(DESTROY)]
 
-    state = world.state()
-    run_steps([Step(name=DESTROY, run=look)], state, say=world.said.append)
-    [written] = seen
-    assert isinstance(written, dict)
-    [step] = [step for step in written["steps"] if step["name"] == DESTROY]
+    run_steps([Step(name=DESTROY, run=look)], State.open(world.path, NEW), say=lambda _: None)
+    [step] = [step for step in seen if step["name"] == DESTROY]
     assert (step["ids"], step["undo_due"], step["outcome"]) == ({"role": "made"}, True, "not reached")
     assert [path.name for path in world.path.parent.iterdir()] == [world.path.name]
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"stage": "dev"}'])
-def test_a_file_that_is_no_state_is_refused_with_what_to_do(world: World, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "[1]", '{"stage": "dev"}'])
+def test_a_file_that_is_no_state_is_refused(world: World, content: str) -> None:
     world.path.parent.mkdir()
     world.path.write_text(content)
-    with pytest.raises(ConfigurationError, match="is not the state of an acceptance run") as refused:
+    with pytest.raises(ConfigurationError, match="is not the state of an acceptance run"):
         world.start()
-    assert "then remove the file" in str(refused.value)
 
 
-def test_a_second_interrupt_does_not_keep_the_undo_from_its_end(world: World) -> None:
-    import os
-    import signal
-
-    def interrupted(ids: MutableMapping[str, str]) -> None:
+def test_a_second_interrupt_does_not_stop_the_undo(world: World) -> None:
+    def interrupted(ids: Ids) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         world.there.discard(ids["thing"])
 
-    steps = [Step(name=one.name, run=one.run, undo=interrupted, sets_up=one.sets_up) for one in world.steps()]
     world.breaks = {DESTROY: ("after", KeyboardInterrupt())}
-    assert run_steps(steps, world.state(), say=world.said.append) == "interrupted"
+    steps = [replace(each, undo=interrupted) for each in world.steps()]
+    assert run_steps(steps, State.open(world.path, NEW), say=lambda _: None) == "interrupted"
     assert world.there == set()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

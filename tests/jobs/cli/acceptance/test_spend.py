@@ -1,5 +1,6 @@
 """The meter, with a clock of the test's."""
 
+import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 
@@ -26,64 +27,54 @@ class Account:
             raise TimeoutError
         return self.running
 
-    def meter(self, *, limit_usd: float = 40.0, spent_usd: float = 0.0, metered_at: datetime = BEGIN) -> Meter:
+    def meter(self, *, limit_usd: float = 40.0, spent_usd: float = 0.0, until: datetime = BEGIN) -> Meter:
         return Meter(
             limit_usd=limit_usd,
             spent_usd=spent_usd,
-            metered_at=metered_at,
+            until=until,
             instances=self.instances,
             idle_usd_per_hour=lambda: self.idle_usd_per_hour,
             keep=lambda at, usd: self.kept.append((at, usd)),
             now=lambda: self.time,
         )
 
-    def pass_minutes(self, minutes: float) -> None:
+    def look_after(self, meter: Meter, minutes: float) -> float:
         self.time += timedelta(minutes=minutes)
+        meter.look()
+        return meter.spent_usd
 
     def launch(self, name: str, usd_per_hour: float) -> None:
-        self.running.append(Running(id=name, launched_at=self.time, usd_per_hour=usd_per_hour))
+        self.running = [*self.running, Running(id=name, launched_at=self.time, usd_per_hour=usd_per_hour)]
 
 
-def test_it_counts_from_the_launch_to_the_end_and_what_stands_idle() -> None:
+def test_it_counts_from_the_launch_to_the_end_and_what_the_stage_costs_idle() -> None:
     account = Account(idle_usd_per_hour=0.05)
     meter = account.meter()
     meter.look()
     account.launch("i-1", 12.0)
-    account.pass_minutes(30)
-    meter.look()
-    assert meter.spent_usd == pytest.approx(6.0 + 0.025)
+    assert account.look_after(meter, 30) == pytest.approx(6.0 + 0.025)
     account.launch("i-2", 24.0)
-    account.pass_minutes(30)
-    meter.look()
-    assert meter.spent_usd == pytest.approx(12.0 + 12.0 + 0.05)
-    account.running.clear()  # it may have gone at the very end
-    account.pass_minutes(1)
-    meter.look()
-    assert meter.spent_usd == pytest.approx(24.05 + 36 / 60 + 0.05 / 60)
-    account.pass_minutes(60)
-    meter.look()
-    assert meter.spent_usd == pytest.approx(24.05 + 36 / 60 + 0.05 / 60 + 0.05)
+    assert account.look_after(meter, 30) == pytest.approx(12.0 + 12.0 + 0.05)
+    account.running = []  # they may have gone at the very end
+    assert account.look_after(meter, 1) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60)
+    assert account.look_after(meter, 60) == pytest.approx(24.05 + 36 / 60 + 0.05 / 60 + 0.05)
     assert account.kept[-1] == (account.time, meter.spent_usd)
 
 
-def test_a_run_that_goes_on_counts_what_ran_on_without_it_and_nothing_twice() -> None:
+def test_a_run_that_continues_counts_what_ran_on_without_it_and_nothing_twice() -> None:
     account = Account()
     account.launch("i-1", 10.0)
-    account.pass_minutes(60)
-    meter = account.meter(spent_usd=5.0, metered_at=BEGIN + timedelta(minutes=30))
-    meter.look()
-    assert meter.spent_usd == pytest.approx(5.0 + 5.0)
+    meter = account.meter(spent_usd=5.0, until=BEGIN + timedelta(minutes=30))
+    assert account.look_after(meter, 60) == pytest.approx(5.0 + 5.0)
 
 
 def test_it_ends_the_run_while_there_is_money_to_take_away_what_runs() -> None:
     account = Account()
     meter = account.meter(limit_usd=20.0)
     account.launch("i-1", 16.0)
-    account.pass_minutes(59)
-    meter.look()
+    account.look_after(meter, 59)
     meter.check()
-    account.pass_minutes(1.5)
-    meter.look()
+    account.look_after(meter, 1.5)
     with pytest.raises(LimitReachedError, match=r"16\.13 USD are spent and 4\.00 USD are kept for the end"):
         meter.check()
 
@@ -94,31 +85,26 @@ def test_no_answer_for_five_minutes_counts_as_the_limit() -> None:
     account.launch("i-1", 12.0)
     meter.look()
     account.silent = True
-    account.pass_minutes(4.9)
-    meter.look()
+    account.look_after(meter, 4.9)
     meter.check()
-    account.pass_minutes(0.1)
-    with pytest.raises(LimitReachedError, match="EC2 has not said for 5 minutes what runs"):
+    account.look_after(meter, 0.1)
+    with pytest.raises(LimitReachedError, match="EC2 has not reported for 5 minutes what runs"):
         meter.check()
     account.silent = False
-    account.pass_minutes(1)
-    meter.look()
+    assert account.look_after(meter, 1) == pytest.approx(12.0 * 6 / 60)
     meter.check()
-    assert meter.spent_usd == pytest.approx(12.0 * 6 / 60)
 
 
 def test_it_looks_by_itself_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.cli.acceptance.spend.LOOK_SECONDS", 0.01)
     account = Account()
     account.launch("i-1", 12.0)
-    with account.meter().counting() as meter:
-        account.pass_minutes(30)
-        for _ in range(500):
-            if meter.spent_usd:
-                break
-            import time
-
+    meter = account.meter()
+    with meter.counting():
+        account.time += timedelta(minutes=30)
+        give_up_at = time.monotonic() + 5
+        while not meter.spent_usd and time.monotonic() < give_up_at:
             time.sleep(0.01)
         assert meter.spent_usd == pytest.approx(6.0)
-        account.pass_minutes(30)
+        account.time += timedelta(minutes=30)
     assert meter.spent_usd == pytest.approx(12.0)
