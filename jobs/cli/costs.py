@@ -1,9 +1,6 @@
 """`trainyard costs`: what the stage's runs cost, from their own receipts, as a table, as CSV, as JSON and as a page."""
 
 import csv
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,18 +15,18 @@ from jobs.cli.report import write
 from jobs.client import batch, storage
 from jobs.client.prices import spot_paid
 from jobs.client.storage import StoredRun
-from jobs.contract.costs import By, Cost, Idle, Month, costs, month_of, spans, total
-from jobs.contract.errors import ConfigurationError, TrainyardError
+from jobs.contract.costs import By, Cost, Month, costs, month_of, spans, total
+from jobs.contract.errors import TrainyardError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.records import Receipt
-from jobs.contract.words import FREE_HERE, counted, unknown_loss, usd
+from jobs.contract.words import FREE_HERE, counted, unknown_loss
 
 _READERS = 16
 """Receipts that are read at once."""
 
 
 def show_costs(
-    aws: Aws, stage_name: str, *, by: By, month: str, team: str | None, idle: bool, html: Path | None, output: str
+    aws: Aws, stage_name: str, *, by: By, month: str, team: str | None, html: Path | None, output: str
 ) -> None:
     """Run `trainyard costs`."""
     now = datetime.now(timezone.utc)
@@ -39,7 +36,6 @@ def show_costs(
     receipts, unreadable = receipts_of(aws, runs)
     receipts = _with_own_prices(aws, receipts, wanted)
     found = costs(receipts, by=by, month=wanted)
-    resting = idle_costs(stage_name) if idle else None
     if output == "json":
         tables.print_json([_fields(row, by) for row in found])
     elif output == "csv":
@@ -65,8 +61,6 @@ def show_costs(
         console.print(f"no run of stage '{stage.name}' took anything {when}; another month: --month 2026-01, or all")
     elif output == "table":
         console.print(note)
-    if resting:
-        console.print(f"the stage costs {usd(resting.usd_a_month)} a month while no job runs: {resting.source}")
     if unreadable:
         console.print(f"left out: {counted(len(unreadable), 'receipt')} that cannot be read: {', '.join(unreadable)}")
     if html is not None:
@@ -74,28 +68,9 @@ def show_costs(
 
         parts = [(name, costs(receipts, by=by, month=span)) for name, span in spans(wanted, receipts, now=now)]
         when = "all time" if month == "all" else f"{wanted.begin:%Y-%m}"
-        page = costs_page(found, parts, by=by, when=when, stage=stage.name, note=note, idle=resting, now=now)
+        page = costs_page(found, parts, by=by, when=when, stage=stage.name, note=note, now=now)
         write(html, page)
         console.print(f"the page: {html}")
-
-
-def idle_costs(stage_name: str) -> Idle:
-    """Ask what a stage costs while no job runs, by the settings and prices in `infra`, which a client does not import.
-
-    Raises ConfigurationError where it cannot be counted.
-    """
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "infra.idle_costs", "--stage", stage_name, "-o", "json"]
-    environment = {**os.environ, "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "1"}
-    asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if asked.returncode:
-        said = [line for line in asked.stderr.splitlines() if line and not line.startswith("Next: ")]
-        raise ConfigurationError(
-            f"what stage '{stage_name}' costs idle cannot be counted: {said[-1] if said else 'nobody said why'}",
-            next_step="run it in a checkout whose infra/settings.py has the stage, or leave --idle out",
-        )
-    [said] = json.loads(asked.stdout)
-    source = "counted from its stacks at the prices of infra/idle_costs.toml, without what is stored"
-    return Idle(usd_a_month=said["usd_a_month"], source=source)
 
 
 def _with_own_prices(aws: Aws, receipts: Sequence[Receipt], month: Month) -> list[Receipt]:

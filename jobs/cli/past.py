@@ -120,9 +120,6 @@ def report(
     With --follow the page is kept up to date, and its address (with a token) is printed on stdout; Ctrl-C leaves the
     file, never ends the run.
     """
-    from jobs.report import vega
-
-    vega.begin()
     from jobs.cli import report as command
 
     command.report(ctx.obj.aws(), ctx.obj.stage, run, to=to, follow=follow, port=port)
@@ -181,9 +178,6 @@ def costs(
     *,
     by: Annotated[Literal["team", "job", "run"], typer.Option(help="A row for each of them.")] = "team",
     month: Annotated[str, typer.Option(metavar="MONTH", help="2026-11 (in UTC), 'this', or 'all'.")] = "this",
-    idle: Annotated[
-        bool, typer.Option("--idle", help="What the stage costs while no job runs, too: its stacks are synthesised.")
-    ] = False,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", parser=user_path, help="Write a page too, with pictures.")
     ] = None,
@@ -194,6 +188,4 @@ def costs(
     """Add up what runs cost, from their own receipts, what Spot saved, and what brought no step."""
     from jobs.cli import costs as command
 
-    command.show_costs(
-        ctx.obj.aws(), ctx.obj.stage, by=by, month=month, team=ctx.obj.team, idle=idle, html=html, output=output
-    )
+    command.show_costs(ctx.obj.aws(), ctx.obj.stage, by=by, month=month, team=ctx.obj.team, html=html, output=output)

@@ -52,14 +52,6 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Idle:
-    """What the stage costs while no job runs."""
-
-    usd_a_month: float
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Month:
     """A calendar month in UTC, as budgets count them; or all time."""
 

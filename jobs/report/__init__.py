@@ -1,6 +1,6 @@
-"""Pages that one opens: runs as their records tell of them, as HTML that needs no network.
+"""Pages that a browser opens: runs as their records show them, as HTML that needs no network.
 
-curves.py, charts.py, comparison_charts.py  records -> charts, as Vega-Lite describes them
-page.py, comparison.py                      records -> what stands on a page
-rendering.py                                that, templates/, style.css, page.js and Vega itself (vega.py) -> one file
+charts.py                                   templates/*.json, filled: charts as Vega-Lite describes them
+page.py, curves.py, comparison.py, costs.py records -> what a page shows
+rendering.py                                that, templates/*.html, style.css, page.js and Vega itself -> one file
 """

@@ -1,5 +1,6 @@
-"""Several runs held against each other: what differs between them, what it brought, how long it took and its cost."""
+"""Several runs compared: what differs between them, what it brought, how long it took and what it cost."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,8 +10,7 @@ from jobs.contract.recipe import SMALLER_IS_BETTER
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import Receipt
 from jobs.contract.words import counted, duration, figure, main_result, result_label
-from jobs.report.charts import CURVE_HEIGHT
-from jobs.report.comparison_charts import look_of, overlaid_chart, parallel_coordinates, scatter
+from jobs.report.charts import CURVE_HEIGHT, FEW_POINTS, chart, short, template
 from jobs.report.curves import (
     Curve,
     Point,
@@ -34,6 +34,8 @@ _COMPARED = (
     "train_samples_per_second",
 )
 _CURVES = ("loss", "eval_accuracy", "eval_f1", "eval_loss", "eval_perplexity", "learning_rate", "samples_per_second")
+_DASHES = ([1, 0], [6, 3], [2, 2], [10, 3, 2, 3])
+_PICTURE_HEIGHT = CURVE_HEIGHT + 40
 _MOST_VALUES = 8
 """So many values of each curve are listed for those who do not see it."""
 
@@ -164,7 +166,13 @@ def curves_of_all(runs: Sequence[RecordedRun]) -> list[Curve]:
             for run, values in by_run.items()
             for point in evenly(values, _MOST_VALUES)
         ]
-        spec = overlaid_chart(title=f"{title}. {words}", series=short_names(runs), points=drawn)
+        spec = chart(
+            "overlaid",
+            description=f"{title}. {words}",
+            values=[{"r": run, "n": step, "v": short(value)} for run, step, value in drawn],
+            dots=len(drawn) <= FEW_POINTS,
+            **_looks(short_names(runs)),
+        )
         found.append(Curve(id=f"curve-{name}", title=title, summary=words, spec=spec, rows=rows))
     return found
 
@@ -198,6 +206,75 @@ def _pictures(runs: Sequence[RecordedRun]) -> list[tuple[str, str, str, dict[str
         spec = parallel_coordinates(names, axes, description=words)
         found.append(("parallel", "Arguments and what came of them", words, spec))
     return found
+
+
+def scatter(
+    runs: Sequence[str], points: Sequence[tuple[str, float, float]], *, x: str, y: str, description: str
+) -> dict[str, Any]:
+    """Return a point for each run that has both. `points`: run, x and y."""
+    return chart(
+        "scatter",
+        height=_PICTURE_HEIGHT,
+        description=description,
+        values=[{"r": run, "x": short(cost), "y": short(height)} for run, cost, height in points],
+        x_title=x,
+        y_title=y,
+        x_domain=_around([cost for _, cost, _ in points]),
+        y_domain=_around([height for _, _, height in points]),
+        **_looks(runs),
+    )
+
+
+def parallel_coordinates(
+    runs: Sequence[str], axes: Mapping[str, Sequence[float]], *, description: str
+) -> dict[str, Any]:
+    """Return a line for each run over several upright axes. `axes`: each run's value, by the name of an axis."""
+    return chart(
+        "parallel",
+        height=_PICTURE_HEIGHT,
+        description=description,
+        axes=list(axes),
+        values=[
+            {"r": run, "a": name, "y": _share(of_axis, of_axis[number]), "v": short(of_axis[number])}
+            for name, of_axis in axes.items()
+            for number, run in enumerate(runs)
+        ],
+        ends=[
+            {"a": name, "y": height, "t": f"{bound:.4g}"}
+            for name, of_axis in axes.items()
+            for height, bound in ((-0.14, min(of_axis)), (1.14, max(of_axis)))
+        ],
+        **_looks(runs),
+    )
+
+
+def look_of(number: int) -> tuple[str, list[int]]:
+    """Return the colour of a run's lines, and their dashes, which distinguish runs of the same colour."""
+    colors = template("config")["range"]["category"]
+    return colors[number % len(colors)], _DASHES[number // len(colors) % len(_DASHES)]
+
+
+def _looks(runs: Sequence[str]) -> dict[str, Any]:
+    """Return what distinguishes runs in a chart. The page has their legend, above the charts."""
+    colors, dashes = zip(*(look_of(number) for number in range(len(runs))), strict=True)
+    return {"runs": list(runs), "colors": colors, "dashes": dashes}
+
+
+def _around(values: Sequence[float]) -> tuple[float, float]:
+    """Return a range with some room around all values, even if they are one and the same."""
+    low, high = min(values), max(values)
+    room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
+    return low - room, high + room
+
+
+def _share(values: Sequence[float], value: float) -> float:
+    """Return a value's place between the lowest and the highest: by their digits if they span decades."""
+    low, high = min(values), max(values)
+    if low == high:
+        return 0.5
+    if low > 0 and high / low >= 10:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    return round((value - low) / (high - low), 4)
 
 
 def _best(key: str, values: Sequence[Any]) -> int | None:

@@ -1,13 +1,13 @@
-"""The page of `trainyard costs`: who spent what on which phases and when, and what the stage costs while it idles."""
+"""The page of `trainyard costs`: who spent what on which phases, and when."""
 
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from jobs.contract.costs import By, Cost, Idle, total
+from jobs.contract.costs import By, Cost, total
 from jobs.contract.phases import PHASES, UNPRODUCTIVE
 from jobs.contract.words import counted, usd
-from jobs.report.charts import CURVE_HEIGHT, PHASE_COLORS, ROW_HEIGHT, by_phase
+from jobs.report.charts import PHASE_COLORS, ROW_HEIGHT, chart
 from jobs.report.page import Tile
 from jobs.report.rendering import render
 
@@ -15,9 +15,6 @@ MOST_ROWS = 20
 """So many are drawn, the dearest; the others as one."""
 
 _MOST_COLORS = 6
-
-_NARROW_LABEL = "width < 500 && length(datum.label) > 18 ? '…' + slice(datum.label, -16) : datum.label"
-"""On a phone the ends of long names, by which the ids of runs are told apart."""
 
 
 def costs_page(
@@ -28,7 +25,6 @@ def costs_page(
     when: str,
     stage: str,
     note: str,
-    idle: Idle | None,
     now: datetime,
 ) -> str:
     """Return the page. `spans`: the rows of each day or month, by its name, in their order."""
@@ -45,8 +41,7 @@ def costs_page(
         now=now,
         title=f"Costs of stage {stage}, {when}",
         note=note,
-        tiles=_tiles(everything, idle),
-        idle=idle,
+        tiles=_tiles(everything),
         heights={name: chart["height"] for name, chart in drawn.items()},
         phase_colors=PHASE_COLORS,
         span_colors=[(name, f"var(--line-{number})") for number, name in enumerate(shown, start=1)],
@@ -58,12 +53,12 @@ def costs_page(
     )
 
 
-def _tiles(everything: Cost, idle: Idle | None) -> list[Tile]:
+def _tiles(everything: Cost) -> list[Tile]:
     lost = sum(everything.usd_by_phase[name] for name in UNPRODUCTIVE)
     share = f"{100 * lost / everything.usd:.0f} % of it" if everything.usd else ""
     hours = f"{everything.instance_hours:.1f} instance hours of {counted(everything.runs, 'run')}"
     own = "by EC2's price history of each attempt's hours, as far as it says them"
-    found = [
+    return [
         Tile("Runs cost", usd(everything.usd), hours),
         *(
             [Tile("Spot's own price", usd(everything.spots_own_price_usd), own)]
@@ -73,7 +68,6 @@ def _tiles(everything: Cost, idle: Idle | None) -> list[Tile]:
         Tile("Saved", usd(everything.saved_usd), f"{everything.saved_percent:.0f} % of the On-Demand price"),
         Tile("Brought no step", usd(lost), share),
     ]
-    return [*found, Tile("The stage idle", usd(idle.usd_a_month), "a month, whatever runs")] if idle else found
 
 
 def _cells(row: Cost) -> tuple[str, ...]:
@@ -97,92 +91,28 @@ def _at_most(rows: Sequence[Cost], count: int) -> list[Cost]:
 
 
 def _shares(rows: Sequence[Cost]) -> dict[str, Any]:
-    """Return a bar for each row, made of its phases, and a mark where On-Demand instances would have ended."""
-    names = [row.name for row in rows]
-    up = {
-        "field": "n",
-        "type": "nominal",
-        "title": None,
-        "sort": names,
-        "axis": {"domain": False, "ticks": False, "labelLimit": 240, "labelPadding": 8, "labelExpr": _NARROW_LABEL},
-    }
-    return {
-        "description": "What each cost, by phase",
-        "width": "container",
-        "height": ROW_HEIGHT * len(rows) + 55,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "encoding": {"y": up},
-        "layer": [
-            {
-                "data": {
-                    "values": [
-                        {"n": row.name, "p": phase, "u": round(row.usd_by_phase[phase], 4), "o": number}
-                        for row in rows
-                        for number, phase in enumerate(PHASES)
-                    ]
-                },
-                "mark": {"type": "bar", "height": {"band": 0.62}},
-                "encoding": {
-                    "x": {
-                        "field": "u",
-                        "type": "quantitative",
-                        "title": "USD",
-                        "axis": {"tickCount": 5, "labelOverlap": True},
-                    },
-                    "order": {"field": "o", "type": "quantitative"},
-                    "color": by_phase("p"),
-                    "tooltip": [
-                        {"field": "n", "title": "of"},
-                        {"field": "p", "title": "phase"},
-                        {"field": "u", "title": "USD", "format": ".2f"},
-                    ],
-                },
-            },
-            {
-                "data": {"values": [{"n": row.name, "d": round(row.on_demand_usd, 4)} for row in rows]},
-                "mark": {"type": "tick", "thickness": 3, "color": "var(--text)", "height": {"band": 0.8}},
-                "encoding": {
-                    "x": {"field": "d", "type": "quantitative"},
-                    "tooltip": [
-                        {"field": "n", "title": "of"},
-                        {"field": "d", "title": "On-Demand, USD", "format": ".2f"},
-                    ],
-                },
-            },
+    """Return a bar for each row, made of its phases, and a mark for the price of On-Demand instances."""
+    return chart(
+        "shares",
+        height=ROW_HEIGHT * len(rows) + 55,
+        names=[row.name for row in rows],
+        values=[
+            {"n": row.name, "p": phase, "u": round(row.usd_by_phase[phase], 4), "o": number}
+            for row in rows
+            for number, phase in enumerate(PHASES)
         ],
-    }
+        on_demand=[{"n": row.name, "d": round(row.on_demand_usd, 4)} for row in rows],
+    )
 
 
 def _spans(shown: Sequence[str], spans: Sequence[tuple[str, Sequence[Cost]]]) -> dict[str, Any]:
-    """Return a bar for each day or month, of the colours of the dearest rows."""
-    values: dict[tuple[str, str], float] = {(span, name): 0.0 for span, _ in spans for name in shown}
+    """Return a bar for each day or month, in the colours of the most expensive rows."""
+    usd_of: dict[tuple[str, str], float] = {(span, name): 0.0 for span, _ in spans for name in shown}
     for span, rows in spans:
         for row in rows:
-            values[span, row.name if row.name in shown else "others"] += row.usd
-    return {
-        "description": "What was spent when",
-        "width": "container",
-        "height": CURVE_HEIGHT,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "data": {"values": [{"t": span, "n": name, "u": round(cost, 4)} for (span, name), cost in values.items()]},
-        "mark": {"type": "bar"},
-        "encoding": {
-            "x": {
-                "field": "t",
-                "type": "ordinal",
-                "title": None,
-                "sort": [span for span, _ in spans],
-                "axis": {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 8},
-            },
-            "y": {"field": "u", "type": "quantitative", "title": "USD", "axis": {"tickCount": 5}},
-            "color": {"field": "n", "type": "nominal", "scale": {"domain": list(shown)}, "legend": None},
-            "tooltip": [
-                {"field": "t", "title": "when"},
-                {"field": "n", "title": "of"},
-                {"field": "u", "title": "USD", "format": ".2f"},
-            ],
-        },
-    }
+            usd_of[span, row.name if row.name in shown else "others"] += row.usd
+    values = [{"t": span, "n": name, "u": round(cost, 4)} for (span, name), cost in usd_of.items()]
+    return chart("spans", values=values, names=list(shown))
 
 
 def _shares_text(everything: Cost) -> str:

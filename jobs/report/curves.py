@@ -1,7 +1,7 @@
 """The curves of a run: what metrics.jsonl holds, over the time since the run began, with what happened meanwhile."""
 
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import Attempt
 from jobs.contract.retries import is_reclaim
 from jobs.contract.words import figure, result_label
-from jobs.report.charts import Drawn, TimeAxis, curve_chart
+from jobs.report.charts import FEW_POINTS, TimeAxis, chart, short
 
 DRAWN_POINTS = 300
 """A longer curve is drawn as the means of about so many stretches, each before the range of its values, so that none
@@ -59,6 +59,19 @@ class Point:
     step: int
     value: float
     series: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A stretch of a series, or one point of it."""
+
+    at: datetime
+    step: int
+    value: float
+    low: float
+    high: float
+    series: str
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,17 +221,59 @@ def _curve(name: str, values: Sequence[Point], axis: TimeAxis, marks: Sequence[E
         id=f"curve-{name}",
         title=title,
         summary=summary,
-        spec=curve_chart(
-            title=f"{title}. {summary}",
-            axis=axis,
-            points=drawn,
-            events=[(event.at, event.kind, event.text) for event in marks],
-            logarithmic=name == "loss" and _spans_decades(values),
-        ),
+        spec=_chart(f"{title}. {summary}", drawn, axis, marks, logarithmic=name == "loss" and _spans_decades(values)),
         rows=[
             (axis.text(point.at), f"{point.step:,}", series_title(point.series), figure_of(point.value))
             for point in listed
         ],
+    )
+
+
+def _chart(
+    description: str, points: Sequence[Drawn], axis: TimeAxis, marks: Sequence[Event], *, logarithmic: bool
+) -> dict[str, Any]:
+    counts = Counter(point.series for point in points)
+    few = {name for name, count in counts.items() if count <= FEW_POINTS}
+    # Values at a single moment have no course that an axis could show: an axis from 0 shows how far apart they are.
+    is_one_value = len({height for point in points for height in (point.low, point.high)}) == 1
+    from_zero = not logarithmic and (is_one_value or max(counts.values()) == 1)
+    tiny = {"format": "~e"} if max(abs(point.high) for point in points) < 0.001 else {}
+    y = {
+        "field": "v",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"zero": from_zero, "type": "log" if logarithmic else "linear"},
+        "axis": {"minExtent": 52, "maxExtent": 52, "tickCount": 5, **tiny},
+    }
+    return chart(
+        "curve",
+        description=description,
+        points=[
+            {
+                "t": axis.value(point.at),
+                "n": point.step,
+                "v": short(point.value),
+                "l": short(point.low),
+                "h": short(point.high),
+                "s": point.series,
+                "a": point.attempt,
+                **({"f": 1} if point.series in few else {}),
+            }
+            for point in points
+        ],
+        events=[{"t": axis.value(event.at), "k": event.kind, "e": event.text} for event in marks],
+        x=axis.encoding_with_steps("t"),
+        y=y,
+        low={**y, "field": "l"},
+        color={
+            "field": "s",
+            "type": "nominal",
+            "scale": {"domain": list(counts)},
+            "legend": {"symbolType": "stroke"} if len(counts) > 1 else None,
+        },
+        # At most 200 points react to the pointer: each has a cell of its own.
+        pointed=f"datum.f || (datum.row % {max(1, -(-len(points) // 200))} == 0)",
+        unit=axis.unit[0],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from jobs.contract.budget import duration_seconds, spent
 from jobs.contract.labels import quoted_name
 from jobs.contract.outlook import cards_name
-from jobs.contract.phases import PHASES, lost_steps, phases
+from jobs.contract.phases import PHASES, Phase, lost_steps, phases
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.records import IMAGE_DIGEST, Attempt
 from jobs.contract.spec import JobSpec
@@ -29,18 +29,8 @@ from jobs.report.rendering import render
 
 _MIXED_UP = 10
 _SHOWN_GENERATIONS = 20
-
-_EVENT_ICONS = {
-    "attempt": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-attempt)" stroke-width="2"/>',
-    "resume": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-resume)" stroke-width="2" '
-    'stroke-dasharray="6 3"/>',
-    "reclaim": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-reclaim)" stroke-width="2" '
-    'stroke-dasharray="2 2"/>',
-    "end": '<line x1="11" y1="0" x2="11" y2="14" stroke="var(--event-reclaim)" stroke-width="2" '
-    'stroke-dasharray="8 2"/>',
-    "checkpoint": '<path d="M6 3 L16 3 L11 12 Z" fill="var(--event-checkpoint)"/>',
-    "evaluation": '<path d="M6 7 L11 2 L16 7 L11 12 Z" fill="var(--event-evaluation)"/>',
-}
+_LABELLED_CLASSES = 15
+"""A confusion of no more classes has its counts in its cells."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +53,7 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
     kinds = {event.kind for event in happened}
     drawn: dict[str, Any] = {curve.id: curve.spec for curve in measured}
     if found:
-        drawn["timeline"] = charts.timeline(found, axis, description=_timeline_text(run))
+        drawn["timeline"] = _timeline(found, axis, _timeline_text(run))
     classes = _classes(run)
     if classes["confusion"]:
         drawn["confusion"] = classes["confusion"]
@@ -87,9 +77,6 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         curves_note=f"{counted(len(run.metrics), 'line')} of metrics, over one axis of time.",
         curve_height=charts.CURVE_HEIGHT,
         events=[(kind, text) for kind, text in EVENTS.items() if kind in kinds],
-        marks={
-            kind: f'<svg viewBox="0 0 22 14" aria-hidden="true">{icon}</svg>' for kind, icon in _EVENT_ICONS.items()
-        },
         happened=[(axis.text(event.at), event.text) for event in happened],
         phase_colors=charts.PHASE_COLORS,
         timeline_height=drawn["timeline"]["height"] if found else 0,
@@ -103,6 +90,49 @@ def run_page(run: RecordedRun, *, now: datetime, recipe: JobSpec | None = None, 
         differences=differences(run.spec, recipe) if run.spec else [],
         recipe=f"those of the ready spec {recipe.name}" if recipe else "the defaults of the kind",
         commands=_commands(run),
+    )
+
+
+def _timeline(found: Sequence[Phase], axis: charts.TimeAxis, description: str) -> dict[str, Any]:
+    """Return a bar for each phase, an attempt a row."""
+    return charts.chart(
+        "timeline",
+        height=charts.ROW_HEIGHT * len({phase.attempt for phase in found}) + 55,
+        description=description,
+        values=[
+            {
+                "a": f"attempt {phase.attempt}",
+                "p": phase.name,
+                "b": axis.value(phase.started_at),
+                "e": axis.value(phase.ended_at),
+                "h": round(phase.instance_seconds / 3600, 4),
+                "u": round(phase.usd, 4),
+            }
+            for phase in found
+        ],
+        x=axis.encoding("b"),
+    )
+
+
+def _confusion(names: Sequence[str], counts: Sequence[Sequence[int]], description: str) -> dict[str, Any]:
+    """Return the examples by their class and the predicted one, the darker the larger their share of the class."""
+    labelled = len(names) <= _LABELLED_CLASSES
+    return charts.chart(
+        "confusion",
+        height=(28 if labelled else 14) * len(names) + 130,
+        description=description,
+        names=list(names),
+        values=[
+            {
+                "l": label,
+                "p": guess,
+                "n": counts[row][column],
+                "r": counts[row][column] / max(1, sum(counts[row])),
+                **({} if labelled else {"unlabelled": 1}),
+            }
+            for row, label in enumerate(names)
+            for column, guess in enumerate(names)
+        ],
     )
 
 
@@ -255,7 +285,7 @@ def _classes(run: RecordedRun) -> dict[str, Any]:
     text = (
         f"Confusion of {counted(len(names), 'class', 'classes')}; what is most often mixed up stands in a table below."
     )
-    found["confusion"] = charts.confusion_chart(names, counts, description=text)
+    found["confusion"] = _confusion(names, counts, text)
     found["confusion_size"] = (64 * len(names) + 180, found["confusion"]["height"])
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.contract.display import printable
 from jobs.report import vega
-from jobs.report.charts import CONFIG
+from jobs.report.charts import template as chart_template
 
 _FOLDER = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def render(template: str, *, charts: Mapping[str, Any], now: datetime, live: boo
         .get_template(template)
         .render(
             **context,
-            charts={"config": CONFIG, "charts": _printable(charts)},
+            charts={"config": chart_template("config"), "charts": _printable(charts)},
             live=live,
             made_at=f"{now:%Y-%m-%d %H:%M} UTC",
             nonce=secrets.token_urlsafe(16),

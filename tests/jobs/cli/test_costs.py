@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -13,13 +12,11 @@ from rich.console import Console
 from jobs.aws.connection import Aws
 from jobs.cli import tables
 from jobs.cli.app import app
-from jobs.cli.costs import costs_table, idle_costs
+from jobs.cli.costs import costs_table
 from jobs.contract.costs import costs, month_of
-from jobs.contract.errors import ConfigurationError
 from jobs.contract.phases import UNPRODUCTIVE
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.recorded_runs import files_of, sweep
-from tests.support.train.scripts import write_files
 
 
 def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
@@ -55,25 +52,14 @@ def test_costs_are_printed_for_eyes_for_sheets_and_for_scripts(
         assert [row["run"] for row in rows] == [run.run_id for run in runs]
         page = tmp_path / "costs.html"
         arguments = ["costs", "--by", "run", "--month", "2026-11", "--team", stage.teams[0], "-o", "csv"]
-        app([*arguments, "--idle", "--html", str(page)], standalone_mode=False)
-        err = capsys.readouterr().err
-        assert f"the page: {page}" in err
-        [idle] = re.findall(r"the stage costs (\d+\.\d\d USD) a month while no job runs: counted from its stacks", err)
-        assert idle in page.read_text()
+        app([*arguments, "--html", str(page)], standalone_mode=False)
+        assert f"the page: {page}" in capsys.readouterr().err
         assert runs[0].run_id in page.read_text()
         app(["costs", "--by", "run", "--month", "all", "--team", "no-such-team"], standalone_mode=False)
         assert "no run of stage 'dev' took anything ever" in capsys.readouterr().err
         assert printed("json", "2020-01") == ("[]\n", printed("table", "2020-01")[1])
     finally:
         embedded.s3.delete_object(Bucket=stage.run_bucket, Key=broken)
-
-
-def test_a_stage_whose_idle_cost_cannot_be_counted_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a folder of somebody else's, with modules that must not be run
-    write_files(tmp_path, {"infra/__init__.py": "raise SystemExit", "random.py": "raise SystemExit"})
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"idle cannot be counted: .*'nowhere'"):
-        idle_costs("nowhere")
 
 
 def test_at_80_columns_what_has_no_money_is_left_out_and_nothing_is_cut() -> None:

@@ -7,8 +7,14 @@ import pytest
 
 from jobs.contract.recorded_run import RecordedRun
 from jobs.contract.spec import JobSpec
-from jobs.report.comparison import comparison_page, curves_of_all, differing_arguments, facts
-from jobs.report.comparison_charts import parallel_coordinates, scatter
+from jobs.report.comparison import (
+    comparison_page,
+    curves_of_all,
+    differing_arguments,
+    facts,
+    parallel_coordinates,
+    scatter,
+)
 from tests.support.jobs.recorded_runs import sweep, three_attempts
 
 NOW = datetime(2026, 11, 2, tzinfo=timezone.utc)
