@@ -7,11 +7,10 @@ from pathlib import Path
 
 from jobs.aws import s3 as object_store
 from jobs.aws.connection import Aws
-from jobs.client.parquet_footer import FOOTER_BYTES, MAGIC, columns_and_rows
 from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.errors import TrainyardError, UsageError
-from jobs.contract.labels import label_faults, text_fault
+from jobs.contract.labelled_rows import labelled_rows
 from jobs.contract.locations import S3, S3Location, table_suffix
 from jobs.contract.table_rows import TableRows
 
@@ -49,15 +48,6 @@ def unreadable(location: str, error: OSError) -> UsageError:
     return UsageError(f"{location} cannot be read: {error.strerror}", next_step="see whose file it is, and what kind")
 
 
-def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
-    start = max(0, size - length)
-    if location.startswith(S3):
-        return object_store.read_range(aws.s3, S3Location.parse(location), start, size)
-    with Path(location).open("rb") as file:
-        file.seek(start)
-        return file.read()
-
-
 def faults(
     aws: Aws, location: str, columns: Columns, note: Callable[[str], None] = lambda _: None
 ) -> Iterator[TrainyardError]:
@@ -76,23 +66,13 @@ def faults(
     bad = BadRows(skip=columns.skips, at_most=len(content))
     names = list(dict.fromkeys([*columns.texts, *([columns.label] if columns.label is not None else [])]))
     table = TableRows(location=location, columns=names, columns_are_named_by=columns.named_by, bad=bad)
-    labels, lines = list[object](), list[int]()
-    rows = 0
+    rows = ((values, line) for values, _, line in table.rows_of_text(io.BytesIO(content)))
     try:
-        for values, _, line in table.rows_of_text(io.BytesIO(content)):
-            rows += 1
-            row = dict(zip(names, values, strict=True)) if isinstance(values, list) else {}
-            if columns.label is not None and (fault := _text_fault(row, columns)):
-                table.refuse(UsageError(f"{table.place(line)}: {fault}"))
-                continue
-            if columns.label is not None:
-                labels.append(row[columns.label])
-                lines.append(line)
-        swallowed = table.refuse_joined(labels, lines)
-        if columns.label is not None:
-            for number, reason, next_step in label_faults(columns.label, labels, lambda row: f"line {lines[row]}"):
-                if number not in swallowed:
-                    table.refuse(UsageError(f"{table.place(lines[number])}: {reason}", next_step=next_step))
+        if columns.label is None:  # a corpus takes what is not text for an empty text, and reports that
+            count = sum(1 for _ in rows)
+            table.refuse_joined()
+        else:
+            count = len(labelled_rows(table, rows, columns.texts, columns.label))
         for warning in bad.warnings:
             note(f"warning: {warning}")
         if not first.is_whole:
@@ -102,31 +82,38 @@ def faults(
     except TrainyardError as error:
         yield error
         return
-    if not rows and not bad.counts:
+    if not count and not bad.counts:
         yield empty
-
-
-def _text_fault(row: dict[str, object], columns: Columns) -> str | None:
-    """Return why a row's texts cannot be used. A corpus takes what is not text for an empty one, and reports that."""
-    faults = (f"'{column}' {reason}" for column in columns.texts if (reason := text_fault(row[column])))
-    return next(faults, None)
 
 
 def _faults_of_parquet(
     aws: Aws, location: str, first: Part, columns: Columns, empty: TrainyardError
 ) -> Iterator[TrainyardError]:
-    if first.content[:4] != MAGIC:
-        yield UsageError(f"{location} cannot be read as Parquet: it does not begin with {MAGIC.decode()}")
-        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        found = columns_and_rows(lambda length: _tail(aws, location, first.size, length), FOOTER_BYTES)
-    except ValueError:
-        yield UsageError(f"{location} cannot be read as Parquet: it has no end that says what is in it")
+        # A file's metadata are its last bytes, and their length is in the last eight; the rows need not be read.
+        end = _tail(aws, location, first.size, 8)
+        if end.endswith(b"PAR1"):
+            end = _tail(aws, location, first.size, int.from_bytes(end[:4], "little") + 8)
+        found = pq.read_metadata(io.BytesIO(first.content[:4] + end))
+        present, rows = found.schema.to_arrow_schema().names, found.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
+        yield UsageError(f"{location} cannot be read as Parquet: {str(error).splitlines()[0]}")
         return
     table = TableRows(location=location, columns=columns.texts, columns_are_named_by=columns.named_by)
-    present, rows = found
     for column in (*columns.texts, *([columns.label] if columns.label is not None else [])):
         if column not in present:
             yield table.no_column(column, present, location)
     if not rows:
         yield empty
+
+
+def _tail(aws: Aws, location: str, size: int, length: int) -> bytes:
+    start = max(0, size - length)
+    if location.startswith(S3):
+        return object_store.read_range(aws.s3, S3Location.parse(location), start, size)
+    with Path(location).open("rb") as file:
+        file.seek(start)
+        return file.read()

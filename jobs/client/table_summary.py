@@ -13,10 +13,11 @@ from jobs.contract.arguments import Columns
 from jobs.contract.bad_rows import BadRows
 from jobs.contract.data_summary import Cut, DataSummary, lengths_at_shares, summary
 from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
-from jobs.contract.labels import class_name, in_order, label_faults, names_in_parquet, text_fault
+from jobs.contract.labelled_rows import labelled_rows
+from jobs.contract.labels import class_name, in_order, names_in_parquet
 from jobs.contract.locations import S3, S3Location, table_suffix
 from jobs.contract.model_files import TOKENIZER
-from jobs.contract.table_rows import TableRows
+from jobs.contract.table_rows import Broken, TableRows
 
 _BATCH = 10_000
 """Texts that are tokenized at once: their tokens are in memory together."""
@@ -131,51 +132,24 @@ def _read(part: _Part, location: str, path: Path, columns: Columns, bad: BadRows
         columns_are_named_by=columns.named_by,
         bad=bad,
     )
-    texts, labels, lines = list[tuple[Any, ...]](), list[Any](), list[int]()
-    for values, line in _rows(table, path, columns.label):
-        row = dict(zip(table.columns, values, strict=True))
-        texts.append(tuple(row[column] for column in columns.texts))
-        labels.append(row[columns.label])
-        lines.append(line)
-    swallowed = table.refuse_joined(labels, lines)
-    found = label_faults(columns.label, labels, lambda number: f"{table.unit} {lines[number]}")
-    faults = {number: (reason, next_step) for number, reason, next_step in found}
-    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        if number in swallowed:
-            continue
-        fault = _text_fault(columns.texts, text) or faults.get(number)
-        if fault is not None:
-            table.refuse(UsageError(f"{table.place(lines[number])}: {fault[0]}", next_step=fault[1]))
-            continue
-        part.texts.append(text)
+    for texts, label in labelled_rows(table, _rows(table, path, columns.label), columns.texts, columns.label):
+        part.texts.append(texts)
         part.labels.append(class_name(label))
 
 
-def _text_fault(columns: Sequence[str], texts: Sequence[Any]) -> tuple[str, None] | None:
-    faults = (
-        f"'{column}' {reason}" for column, text in zip(columns, texts, strict=True) if (reason := text_fault(text))
-    )
-    return next(((fault, None) for fault in faults), None)
-
-
-def _rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any], int]]:
+def _rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any] | Broken, int]]:
     if table_suffix(table.location) == ".parquet":
         yield from _parquet_rows(table, path, label)
         return
     with path.open("rb") as stream:
         for values, _, line in table.rows_of_text(stream):
-            if not isinstance(values, tuple):
-                yield values, line
+            yield values, line
 
 
 def _parquet_rows(table: TableRows, path: Path, label: str) -> Iterator[tuple[Sequence[Any], int]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise ConfigurationError(
-            f"{table.location}: Parquet is read with pyarrow, which is not installed", next_step="pip install pyarrow"
-        ) from None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         file = pq.ParquetFile(path)
         table.check_columns(file.schema_arrow.names, table.location)

@@ -18,7 +18,6 @@ import pytest
 from jobs.aws.connection import Aws
 from jobs.client import table_samples
 from jobs.client.inputs import check_inputs, faults_of_inputs
-from jobs.client.parquet_footer import FOOTER_BYTES
 from jobs.contract.arguments import Arguments
 from jobs.contract.instance_types import instance_type
 from jobs.contract.spec import JobSpec
@@ -122,12 +121,13 @@ def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
         ),
         ("t.jsonl", b'{"text": 5, "label": 1}\n', "{0}, line 1: 'text' is not text but 5"),
         ("t.jsonl", b'[{"text": "a"}]\n', "{0}, line 1: not a JSON object but"),
-        ("t.parquet", b"text,label\n", "{0} cannot be read as Parquet: it does not begin with PAR1"),
-        ("t.parquet", b"PAR1" + b"\0" * 90, "{0} cannot be read as Parquet: it has no end"),
+        ("t.parquet", b"text,label\n", "{0} cannot be read as Parquet: Parquet magic bytes not found in footer"),
+        ("t.parquet", b"PAR1" + b"\0" * 90, "{0} cannot be read as Parquet: Parquet magic bytes not found in footer"),
+        ("t.parquet", b"", "{0} cannot be read as Parquet: "),
         # Metadata without a schema, with one that is a number, and with one of numbers.
-        ("t.parquet", b"PAR1\0\1\0\0\0PAR1", "{0} cannot be read as Parquet: it has no end"),
-        ("t.parquet", b"PAR1\x25\2\0\3\0\0\0PAR1", "{0} cannot be read as Parquet: it has no end"),
-        ("t.parquet", b"PAR1\x29\x15\2\0\4\0\0\0PAR1", "{0} cannot be read as Parquet: it has no end"),
+        ("t.parquet", b"PAR1\0\1\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
+        ("t.parquet", b"PAR1\x25\2\0\3\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
+        ("t.parquet", b"PAR1\x29\x15\2\0\4\0\0\0PAR1", "{0} cannot be read as Parquet: Couldn't deserialize thrift"),
     ],
 )
 def test_the_first_rows_of_a_table_are_looked_at(aws: Aws, put: Put, name: str, content: bytes, message: str) -> None:
@@ -184,7 +184,6 @@ def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path
 def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
     many = io.BytesIO()
     pq.write_table(pa.table({f"column {number}": [1] for number in range(2000)}), many)
-    assert len(many.getvalue()) > 2 * FOOTER_BYTES
     table = put("many.parquet", many.getvalue())
     assert told(aws, PrepareCorpus(data=[table], text_columns=["column 1999"])) == []
     [fault] = told(aws, PrepareCorpus(data=[table], text_columns=["text"]))
