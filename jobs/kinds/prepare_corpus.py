@@ -33,9 +33,8 @@ class PrepareCorpus(Arguments):
     on_broken_text: Literal["error", "skip"] = "error"
     """Text that is not UTF-8 ends the job with its place, or is counted and skipped."""
     drop_duplicates: bool = False
-    """Drop documents that equal an earlier one. Not for data whose rows are sentences, which would be torn apart."""
-    max_remembered_documents: int = Field(default=100_000_000, ge=1)
-    """Documents, at 8 bytes each, that later ones are compared with where drop_duplicates is set."""
+    """Drop documents that equal an earlier one, each of which takes about 100 bytes of memory. Not for data whose rows
+    are sentences, which would be torn apart."""
 
     push_to_hub: HubRepository | None = None
     """org/name on the Hugging Face Hub that the corpus goes to as well, into a private data set repository, with the

@@ -157,7 +157,7 @@ def _learn(folder: Path, fraction: str) -> dict[str, Any]:
         for number, shard in enumerate(sorted((folder / "framed").iterdir())):
             stream.writelines(document + END for document in corpus_files.sample(shard, float(fraction), seed=[number]))
     tokenizer = vocabulary.learn(
-        lambda: corpus_files.batches(sample, at_most_bytes=4 << 20),
+        lambda: corpus_files.batches(corpus_files.documents(sample), at_most_bytes=4 << 20),
         size=VOCABULARY,
         lowercase=True,
         max_characters=1000,
@@ -175,7 +175,7 @@ def _cut(folder: Path) -> dict[str, Any]:
     (folder / "cut").mkdir()
     for shard in sorted((folder / "framed").iterdir()):
         with (folder / "cut" / shard.name).open("wb") as stream:
-            for batch in corpus_files.batches(shard, at_most_bytes=4 << 20):
+            for batch in corpus_files.batches(corpus_files.documents(shard), at_most_bytes=4 << 20):
                 for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
                     offsets = encoding.offsets
                     whole = len(offsets) <= LENGTH - 2
@@ -227,7 +227,7 @@ def _ours(folder: Path, shards: str, encoder: str = "auto") -> dict[str, Any]:
             written += target.stat().st_size
             target.unlink()
     seconds = time.perf_counter() - started
-    used = packing.choice.encoder.name if packing.choice else ""
+    used = packing.encoder_name
     result = {"tokens": tokens, "disk_mb": written / 1e6, "encoder": used}
     return {"seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu, **result}
 

@@ -86,7 +86,7 @@ def _measure(name: str, texts: Iterable[str], folder: Path, megabytes: Iterable[
 
 def _tokens(path: Path, held_out: list[bytes]) -> int:
     def batches() -> Iterator[list[str]]:
-        return corpus_files.batches(path, at_most_bytes=BATCH_BYTES)
+        return corpus_files.batches(corpus_files.documents(path), at_most_bytes=BATCH_BYTES)
 
     tokenizer = vocabulary.learn(batches, size=VOCABULARY, lowercase=True, max_characters=1000)
     return len(HuggingFace(tokenizer).encode(held_out)) - 2 * len(held_out)

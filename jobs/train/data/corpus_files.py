@@ -58,11 +58,11 @@ def documents(path: Path) -> Iterator[bytes]:
         yield from block.split(END)
 
 
-def batches(path: Path, *, at_most_bytes: int) -> Iterator[list[str]]:
-    """Read the documents in lists of about so many bytes, a longer document alone in one."""
+def batches(documents: Iterable[bytes], *, at_most_bytes: int) -> Iterator[list[str]]:
+    """Group documents into lists of at most so many bytes, a longer document alone in one."""
     batch: list[str] = []
     size = 0
-    for document in documents(path):
+    for document in documents:
         if batch and size + len(document) > at_most_bytes:
             yield batch
             batch, size = [], 0
@@ -70,25 +70,6 @@ def batches(path: Path, *, at_most_bytes: int) -> Iterator[list[str]]:
         size += len(document)
     if batch:
         yield batch
-
-
-def first_documents(path: Path, at_most_bytes: int) -> list[bytes]:
-    """Return the documents within the first so many bytes of a file that has any; at least one."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        end = content.rfind(END, 0, at_most_bytes + 1)
-        return content[: end if end >= 0 else content.find(END)].split(END)
-
-
-def last_documents(path: Path, at_most_bytes: int) -> list[bytes]:
-    """Return the documents within the last so many bytes of a file that has any; at least one."""
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        length = len(content) - len(END)
-        start = content.rfind(END, 0, length) + 1
-        if length > at_most_bytes:
-            start = min(start, content.find(END, length - at_most_bytes) + 1)
-        else:
-            start = 0
-        return content[start:length].split(END)
 
 
 def sample(path: Path, fraction: float, *, seed: list[int], at_most_bytes: int | None = None) -> Iterator[bytes]:

@@ -6,13 +6,13 @@ Which of them a job uses is decided in jobs.train.data.corpus_packing.
 # ruff: noqa: RUF001 - odd texts have characters that look like others
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from jobs.contract.errors import UsageError
+from jobs.train.data import corpus_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class HuggingFace:
 
     def encode(self, documents: list[bytes]) -> "NDArray[np.uint32]":
         ids = [np.empty(0, dtype=np.uint32)]
-        for batch in _batches(documents):
+        for batch in corpus_files.batches(documents, at_most_bytes=_BATCH_BYTES):
             ids += [np.array(encoding.ids, dtype=np.uint32) for encoding in self._encode_batch(batch)]
         return np.concatenate(ids)
 
@@ -108,17 +108,3 @@ def difference(encoder: Encoder, reference: Encoder, documents: list[bytes]) -> 
         return None
     differing = (one for one in documents if not np.array_equal(encoder.encode([one]), reference.encode([one])))
     return next(differing, b"").decode()
-
-
-def _batches(documents: list[bytes]) -> Iterator[list[str]]:
-    """Group documents into lists of about _BATCH_BYTES, a longer document alone in one."""
-    batch: list[str] = []
-    size = 0
-    for document in documents:
-        if batch and size + len(document) > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(document.decode())
-        size += len(document)
-    if batch:
-        yield batch

@@ -146,8 +146,7 @@ class _Tokenization:
             "text_bytes": self._corpus.manifest.count("text_bytes"),
             "special_tokens_in_text": self._spelled(done),
         }
-        choice = self._packing.choice
-        encoder = {"encoder": choice.encoder.name, "encoder_reason": choice.reason} if choice else {}
+        encoder = {"encoder": self._packing.encoder_name, "encoder_reason": self._packing.reason}
         self._builder.finish({**result, **encoder})
         speeds = {
             "seconds": round(seconds, 3),

@@ -73,7 +73,7 @@ def _make(rank: Rank, arguments: TrainTokenizer, corpus: OpenArtifact, builder: 
     sample = _drawn(rank, arguments, corpus, metrics)
     drawn_at = time.monotonic()
     tokenizer = learn(
-        lambda: corpus_files.batches(sample.path, at_most_bytes=_BATCH_BYTES),
+        lambda: corpus_files.batches(corpus_files.documents(sample.path), at_most_bytes=_BATCH_BYTES),
         size=arguments.vocabulary_size,
         lowercase=arguments.lowercase,
         max_characters=arguments.max_characters,

@@ -23,20 +23,6 @@ def all_texts(artifact: Any) -> Counter[str]:
     return Counter(texts_of(artifact) + texts_of(artifact, "held-out"))
 
 
-def test_every_document_is_in_one_of_the_parts_and_train_keeps_their_order(workshop: Workshop, tmp_path: Path) -> None:
-    texts = paragraphs(300)
-    corpus = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
-    train, held_out = texts_of(corpus), texts_of(corpus, "held-out")
-    assert Counter(train + held_out) == Counter(texts)
-    assert train == [text for text in texts if text in set(train)]
-    assert 10 <= len(held_out) <= 60
-    assert corpus.manifest.count("documents") == 300
-    assert corpus.manifest.count("text_bytes") == sum(len(text.encode()) for text in texts)
-    assert workshop.result()["documents"] == len(train)
-    assert workshop.result()["held_out_bytes"] == sum(len(text.encode()) for text in held_out)
-    assert workshop.metrics()[-1]["bytes_per_second"] > 0
-
-
 def test_what_is_held_out_depends_on_the_document_alone(workshop: Workshop, tmp_path: Path) -> None:
     texts = list(paragraphs(300))
     first = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
@@ -176,15 +162,6 @@ def test_a_damaged_line_of_metrics_ends_no_job_that_is_resumed(
     assert caplog.messages == [f"warning: {place}: left out 4 lines that cannot be read, the first at line 2"]
 
 
-def test_a_data_set_that_changed_is_another_corpus_than_the_one_begun(workshop: Workshop, tmp_path: Path) -> None:
-    data = [str(put_jsonl(tmp_path / "a.jsonl", paragraphs(300)))]
-    arguments: dict[str, Any] = {"data": data, "held_out_fraction": 0.1, "shard_bytes": 20_000}
-    begun = workshop.corpus(**arguments)
-    workshop.delete(begun, "train-00002.txt")
-    put_jsonl(tmp_path / "a.jsonl", paragraphs(300)[::-1])
-    assert workshop.corpus(**arguments).manifest.fingerprint != begun.manifest.fingerprint
-
-
 def test_empty_documents_and_nuls_are_dropped(workshop: Workshop, tmp_path: Path) -> None:
     texts = [*paragraphs(60), "", "  \n\t ", "\u00a0\u2003", None, "with\0nul \0", "\0"]
     corpus = workshop.corpus(data=[str(put_jsonl(tmp_path / "a.jsonl", texts))], held_out_fraction=0.1)
@@ -210,16 +187,6 @@ def test_equal_documents_are_dropped_where_that_is_asked_for(workshop: Workshop,
     assert contents(workshop.corpus(**arguments).manifest) == contents(corpus.manifest)
 
 
-def test_beyond_what_can_be_remembered_equal_documents_stay_and_the_log_says_so(
-    workshop: Workshop, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    texts = [*paragraphs(100), *paragraphs(100)]
-    data = [str(put_jsonl(tmp_path / "a.jsonl", texts))]
-    workshop.corpus(data=data, held_out_fraction=0.1, drop_duplicates=True, max_remembered_documents=30)
-    assert workshop.result()["dropped_duplicates"] == 30
-    assert "after the first 30 different ones" in caplog.text
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, tmp_path: Path, name: str) -> None:
     long = " ".join(f"wörd{number}" for number in range(1000))
@@ -237,11 +204,6 @@ def test_a_document_that_is_too_long_is_split_at_whitespace(workshop: Workshop, 
         t.count("漢") for t in texts[:60]
     )
     assert workshop.result()["cuts"] >= 3
-
-
-def test_it_is_one_process() -> None:
-    with pytest.raises(UsageError, match="one process, not 2"):
-        prepare_corpus.check(PrepareCorpus(data=["a.jsonl"]), 2)
 
 
 def test_a_large_object_is_read_in_blocks(

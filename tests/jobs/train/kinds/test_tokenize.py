@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from jobs.contract.errors import NotFoundError, UsageError
+from jobs.kinds.prepare_corpus import PrepareCorpus
 from jobs.kinds.tokenize import Tokenize
+from jobs.kinds.train_tokenizer import TrainTokenizer
 from jobs.train.data import corpus_packing, encoders
 from jobs.train.data.artifacts import OpenArtifact
-from jobs.train.data.corpus_files import END, documents
-from jobs.train.data.corpus_packing import CorpusPacking, Ends
+from jobs.train.data.corpus_files import END
+from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.packed_tokens import Index, PackedTokens, Split
-from jobs.train.kinds import tokenize
-from tests.support.train.corpora import Workshop, contents, paragraphs, put_jsonl, texts_of
+from jobs.train.kinds import prepare_corpus, tokenize, train_tokenizer
+from tests.support.train.corpora import Workshop, contents, paragraphs, texts_of
 
 VOCABULARY = 1500
 
@@ -79,20 +81,12 @@ def test_the_ids_are_hugging_faces_and_none_is_lost(
     assert result["encoder"] == ("nanotoken" if encoder == "auto" else "tokenizers")
     assert result["encoder_reason"]
     assert result["special_tokens_in_text"] == 4
+    made_of = {"corpus": corpus.manifest.fingerprint, "tokenizer": tokenizer.manifest.fingerprint}
+    assert packed.manifest.inputs == made_of
+    held = packed.path("tokenizer/tokenizer.json").read_bytes()
+    assert held == tokenizer.path("tokenizer.json").read_bytes()
     assert "spells special tokens, and its tokens have them: 1 [PAD], 1 [CLS], 1 [SEP], 1 [MASK]" in caplog.text
     assert workshop.metrics()[-1]["tokens"] == result["tokens"]
-
-
-def test_the_tokenizer_comes_with_the_tokens(workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact) -> None:
-    from transformers import AutoTokenizer
-
-    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
-    loaded = AutoTokenizer.from_pretrained(packed.download() / "tokenizer")
-    assert loaded.get_vocab() == AutoTokenizer.from_pretrained(tokenizer.download()).get_vocab()
-    assert packed.manifest.inputs == {
-        "corpus": corpus.manifest.fingerprint,
-        "tokenizer": tokenizer.manifest.fingerprint,
-    }
 
 
 def test_only_the_missing_files_are_made_again(
@@ -113,80 +107,51 @@ def test_only_the_missing_files_are_made_again(
     assert workshop.packed(corpus, tokenizer, sequence_length=128).location != packed.location
 
 
-def test_without_nanotoken_tokenizers_does_the_work_and_the_job_says_so(
-    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
+def mistaken(how: Callable[[list[bytes], Any], Any]) -> type[encoders.Nanotoken]:
+    """The library, with a mistake in it: `how` gets documents and their ids, and returns others."""
+
+    class Mistaken(encoders.Nanotoken):
+        def encode(self, documents: list[bytes]) -> Any:
+            return how(documents, super().encode(documents))
+
+    return Mistaken
+
+
+def _broken(documents: list[bytes], _ids: Any) -> Any:
+    raise RuntimeError("a mistake")
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (None, "nanotoken cannot be used: ModuleNotFoundError: import of nanotoken halted"),
+        (mistaken(_broken), "nanotoken cannot be used: RuntimeError: a mistake"),
+        (
+            mistaken(lambda documents, ids: ids[::-1] if b"\xc4\xb0" in b"".join(documents) else ids),
+            "gives other ids for 'İst",
+        ),
+        (
+            mistaken(lambda documents, ids: ids[1:] if b"second file" in documents else ids),
+            "other ids for 'second file'",
+        ),
+    ],
+)
+def test_a_library_that_is_missing_raises_or_gives_other_ids_is_not_used(
+    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch, library: Any, reason: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "nanotoken", None)  # as where it is not installed
-    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
-    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
-    assert workshop.result()["encoder"] == "tokenizers"
-    assert "nanotoken is not installed" in workshop.result()["encoder_reason"]
-
-
-class Wrong(encoders.Nanotoken):
-    """The library, with a mistake in it."""
-
-    def encode(self, documents: list[bytes]) -> Any:
-        ids = super().encode(documents)
-        return ids if len(documents) == 1 and b"\xc4\xb0" not in documents[0] else ids[::-1]
-
-
-def test_a_library_that_gives_other_ids_is_not_used(
-    workshop: Workshop, corpus: OpenArtifact, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus_packing, "Nanotoken", Wrong)
-    packed = workshop.packed(corpus, tokenizer, sequence_length=64)
-    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
-    assert "nanotoken gives other ids for 'İstanbul" in workshop.result()["encoder_reason"]
-
-
-class Broken(encoders.Nanotoken):
-    """It raises when it is used."""
-
-    def encode(self, documents: list[bytes]) -> Any:
-        raise RuntimeError(f"a mistake in {len(documents)} documents")
-
-
-def test_a_library_that_raises_is_not_used(
-    tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus_packing, "Nanotoken", Broken)
-    path = tmp_path / "train-00000.txt"
-    path.write_bytes(b"the text" + END)
+    if library is None:
+        monkeypatch.setitem(sys.modules, "nanotoken", None)
+    else:
+        monkeypatch.setattr(corpus_packing, "Nanotoken", library)
     loaded = encoders.load(tokenizer.download() / "tokenizer.json")
     with CorpusPacking(loaded, sequence_length=8, pad_id=0) as packing:
-        file = packing.pack(path, tmp_path / "train-00000.npy")
-    assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == loaded.encode("the text").ids
-    assert str(packing.choice) == "tokenizers (nanotoken cannot be used: RuntimeError: a mistake in 1 documents)"
-
-
-def wrong_for(document: bytes) -> type[encoders.Nanotoken]:
-    class WrongForOne(encoders.Nanotoken):
-        """A mistake that shows in one file only."""
-
-        def encode(self, documents: list[bytes]) -> Any:
-            ids = super().encode(documents)
-            return ids[1:] if document in documents else ids
-
-    return WrongForOne
-
-
-def test_a_file_with_other_ids_is_made_again_by_tokenizers(
-    workshop: Workshop,
-    corpus: OpenArtifact,
-    tokenizer: OpenArtifact,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(corpus_packing, "SAMPLE_BYTES", 1000)
-    first = next(documents(corpus.path("train-00001.txt")))
-    monkeypatch.setattr(corpus_packing, "Nanotoken", wrong_for(first))
-    with caplog.at_level("INFO", logger="trainyard"):
-        packed = workshop.packed(corpus, tokenizer, sequence_length=64)
-    assert packed_ids(packed, "train") == expected_ids(corpus, tokenizer, "train")
-    assert "encoder: nanotoken (its ids equal those of tokenizers on" in caplog.text
-    assert "gave other ids for documents of train-00001.txt" in caplog.text
-    assert workshop.result()["encoder"] == "tokenizers"
+        for text in ("the text", "second file", "the third"):
+            path = tmp_path / "train-00000.txt"
+            path.write_bytes(text.encode() + END)
+            file = packing.pack(path, tmp_path / "train-00000.npy")
+            assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == loaded.encode(text).ids
+    assert packing.encoder_name == "tokenizers"
+    assert reason in packing.reason
 
 
 def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
@@ -208,21 +173,6 @@ def test_a_vocabulary_of_more_than_two_bytes(tmp_path: Path) -> None:
     assert array.flatten()[: file.tokens].tolist() == [2, *range(5, 70_005), 3]
 
 
-def test_ids_of_four_bytes_go_from_the_tokenizer_to_what_is_trained_on(workshop: Workshop, tmp_path: Path) -> None:
-    """Learnt from numbers of five digits, of which there are enough for that many tokens."""
-    words = [f"{number:05}" for number in range(70_000)]
-    texts = [" ".join(words[start : start + 500]) for start in range(0, len(words), 500)]
-    data = put_jsonl(tmp_path / "words.jsonl", [*texts, *(text + " again" for text in texts)])
-    corpus = workshop.corpus(data=[str(data)], held_out_fraction=0.01)
-    tokenizer = workshop.tokenizer(corpus, vocabulary_size=67_000, sample_fraction=1)
-    packed = workshop.packed(corpus, tokenizer, sequence_length=128)
-
-    expected = expected_ids(corpus, tokenizer, "train")
-    assert max(expected) >= 1 << 16
-    assert packed_ids(packed, "train") == expected
-    assert np.load(packed.download(["train-00000.npy"]) / "train-00000.npy").dtype == np.uint32
-
-
 @pytest.mark.parametrize("only_tokenizers", [False, True])
 def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
     tmp_path: Path, tokenizer: OpenArtifact, monkeypatch: pytest.MonkeyPatch, only_tokenizers: bool
@@ -236,21 +186,8 @@ def test_the_ids_of_a_file_do_not_depend_on_its_blocks(
         monkeypatch.setattr(corpus_packing, "BLOCK_BYTES", block_bytes)
         with CorpusPacking(loaded, sequence_length=32, pad_id=0, only_tokenizers=only_tokenizers) as packing:
             file = packing.pack(path, tmp_path / "train-00000.npy")
-            assert packing.choice
-            assert packing.choice.encoder.name == ("tokenizers" if only_tokenizers else "nanotoken")
+            assert packing.encoder_name == ("tokenizers" if only_tokenizers else "nanotoken")
         assert np.load(tmp_path / file.name).flatten()[: file.tokens].tolist() == expected
-
-
-@pytest.mark.parametrize("each_bytes", [1, 60, 100_000])
-def test_the_check_of_a_file_sees_its_ends(tmp_path: Path, tokenizer: OpenArtifact, each_bytes: int) -> None:
-    reference = encoders.HuggingFace(encoders.load(tokenizer.download() / "tokenizer.json"))
-    path = tmp_path / "train-00000.txt"
-    path.write_bytes(b"".join(text.encode() + END for text in paragraphs(30)))
-    ids = reference.encode(list(documents(path)))
-    ends = Ends.of(path, reference, each_bytes=each_bytes)
-    assert ends.agree(ids)
-    for wrong in (ids[1:], ids[:-1], np.concatenate([ids[:1], ids])):
-        assert not ends.agree(wrong)
 
 
 def test_a_models_tokenizer_is_taken_from_its_folder(
@@ -275,6 +212,15 @@ def test_a_tokenizer_is_no_corpus(workshop: Workshop, corpus: OpenArtifact, toke
         workshop.packed(corpus, corpus)
 
 
-def test_it_is_one_process() -> None:
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (prepare_corpus, PrepareCorpus(data=["a.jsonl"])),
+        (train_tokenizer, TrainTokenizer(corpus="run://corpus")),
+        (tokenize, Tokenize(corpus="run://corpus", tokenizer="run://tokenizer")),
+    ],
+)
+def test_each_job_that_prepares_is_one_process(kind: Any, arguments: Any) -> None:
+    kind.check(arguments, 1)
     with pytest.raises(UsageError, match="one process, not 2"):
-        tokenize.check(Tokenize(corpus="run://corpus", tokenizer="run://tokenizer"), 2)
+        kind.check(arguments, 2)

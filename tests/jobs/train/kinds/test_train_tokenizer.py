@@ -67,12 +67,6 @@ def test_of_a_small_corpus_a_larger_share_is_taken(given: Any, text_bytes: int, 
     assert train_tokenizer.sample_fraction(arguments, text_bytes) == pytest.approx(expected)
 
 
-def test_of_a_tiny_corpus_all_is_taken(workshop: Workshop, corpus: OpenArtifact) -> None:
-    workshop.tokenizer(corpus, vocabulary_size=1500)
-    held_out = workshop.result()["held_out_bytes"]
-    assert workshop.result()["sample_bytes"] == corpus.manifest.count("text_bytes") - held_out
-
-
 def test_cased_keeps_case_and_accents(workshop: Workshop, corpus: OpenArtifact) -> None:
     tokenizer = loaded(workshop.tokenizer(corpus, vocabulary_size=1500, sample_fraction=1, lowercase=False))
     assert tokenizer.tokenize("The") == ["The"]
@@ -138,8 +132,3 @@ def test_what_is_no_corpus_is_told(workshop: Workshop, real_tokenizer: OpenArtif
         workshop.tokenizer(real_tokenizer)
     with pytest.raises(NotFoundError, match="is no 'corpus'"):
         workshop.run(train_tokenizer.train_tokenizer, TrainTokenizer(corpus=str(tmp_path)))
-
-
-def test_it_is_one_process() -> None:
-    with pytest.raises(UsageError, match="one process, not 8"):
-        train_tokenizer.check(TrainTokenizer(corpus="run://corpus"), 8)
