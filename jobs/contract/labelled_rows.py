@@ -18,8 +18,8 @@ def labelled_rows(
     found, lines = list[tuple[tuple[Any, ...], Any]](), list[int]()
     for values, line in rows:
         if not isinstance(values, Broken):
-            row = dict(zip(table.columns, values, strict=True))
-            found.append((tuple(row[column] for column in texts), row[label]))
+            of_row = dict(zip(table.columns, values, strict=True))
+            found.append((tuple(of_row[column] for column in texts), of_row[label]))
             lines.append(line)
     labels = [value for _, value in found]
     swallowed = table.refuse_joined(labels, lines)
