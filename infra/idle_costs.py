@@ -19,7 +19,6 @@ from infra.app import build
 from infra.rules.stage_templates import Template
 from infra.stages import Stage
 from infra.stages.checks import selected_stages
-from infra.stdout import end_with_reader
 from jobs.contract.output import run_program
 
 _FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -130,7 +129,6 @@ def main(arguments: list[str] | None = None) -> None:
             )
             for row in rows
         }
-    end_with_reader()
     if options.output == "json":
         print(json.dumps([summary(row, stages[row.name]) for row in rows]))
     else:

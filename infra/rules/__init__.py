@@ -1,16 +1,13 @@
 """The project's own rules for AWS Batch and EFA, which cdk-nag has none of: checked at every synthesis.
 
-cdk synth                 fails where a template breaks a rule, and names the construct, the reason and what to do next
+cdk synth                 fails if a template breaks a rule, and names the construct, the reason and what to do next
 python -m infra.rules     lists the rules
 
-Each rule is a pure function of one stage's templates, in the file of what it is about; its docstring is the reason.
+A rule is there for what settings, or a plausible edit of a stack, could break. It is a pure function of one stage's
+templates, and its docstring is the reason.
 """
 
-from infra.rules import compute_environments, job_definitions, job_queues, launch_templates, networks
+from infra.rules import instances, job_definitions, networks
 from infra.rules.rule import Rule, rules_of
 
-RULES: tuple[Rule, ...] = tuple(
-    rule
-    for module in (compute_environments, launch_templates, job_queues, job_definitions, networks)
-    for rule in rules_of(module)
-)
+RULES: tuple[Rule, ...] = tuple(rule for module in (instances, job_definitions, networks) for rule in rules_of(module))

@@ -1,12 +1,10 @@
 """python -m infra.rules     every rule: its id, why it is there, where that is written, and what to do next"""
 
 from infra.rules import RULES
-from infra.stdout import end_with_reader
 from jobs.contract.output import run_program
 
 
 def main() -> None:
-    end_with_reader()
     for rule in RULES:
         print(f"{rule.id}\n    {rule.reason}\n    Source: {rule.source}\n    Next: {rule.next_step}\n")
 

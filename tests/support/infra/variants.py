@@ -1,7 +1,6 @@
 """Settings besides those of infra/settings.py that the stacks must hold for: one row a corner."""
 
 from infra.stages import Alerts, ExistingVpc, GitHub, Pool, Stage, Team
-from jobs.contract.instance_types import INSTANCE_TYPES
 
 _ALERTS = Alerts(emails=("ops@example.com",))
 _CI = GitHub(repository="example/models", environment="production")
@@ -70,19 +69,15 @@ NO_WAY_OUT = Stage(
 
 CUDA = tuple(
     Stage(
-        name=row.name.replace(".", "-"),
+        name=name.replace(".", "-"),
         teams=(Team(name="research"),),
-        region="us-east-1" if row.network_cards else None,
-        instance_type=row.name,
-        machine_image=None,
-        root_device_name="/dev/xvda",
+        region="us-east-1" if efa else None,
+        instance_type=name,
         max_on_demand_nodes=1,
-        # Jobs of several nodes want EFA.
-        max_multinode_nodes=2 if row.network_cards else 0,
+        max_multinode_nodes=2 if efa else 0,
     )
-    for row in INSTANCE_TYPES.values()
-    if row.accelerator == "cuda"
+    for name, efa in (("p4d.24xlarge", True), ("g5.4xlarge", False))
 )
-"""One for each CUDA instance type."""
+"""CUDA instances with EFA, and without."""
 
 VARIANTS = (ALL, EXISTING_VPC, NO_WAY_OUT, *CUDA)
