@@ -1,13 +1,14 @@
-"""The checkpoints of a script that knows nothing of the platform: taken as they become complete, restored, pruned.
+"""The checkpoints of a script that does not use the library: taken when they are complete, put back, pruned.
 
-On S3 each is one of the run's `checkpoints/step-N/`, with names that say where it lay: `checkpoints/NAME/…`, or
-`output/checkpoint-N/…` of a Trainer that writes them beside its output. N is that of the name, or counts them.
+On S3 each is one of the run's `checkpoints/step-N/`. Its files are called as they are below the script's folder on this
+node: `checkpoints/NAME/…`, or `output/checkpoint-N/…` if a Trainer writes them beside its output. N is that of a
+Trainer's name; others are counted.
 
-Links right below the folder (`last.ckpt`, `latest`) are in `checkpoints/links.json`, those inside a checkpoint, and the
-times of its files, in its manifest.
+Links right below the folder of checkpoints (`last.ckpt`, `latest`) are in `checkpoints/links.json`. The links inside a
+checkpoint and the times of its files are in its manifest.
 
-What the script keeps in its folder stays on S3 in its newest complete version, and so does the checkpoint before the
-newest, for the day when that is damaged. What the script has removed goes.
+The newest complete version of what the script keeps in its folder stays on S3, and so does the checkpoint before the
+newest, in case the newest is damaged. What the script has removed is deleted.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -41,8 +42,8 @@ from jobs.contract.words import size
 from jobs.train.saved_folder import LeftOut
 from jobs.train.script.began import Began
 from jobs.train.script.complete import (
-    FOLDER_QUIET_SECONDS,
     MARKER,
+    QUIET_SECONDS,
     CompleteCheckpoints,
     Script,
     State,
@@ -74,13 +75,8 @@ log = logging.getLogger("trainyard")
 
 _KEPT = 2
 
-_LINKED = "checkpoints"
-"""The root whose links are kept here: those of the output are kept with it."""
-
 _APART_SECONDS = 0.02
 """Between two checkpoints that are put back: the clock of files ticks every 4 or 10 ms."""
-
-_Value = TypeVar("_Value")
 
 
 class ShardedError(TrainyardError):
@@ -88,7 +84,7 @@ class ShardedError(TrainyardError):
 
 
 class ScriptCheckpoints:
-    """Those of one script, below its two folders on this node."""
+    """The checkpoints of one script on this node."""
 
     def __init__(
         self,
@@ -96,35 +92,37 @@ class ScriptCheckpoints:
         run: S3Location,
         scratch: Path,
         *,
-        roots: Mapping[str, Path],
+        folder: Path,
         arguments: Mapping[str, Any],
         world_size: int,
         ranks_here: int,
         nnodes: int = 1,
         attempt: int | None = None,
     ) -> None:
-        """`roots`: the folder of checkpoints and that of the output, by their names on S3."""
+        """`folder` holds `checkpoints/` and `output/`."""
         self._run = run
         self._attempt = attempt
         self._s3 = s3
         self._remote = run / CHECKPOINTS
         self._staging = scratch / "staging"
-        self._scratch = scratch
-        self._roots = dict(roots)
+        self._restored = scratch / "restored"
+        self._folder = folder
+        self._links_folder = folder / "checkpoints"
         self._arguments = dict(arguments)
         self._world_size = world_size
         self._nnodes = nnodes
-        self._taken: dict[Path, State] = {}
+        self._taken: dict[str, State] = {}
+        """The state in which each entry, `checkpoints/NAME`, is on S3."""
         self._steps: dict[int, str] = {}
-        """The entry that each complete step holds: `checkpoints/NAME`."""
+        """The entry that each complete step holds."""
         self._links: dict[str, str] = {}
         """The links right below the folder of checkpoints, as they are on S3."""
-        self._left_out = {name: LeftOut(f"{{{name}}}") for name in self._roots}
+        self._left_out = LeftOut("the script's checkpoints")
         self._has_warned = False
         self._began = Began(scratch)
         self._looks = {
-            name: CompleteCheckpoints(folder, ranks=ranks_here, trainer_only=name == "output")
-            for name, folder in self._roots.items()
+            "checkpoints": CompleteCheckpoints(folder / "checkpoints", ranks=ranks_here),
+            "output": CompleteCheckpoints(folder / "output", ranks=ranks_here, trainer_only=True),
         }
 
     def restore(self, *, allow_changes: bool) -> int | None:
@@ -144,34 +142,32 @@ class ScriptCheckpoints:
                 is_older_version = any(self._steps[other] == entry for other in fetched)
                 self._steps[step] = entry
                 if not is_older_version:
-                    fetched[step] = fetch(self._s3, self._remote / f"step-{step}", self._restored(step))
+                    fetched[step] = fetch(self._s3, self._remote / f"step-{step}", self._restored / f"step-{step}")
             except IncompleteError as error:  # noqa: PERF203 - few checkpoints
                 log.warning("warning: checkpoint step-%s is skipped: %s", step, error)
         for step in fetched:
-            path = self._path(self._steps[step])
+            path = self._folder / self._steps[step]
             path.parent.mkdir(parents=True, exist_ok=True)
-            (self._restored(step) / self._steps[step]).rename(path)
-            shutil.rmtree(self._restored(step))
+            (self._restored / f"step-{step}" / self._steps[step]).rename(path)
+            shutil.rmtree(self._restored / f"step-{step}")
         for step, manifest in sorted(fetched.items(), key=lambda item: (item[1].written_at, item[0])):
-            self._put_back(step, manifest)
+            self._put_back(step, manifest.listing)
             time.sleep(_APART_SECONDS)
         self._restore_links()
-        self._began.put_back({self._path(self._steps[step]): step for step in fetched})
+        self._began.put_back({self._folder / self._steps[step]: step for step in fetched})
         return max(fetched, default=None)
 
-    def _put_back(self, step: int, manifest: Manifest) -> None:
-        """Give a checkpoint, whose files are where they were, its links and times."""
-        root, _, name = self._steps[step].partition("/")
-        path = self._roots[root] / name
-        kept = _below(manifest.listing, root, name)
-        self._left_out[root].warn(make_links(self._roots[root], kept.links))
-        # An older release kept no times: the checkpoint's own is in the same order.
-        written_ns = int(manifest.written_at.timestamp() * 1e9)
-        times = kept.times or dict.fromkeys([name, *_names_of_files(manifest, root)], written_ns)
+    def _put_back(self, step: int, found: Listing) -> None:
+        """Give a checkpoint, whose files are in their place, its links and times. Its listing may name nothing else."""
+        entry = self._steps[step]
+        own = [name for name in (*found.links, *found.times) if f"{name}/".startswith(f"{entry}/")]
+        self._left_out.warn(make_links(self._folder, {name: found.links[name] for name in own if name in found.links}))
         for folders in (False, True):
-            set_times(self._roots[root], times, folders=folders)
-        self._taken[path] = state_of(path)
-        self._looks[root].restored(path)
+            times = {name: found.times[name] for name in own if name in found.times}
+            set_times(self._folder, times, folders=folders)
+        path = self._folder / entry
+        self._taken[entry] = state_of(path)
+        self._looks[path.parent.name].restored(path)
         log.info("restored: checkpoint step-%s as %s, for the script to read", step, path.name)
 
     def take(self, script: Script) -> bool:
@@ -184,20 +180,18 @@ class ScriptCheckpoints:
         for root, looks in self._looks.items():
             found = list(looks.find(script))
             self._refuse_shards(looks)
-            self._withdraw_torn(looks)
+            self._withdraw_torn(root, looks)
             candidates = looks.candidates()
             named = {path: pointed_to(path, candidates) for path, _ in found}
             for path, state in sorted(found, key=lambda item: named[item[0]] is not None):  # after what they name
-                other = named[path]
-                if other is not None and path.with_name(other) not in self._taken:
+                entry, other = f"{root}/{path.name}", named[path]
+                if other is not None and f"{root}/{other}" not in self._taken:
                     continue  # the next attempt would look for it in vain
-                if self._taken.get(path) != state and self._upload(f"{root}/{path.name}", path, state):
-                    self._taken[path] = state
+                if self._taken.get(entry) != state and self._upload(entry, state):
+                    self._taken[entry] = state
                     took = True
             self._warn_of_unmarked(looks)
         self._keep_links()
-        if script == "done":
-            self._began.ended_well()
         if took:
             self._prune()
         return took
@@ -206,9 +200,9 @@ class ScriptCheckpoints:
         """Name what is in the folders at the end, and was not taken as it is."""
         rest = [
             shown_name(path.name)
-            for looks in self._looks.values()
+            for root, looks in self._looks.items()
             for path in looks.candidates()
-            if self._taken.get(path) != state_of(path)
+            if self._taken.get(f"{root}/{path.name}") != state_of(path)
         ]
         if rest:
             log.warning(
@@ -229,31 +223,33 @@ class ScriptCheckpoints:
                 "a Trainer with trainyard.Callback, which keeps the files of all nodes, or use one node",
             )
 
-    def _withdraw_torn(self, looks: CompleteCheckpoints) -> None:
-        """Delete what was taken of a folder that was left alone, and has got more files since: it was not whole."""
-        for path, taken in list(self._taken.items()):
-            if path.name in looks.in_place and set(taken) < set(state_of(path)):
-                step = max(step for step, entry in self._steps.items() if self._path(entry) == path)
-                log.warning("warning: %s was taken before it was whole: it is taken again once it is", path.name)
+    def _withdraw_torn(self, root: str, looks: CompleteCheckpoints) -> None:
+        """Delete what was taken of a folder written in place that has got more files since: it was not whole."""
+        for name in looks.in_place:
+            entry = f"{root}/{name}"
+            taken = self._taken.get(entry, ())
+            if taken and set(taken) < set(state_of(self._folder / entry)):
+                step = max(step for step, other in self._steps.items() if other == entry)
+                log.warning("warning: %s was taken before it was whole: it is taken again once it is", name)
                 discard(self._s3, self._remote / f"step-{step}", [], check=self.check_newest)
-                del self._steps[step], self._taken[path]
+                del self._steps[step], self._taken[entry]
 
     def _warn_of_unmarked(self, looks: CompleteCheckpoints) -> None:
-        if looks.unmarked is None or self._has_warned:
+        if self._has_warned or not looks.in_place:
             return
         self._has_warned = True
         log.warning(
             "warning: %s is written in place, so only its writer knows when it is complete. Such a folder is uploaded "
-            "once no process writes to it and it has all that the one before it has, or has not changed for %.0f s, or "
-            "once a newer one begins. Next: write it under another name and rename it, or write a file %s into it last",
-            shown_name(looks.unmarked),
-            FOLDER_QUIET_SECONDS,
+            "once it has not changed for %.0f s or a newer one begins. Next: write it under another name and rename "
+            "it, or write a file %s into it last",
+            shown_name(min(looks.in_place)),
+            QUIET_SECONDS,
             MARKER,
         )
 
     def _keep_links(self) -> None:
         """Keep the links right below the folder of checkpoints: each as it was when what it points to was on S3."""
-        root = self._roots[_LINKED]
+        root = self._links_folder
         entries = set(self._steps.values())
         links = {}
         for path in sorted(root.iterdir()):
@@ -261,8 +257,8 @@ class ScriptCheckpoints:
                 continue
             target = inner_target(root, path)
             if target is None and path.exists():
-                self._left_out[_LINKED].warn({path.name: f"a link to {path.readlink()}"})
-            elif target is None or _linked_entry(root, path) not in entries:
+                self._left_out.warn({path.name: f"a link to {path.readlink()}"})
+            elif target is None or self._linked_entry(path) not in entries:
                 target = self._links.get(path.name)
             if target is not None:
                 links[path.name] = target
@@ -280,43 +276,46 @@ class ScriptCheckpoints:
         except ValidationError:
             log.warning("warning: %s is damaged: its links are not restored", self._remote / CHECKPOINT_LINKS)
             return
-        refused = make_links(self._roots[_LINKED], links)
-        self._left_out[_LINKED].warn(refused)
+        refused = make_links(self._links_folder, links)
+        self._left_out.warn(refused)
         self._links = {name: target for name, target in links.items() if name not in refused}
 
     def check_newest(self) -> None:
         """Raise SupersededError where a newer attempt has begun, to which the run's files belong."""
         check_newest(self._s3, self._run, self._attempt)
 
+    def _linked_entry(self, link: Path) -> str:
+        """Return which checkpoint a link right below the folder leads to in the end."""
+        found = os.path.relpath(os.path.realpath(link), os.path.realpath(self._folder))
+        return "/".join(found.split("/")[:2])
+
     def close(self) -> None:
-        self._began.close()
         for look in self._looks.values():
             look.close()
 
-    def _upload(self, entry: str, path: Path, state: State) -> bool:
-        """Upload one checkpoint, its manifest last. Returns False where it was changed or removed meanwhile."""
+    def _upload(self, entry: str, state: State) -> bool:
+        """Upload one checkpoint, its manifest last. Returns False if it was changed or removed meanwhile."""
         started = time.monotonic()
+        path = self._folder / entry
         number = trainer_step(path.name)
         step = number if number is not None else max(self._steps, default=0) + 1
         staged = self._staging / f"step-{step}"
         shutil.rmtree(staged, ignore_errors=True)
         remote = self._remote / f"step-{step}"
-        root = self._roots[entry.partition("/")[0]]
         try:
             self.check_newest()
-            found = contents(root, part=path)
-            if not found.files or self._has_odd_name(remote, entry, found):
+            found = contents(self._folder, part=path)
+            if not found.files or self._has_odd_name(remote, found):
                 return False
-            self._link(root, found, staged / entry.partition("/")[0])
+            self._link(found, staged)
             if state_of(path) != state:
                 return False
             if step in self._steps:
-                # What it vouches for is being replaced.
+                # Its manifest must not vouch for a mixture of files.
                 discard(self._s3, remote, [], check=self.check_newest)
             files = upload(self._s3, staged, remote, tag=CHECKPOINT_TAG, check=self.check_newest)
-            staged_now = contents(self._staging / f"step-{step}" / entry.partition("/")[0]).files
-            is_changed = _sizes_and_times(staged_now) != _sizes_and_times(found.files)
-            # One that was replaced meanwhile has other files: what is staged is the whole one from before.
+            is_changed = _sizes_and_times(contents(staged).files) != _sizes_and_times(found.files)
+            # If it was replaced meanwhile it has other files: the staged ones are the whole checkpoint from before.
             if is_changed or set(state) < set(state_of(path)):
                 log.warning("warning: %s was changed while it was uploaded, and is not taken as it is", path.name)
                 return False
@@ -324,7 +323,8 @@ class ScriptCheckpoints:
             return False  # removed or renamed meanwhile
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-        self._left_out[entry.partition("/")[0]].warn(found.left_out)
+        self._left_out.warn(found.left_out)
+        times = {name: each.st_mtime_ns for name, each in {**found.files, **found.folders}.items()}
         manifest = Manifest.model_validate(
             {
                 "step": step,
@@ -334,12 +334,12 @@ class ScriptCheckpoints:
                 "written_at": datetime.now(timezone.utc),
                 "throughput": Throughput(),
                 "files": files,
-                "listing": _listing(entry, found),
+                "listing": listing_of(found.links, times),
             }
         )
         publish(self._s3, remote, manifest, tag=CHECKPOINT_TAG, check=self.check_newest)
         self._steps[step] = entry
-        self._began.saved(path, step, files)
+        self._began.saved(path, step)
         sent = size(sum(file.bytes for file in manifest.files.values()))
         log.info("checkpoint: step %s (%s), %s uploaded in %.1f s", step, path.name, sent, time.monotonic() - started)
         return True
@@ -347,9 +347,9 @@ class ScriptCheckpoints:
     def _prune(self) -> None:
         """Delete older versions, and what the script has removed, but the newest two."""
         newest = {entry: step for step, entry in sorted(self._steps.items())}
-        kept = {step for entry, step in newest.items() if self._path(entry).exists()}
+        kept = {step for entry, step in newest.items() if (self._folder / entry).exists()}
         kept |= set(sorted(self._steps)[-_KEPT:])
-        linked = {f"{_LINKED}/{target.partition('/')[0]}" for target in self._links.values()}
+        linked = {f"checkpoints/{target.partition('/')[0]}" for target in self._links.values()}
         kept |= {step for entry, step in newest.items() if entry in linked}
         gone = [step for step in self._steps if step not in kept]
         if not gone:
@@ -383,22 +383,17 @@ class ScriptCheckpoints:
             )
         log.info("changed since checkpoint step-%s, as asked: %s", manifest.step, changes)
 
-    def _path(self, entry: str) -> Path:
-        root, _, name = entry.partition("/")
-        return self._roots[root] / name
-
-    def _has_odd_name(self, remote: S3Location, entry: str, found: Contents) -> bool:
+    def _has_odd_name(self, remote: S3Location, found: Contents) -> bool:
         """Return whether S3 cannot take one of the files, and so not the checkpoint. Warns of it."""
-        root = entry.partition("/")[0]
-        refusals = {name: object_store.refusal_of_name(remote / root / name) for name in found.files}
+        refusals = {name: object_store.refusal_of_name(remote / name) for name in found.files}
         odd = {name: why for name, why in refusals.items() if why is not None}
-        self._left_out[root].warn(odd)
+        self._left_out.warn(odd)
         return bool(odd)
 
-    def _link(self, root: Path, found: Contents, target: Path) -> None:
+    def _link(self, found: Contents, target: Path) -> None:
         """Give the files a second name, so that the script may remove or rename its own meanwhile."""
         for name in found.files:
-            file, place = root / name, target / name
+            file, place = self._folder / name, target / name
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(file, place)
@@ -408,42 +403,9 @@ class ScriptCheckpoints:
                 with contextlib.suppress(shutil.SameFileError):
                     shutil.copy2(file, place)
 
-    def _restored(self, step: int) -> Path:
-        return self._scratch / "restored" / f"step-{step}"
-
 
 def _sizes_and_times(files: Mapping[str, os.stat_result]) -> dict[str, tuple[int, int]]:
     return {name: (state.st_size, state.st_mtime_ns) for name, state in files.items()}
-
-
-def _listing(entry: str, found: Contents) -> Listing:
-    """Return the links and times of a checkpoint, by names as its files have them on S3."""
-    root = entry.partition("/")[0]
-    times = {name: state.st_mtime_ns for name, state in {**found.files, **found.folders}.items()}
-    return listing_of(
-        {f"{root}/{name}": target for name, target in found.links.items()},
-        {f"{root}/{name}": time_ns for name, time_ns in times.items()},
-    )
-
-
-def _below(found: Listing, root: str, entry: str) -> Listing:
-    """Return what a listing has of one checkpoint, by names below `root`: it may name nothing else."""
-
-    def own(items: Mapping[str, _Value]) -> dict[str, _Value]:
-        names = {name: name.removeprefix(f"{root}/") for name in items if name.startswith(f"{root}/")}
-        return {short: items[name] for name, short in names.items() if (short + "/").startswith(entry + "/")}
-
-    return Listing(links=own(found.links), times=own(found.times))
-
-
-def _names_of_files(manifest: Manifest, root: str) -> list[str]:
-    return [name.removeprefix(f"{root}/") for name in manifest.files]
-
-
-def _linked_entry(root: Path, link: Path) -> str:
-    """Return which checkpoint a link right below the folder leads to, in the end."""
-    found = os.path.relpath(os.path.realpath(link), os.path.realpath(root))
-    return f"{_LINKED}/{found.partition('/')[0]}"
 
 
 def _entry(manifest: Manifest) -> str | None:

@@ -39,7 +39,6 @@ from jobs.train.saved_folder import SavedFolder
 from jobs.train.script.checkpoints import ScriptCheckpoints, ShardedError
 from jobs.train.script.code import unpack
 from jobs.train.script.complete import trainer_step
-from jobs.train.script.descendants import adopt_orphans, descendants, end_descendants
 from jobs.train.script.inputs import bring
 from jobs.train.stored_checkpoints import SupersededError, check_newest, complete, listing
 
@@ -76,8 +75,9 @@ class ScriptJob:
         self._is_main = node == 0
         self._allow_changes = allow_changes
         self._code = scratch / "code"
-        self._output = scratch / OUTPUT
-        self._checkpoints = scratch / "checkpoints-of-script"
+        self._folder = scratch / "script"
+        self._output = self._folder / OUTPUT
+        self._checkpoints = self._folder / "checkpoints"
         self._inputs: dict[str, str] = {}
         self._places = {
             "output": str(self._output),
@@ -101,7 +101,6 @@ class ScriptJob:
             threading.Thread(target=work, name=name, daemon=True)
             for name, work in (("script", self._watch), ("script-output", self._keep_output))
         ]
-        self._own_processes: set[int] = set()
         self._activity_at = time.monotonic()
         self._newest_time = 0
         self._noted: int | None = None
@@ -142,7 +141,7 @@ class ScriptJob:
         started = time.monotonic()
         self._s3 = s3 = object_store.connect()
         for folder in (self._code, self._output, self._checkpoints):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         files = unpack(s3, self._arguments.code, self._code)
         packages = self._packages(s3)
         for name, location in self._arguments.inputs.items():
@@ -172,8 +171,6 @@ class ScriptJob:
         }
 
     def __enter__(self) -> Self:
-        adopt_orphans()
-        self._own_processes = descendants(os.getpid())
         self._activity_at = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -197,7 +194,6 @@ class ScriptJob:
         """Take what the script has left, and end what it has left running. Raises TrainyardError where S3 fails."""
         self._close()
         self._kill_ranks()
-        end_descendants(spare=self._own_processes)  # what has left that group
         try:
             with self._lock:
                 if self._taken is not None:
@@ -260,7 +256,7 @@ class ScriptJob:
             s3,
             self._run,
             self._scratch,
-            roots={"checkpoints": self._checkpoints, "output": self._output},
+            folder=self._folder,
             arguments={**self._arguments.decisive(), "ranks": self._world_size},
             world_size=self._world_size,
             ranks_here=self._nproc_per_node,

@@ -72,81 +72,32 @@ def test_a_folder_counts_once_it_is_renamed_or_marked(looks: Looks, tmp_path: Pa
 
 
 def test_a_folder_written_in_place_counts_once_it_is_left_alone(looks: Looks, tmp_path: Path) -> None:
-    """As Accelerate's save_state, peft and DeepSpeed write them; the first one has none to be compared with."""
-    for name in ("step_1/model", "step_1/optimizer.bin", "step_1/random_states_0.pkl"):
+    """As Accelerate's save_state, peft and DeepSpeed write them."""
+    for name in ("step_1/model", "step_1/optimizer.bin"):
         put(tmp_path / name)
         assert found(looks) == []
         looks.age(9)
-        assert found(looks) == [], "its writer may be in a pause"
-    looks.age(11)
-    assert found(looks) == ["step_1"]
-    # The next one counts as soon as it holds as much, and not before, however long its writer pauses
-    for name in ("step_2/model", "step_2/optimizer.bin"):
-        put(tmp_path / name)
-        assert found(looks) == ["step_1"]
-        looks.age(600)
-        assert found(looks) == ["step_1"]
-    with (tmp_path / "step_2/random_states_0.pkl").open("w") as file:
-        file.write("half")
-        file.flush()
-        found(looks)
-        looks.age(600)
-        assert found(looks) == ["step_1"], "it is open"
-    found(looks)
-    looks.age(3)
-    assert found(looks) == ["step_1", "step_2"]
-    # Rewritten in place, a part of the old one does not make it whole
-    put(tmp_path / "step_2/model", "other")
-    found(looks)
-    looks.age(3)
+        assert found(looks) == found(looks, "ended") == [], "its writer may be in a pause"
+    looks.age(2)
     assert found(looks) == ["step_1"]
 
 
 def test_a_folder_written_in_place_counts_once_a_newer_one_has_begun(looks: Looks, tmp_path: Path) -> None:
     for name in ("epoch_1/model", "epoch_1/more", "epoch_2/model"):
-        assert found(looks, "ended") == []
+        assert found(looks) == found(looks, "ended") == []
         put(tmp_path / name)
         time.sleep(0.02)
-    found(looks)
-    looks.age(3)
-    assert found(looks) == ["epoch_1"]
-    looks.age(600)
-    assert found(looks) == ["epoch_1"], "the newer one lacks what the first one has"
-    # One of an earlier attempt is none, whatever the clock was there
+    assert found(looks) == found(looks, "ended") == ["epoch_1"]
+    # One of an earlier attempt says nothing about the others, whatever the clock was there
     for name in ("epoch_0/model", "epoch_0/more"):
         os.utime(put(tmp_path / name), (time.time() + 3600,) * 2)
     looks.restored(tmp_path / "epoch_0")
     assert found(looks, "ended") == ["epoch_1", "epoch_0"]
-    shutil.rmtree(tmp_path / "epoch_0")
-    # What is on its way out is not a new one
-    (tmp_path / "epoch_1/more").unlink()
-    found(looks)
-    looks.age(600)
-    assert found(looks) == []
-    assert found(looks, "done") == ["epoch_1", "epoch_2"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text"), [("latest", "global_step10"), ("latest_checkpointed_iteration.txt", "10"), ("last", None)]
-)
-def test_a_folder_counts_once_a_later_file_or_link_names_it(
-    name: str, text: str | None, looks: Looks, tmp_path: Path
-) -> None:
-    """As DeepSpeed and Megatron do, once all ranks have written."""
-
-    def point() -> None:
-        (tmp_path / name).unlink(missing_ok=True)
-        put(tmp_path / name, text) if text else (tmp_path / name).symlink_to("global_step10")
-
-    point()
+    # Nor does one of another kind
     time.sleep(0.02)
-    put(tmp_path / "global_step10/model")
-    found(looks)
-    looks.age(3)
-    assert "global_step10" not in found(looks), "it was named before"
-    time.sleep(0.02)
-    point()
-    assert "global_step10" in found(looks)
+    put(tmp_path / "best/model")
+    assert found(looks, "ended") == ["epoch_1", "epoch_0"]
+    assert found(looks, "done") == ["epoch_1", "epoch_2", "best", "epoch_0"]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +130,8 @@ def test_a_large_folder_is_left_alone_for_longer(looks: Looks, tmp_path: Path) -
     assert found(looks) == ["best"]
 
 
-@pytest.mark.parametrize("name", ["random_states_0.pkl", "pytorch_model.bin"])
-def test_a_folder_named_as_a_trainers_counts_without_its_state_if_it_is_not_one(
-    name: str, looks: Looks, tmp_path: Path
-) -> None:
+def test_a_folder_named_as_a_trainers_counts_without_its_state_if_it_is_not_one(looks: Looks, tmp_path: Path) -> None:
     put(tmp_path / "checkpoint-500/model.safetensors")
-    put(tmp_path / "checkpoint-500" / name)
     found(looks)
     looks.age(11)
     assert found(looks) == ["checkpoint-500"]
@@ -202,16 +149,14 @@ def test_a_trainers_folder_counts_with_its_state_and_that_of_each_rank(looks: Lo
     assert found(looks, "ended") == ["checkpoint-5"], "whatever became of the script"
 
 
-def test_a_file_counts_once_it_is_closed_and_the_script_lives(looks: Looks, tmp_path: Path) -> None:
-    with (tmp_path / "ckpt.pt").open("w") as file:
-        file.write("half")
-        file.flush()
-        looks.age(3)
-        assert found(looks) == found(looks, "done") == []
+def test_a_file_counts_once_it_is_left_alone_or_renamed(looks: Looks, tmp_path: Path) -> None:
+    put(tmp_path / "ckpt.pt")
+    assert found(looks) == []
+    looks.age(11)
     assert found(looks, "ended") == [], "its writer may have been killed"
-    with (tmp_path / "ckpt.pt").open():
-        looks.age(3)
-        assert found(looks) == ["ckpt.pt"], "whoever reads it does not write it"
+    assert found(looks) == ["ckpt.pt"]
+    put(tmp_path / "other.tmp").rename(tmp_path / "other.pt")
+    assert found(looks, "ended") == ["other.pt"]
 
 
 @pytest.fixture
@@ -233,14 +178,13 @@ def closed() -> Iterator[None]:
 def one(
     s3: "S3Client", folder: Path, run: str, *, attempt: int | None = None, nnodes: int = 1, **arguments: object
 ) -> ScriptCheckpoints:
-    roots = {"checkpoints": folder / "mine", "output": folder / "out"}
-    for root in roots.values():
-        root.mkdir(parents=True)
+    for name in ("checkpoints", "output"):
+        (folder / name).mkdir(parents=True)
     made = ScriptCheckpoints(
         s3,
         S3Location("runs", f"research/{run}/"),
         folder,
-        roots=roots,
+        folder=folder,
         arguments={"code": "a", **arguments},
         world_size=1,
         ranks_here=1,
@@ -259,22 +203,16 @@ def save(folder: Path, text: str) -> Path:
 
 
 def test_what_the_script_keeps_is_kept_and_is_there_again(
-    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
+    script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
     run = tmp_path.name
     for step in (1, 2, 3, 4):
-        save(tmp_path / "mine/last", f"last {step}")
-        save(tmp_path / "mine/best", "best") if step == 1 else None
-        put(tmp_path / f"out/checkpoint-{step * 10}/trainer_state.json")
-        shutil.rmtree(tmp_path / f"out/checkpoint-{step * 10 - 10}", ignore_errors=True)
+        save(tmp_path / "checkpoints/last", f"last {step}")
+        save(tmp_path / "checkpoints/best", "best") if step == 1 else None
+        put(tmp_path / f"output/checkpoint-{step * 10}/trainer_state.json")
+        shutil.rmtree(tmp_path / f"output/checkpoint-{step * 10 - 10}", ignore_errors=True)
         assert script.take("lives")
     assert not script.take("lives"), "nothing has changed"
-    # A Trainer with save_only_model is warned of, once
-    said = (
-        "checkpoint-10 has neither optimizer nor schedule: an attempt that resumes from it begins with a new optimizer"
-    )
-    assert caplog.text.count("neither optimizer nor schedule") == 1
-    assert said in caplog.text
     status = RankStatus.read(tmp_path)
     assert status.last_step >= 40
     assert (status.put_back_step, status.repeats_from_step, status.saved_at is None) == (0, None, False)
@@ -285,21 +223,10 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
     assert status.put_back_step == status.last_step >= 40
     assert (status.resumed_from_step, status.repeats_from_step, status.saved_at) == (0, None, None)
     restored = tmp_path / "again"
-    assert sorted(path.name for path in (restored / "mine").iterdir()) == ["best", "last"]
-    assert (restored / "mine/last/model").read_text() == "last 4"
-    assert [path.name for path in (restored / "out").iterdir()] == ["checkpoint-40"]
+    assert sorted(path.name for path in (restored / "checkpoints").iterdir()) == ["best", "last"]
+    assert (restored / "checkpoints/last/model").read_text() == "last 4"
+    assert [path.name for path in (restored / "output").iterdir()] == ["checkpoint-40"]
     assert not again.take("lives"), "it is on S3 already"
-
-    # WHEN it saves again without having read what was put back
-    unread = one(s3, tmp_path / "unread", run)
-    unread.restore(allow_changes=False)
-    save(tmp_path / "unread/mine/last", "last 1")
-    assert unread.take("lives")
-    status = RankStatus.read(tmp_path / "unread")
-    # THEN it has started over
-    assert status.put_back_step
-    assert (status.resumed_from_step, status.repeats_from_step) == (0, 0)
-    assert status.saved_at is not None
 
     with pytest.raises(UsageError, match='code "a" -> "b"'):
         one(s3, tmp_path / "other", run, code="b").restore(allow_changes=False)
@@ -309,7 +236,7 @@ def test_what_the_script_keeps_is_kept_and_is_there_again(
 def test_they_are_back_oldest_first_with_their_times_and_links(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
-    mine = tmp_path / "mine"
+    mine = tmp_path / "checkpoints"
     for step in (1, 2, 3):
         folder = save(mine / f"step-{step}", str(step))
         (folder / "deep").mkdir()
@@ -333,7 +260,7 @@ def test_they_are_back_oldest_first_with_their_times_and_links(
 
     again = one(s3, tmp_path / "again", tmp_path.name)
     assert again.restore(allow_changes=False) == 3
-    restored = tmp_path / "again/mine"
+    restored = tmp_path / "again/checkpoints"
     folders = [restored / f"step-{step}" for step in (1, 2, 3)]
     assert sorted(path.name for path in restored.iterdir()) == ["last", "step-1", "step-2", "step-3"]
     assert (restored / "last").readlink() == Path("step-3")
@@ -351,14 +278,14 @@ def test_they_are_back_oldest_first_with_their_times_and_links(
     content["listing"]["links"] = {"checkpoints/step-3/a": "../../../x", "checkpoints/step-2/b": "model"}
     object_store.write(s3, manifest, json.dumps(content).encode())
     one(s3, tmp_path / "attacked", tmp_path.name).restore(allow_changes=False)
-    assert not os.path.lexists(tmp_path / "attacked/mine/step-3/a")
-    assert not os.path.lexists(tmp_path / "attacked/mine/step-2/b")
+    assert not os.path.lexists(tmp_path / "attacked/checkpoints/step-3/a")
+    assert not os.path.lexists(tmp_path / "attacked/checkpoints/step-2/b")
 
 
 def test_a_link_is_kept_as_it_was_until_what_it_points_to_is_taken(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
-    mine = tmp_path / "mine"
+    mine = tmp_path / "checkpoints"
     for step in (1, 2, 3, 4):
         save(mine / f"step-{step}", str(step))
         shutil.rmtree(mine / f"step-{step - 1}", ignore_errors=True)
@@ -366,23 +293,25 @@ def test_a_link_is_kept_as_it_was_until_what_it_points_to_is_taken(
             (mine / "last").symlink_to("step-1")
         script.take("lives")
     assert one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False) == 4
-    assert (tmp_path / "again/mine/last/model").read_text() == "1", "it is not removed while a link is kept to it"
+    assert (tmp_path / "again/checkpoints/last/model").read_text() == "1", (
+        "it is not removed while a link is kept to it"
+    )
     (mine / "last").unlink()
     (mine / "last").symlink_to("step-4")
     script.take("lives")
     assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False) == 4
-    assert (tmp_path / "later/mine/last/model").read_text() == "4"
+    assert (tmp_path / "later/checkpoints/last/model").read_text() == "4"
 
 
 def test_what_was_taken_of_a_folder_that_gets_more_files_is_withdrawn(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put(tmp_path / "mine/epoch_1/model")
+    put(tmp_path / "checkpoints/epoch_1/model")
     assert not script.take("lives")
     age(script, 11)
     assert script.take("lives")
     # WHEN its writer goes on after a pause, and is killed
-    put(tmp_path / "mine/epoch_1/optimizer")
+    put(tmp_path / "checkpoints/epoch_1/optimizer")
     assert not script.take("lives")
     assert not script.take("ended")
     script.warn_of_rest()
@@ -394,35 +323,34 @@ def test_what_was_taken_of_a_folder_that_gets_more_files_is_withdrawn(
     # AND where the script ends well, all of it is kept
     assert script.take("done")
     assert one(s3, tmp_path / "later", tmp_path.name).restore(allow_changes=False)
-    assert sorted(path.name for path in (tmp_path / "later/mine/epoch_1").iterdir()) == ["model", "optimizer"]
+    assert sorted(path.name for path in (tmp_path / "later/checkpoints/epoch_1").iterdir()) == ["model", "optimizer"]
 
 
 def test_a_file_that_names_a_folder_is_not_on_s3_before_it(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path
 ) -> None:
-    put(tmp_path / "mine/latest", "global_step10")
+    put(tmp_path / "checkpoints/latest", "global_step10")
     time.sleep(0.02)
-    put(tmp_path / "mine/global_step10/model")
-    script.take("lives")
-    age(script, 3)
+    put(tmp_path / "checkpoints/global_step10/model")
+    age(script, 11)
     assert not script.take("lives")
     age(script, 11)
     assert script.take("lives")
     one(s3, tmp_path / "again", tmp_path.name).restore(allow_changes=False)
-    assert sorted(path.name for path in (tmp_path / "again/mine").iterdir()) == ["global_step10", "latest"]
+    assert sorted(path.name for path in (tmp_path / "again/checkpoints").iterdir()) == ["global_step10", "latest"]
 
 
 def test_one_that_gets_more_files_while_it_is_uploaded_is_not_taken(
     script: ScriptCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path / "mine/epoch_1/model")
+    put(tmp_path / "checkpoints/epoch_1/model")
     script.take("lives")
     age(script, 11)
     upload_all = object_store.upload_all
 
     def upload(*arguments: Any, **options: Any) -> Any:
         sent = upload_all(*arguments, **options)
-        put(tmp_path / "mine/epoch_1/optimizer")
+        put(tmp_path / "checkpoints/epoch_1/optimizer")
         return sent
 
     monkeypatch.setattr(object_store, "upload_all", upload)
@@ -432,14 +360,14 @@ def test_one_that_gets_more_files_while_it_is_uploaded_is_not_taken(
 def test_one_with_a_name_that_s3_does_not_take_is_named_and_the_others_are_taken(
     script: ScriptCheckpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save(tmp_path / "mine/fine", "1")
-    (tmp_path / "mine/odd.tmp").mkdir()
-    put(tmp_path / "mine/odd.tmp" / os.fsdecode(b"caf\xe9"))
-    (tmp_path / "mine/odd.tmp").rename(tmp_path / "mine/odd")
+    save(tmp_path / "checkpoints/fine", "1")
+    (tmp_path / "checkpoints/odd.tmp").mkdir()
+    put(tmp_path / "checkpoints/odd.tmp" / os.fsdecode(b"caf\xe9"))
+    (tmp_path / "checkpoints/odd.tmp").rename(tmp_path / "checkpoints/odd")
     assert script.take("lives")
     assert not script.take("lives")
     [said] = [line for line in caplog.messages if line.startswith("warning")]
-    assert said == r"warning: not kept of {checkpoints}: odd/caf\xe9 (its name is not UTF-8)"
+    assert said == r"warning: not kept of the script's checkpoints: checkpoints/odd/caf\xe9 (its name is not UTF-8)"
 
 
 @pytest.mark.parametrize("name", ["model/__0_0.distcp", "global_step5/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"])
@@ -448,7 +376,7 @@ def test_parts_of_ranks_on_several_nodes_are_refused_at_the_first_save(
 ) -> None:
     for nnodes in (1, 2):
         script = one(s3, tmp_path / str(nnodes), tmp_path.name, nnodes=nnodes)
-        put(tmp_path / str(nnodes) / "mine/step_1" / name)
+        put(tmp_path / str(nnodes) / "checkpoints/step_1" / name)
         if nnodes == 1:
             script.take("lives")
             continue
@@ -485,14 +413,11 @@ def test_a_script_that_saves_again_what_was_put_back_has_begun_before_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in put_back:
-        save(tmp_path / "mine" / name, name)
+        save(tmp_path / "checkpoints" / name, name)
         assert script.take("lives")
     again = one(s3, tmp_path / "again", tmp_path.name)
     again.restore(allow_changes=False)
-    # It has looked into what it got, as far as anybody sees
-    (tmp_path / "again/mine" / put_back[0] / "model").read_text()
-
-    save(tmp_path / "again/mine" / saved, "anew")
+    save(tmp_path / "again/checkpoints" / saved, "anew")
     with caplog.at_level("WARNING", logger="trainyard"):
         assert again.take("lives")
 
@@ -503,9 +428,9 @@ def test_a_script_that_saves_again_what_was_put_back_has_begun_before_it(
 def test_one_that_changes_or_goes_while_it_is_taken_is_not_taken(
     script: ScriptCheckpoints, s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = save(tmp_path / "mine/before", "whole")
+    before = save(tmp_path / "checkpoints/before", "whole")
     assert script.take("lives")
-    changing, going = save(tmp_path / "mine/changing", "one"), save(tmp_path / "mine/going", "two")
+    changing, going = save(tmp_path / "checkpoints/changing", "one"), save(tmp_path / "checkpoints/going", "two")
     upload_all = object_store.upload_all
 
     def upload(*arguments: Any, **options: Any) -> Any:
@@ -533,10 +458,10 @@ def test_an_attempt_takes_nothing_once_a_newer_one_has_begun(
     s3: "S3Client", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = one(s3, tmp_path, tmp_path.name, attempt=1)
-    save(tmp_path / "mine/first", "1")
+    save(tmp_path / "checkpoints/first", "1")
     assert older.take("lives")
     s3.put_object(Bucket="runs", Key=f"research/{tmp_path.name}/attempts/2.json", Body=b"{}")
-    save(tmp_path / "mine/second", "2")
+    save(tmp_path / "checkpoints/second", "2")
     with pytest.raises(SupersededError, match="attempt 2 of this run has begun"):
         older.take("lives")
 
@@ -550,9 +475,9 @@ def test_an_attempt_that_stands_still_while_it_takes_one_changes_nothing_of_a_ne
             run = S3Location("runs", f"research/{tmp_path.name}/{moment}/")
             older = one(own, tmp_path / str(moment), f"{tmp_path.name}/{moment}", attempt=1)
             for number in (1, 2):
-                save(tmp_path / f"{moment}/mine/last", str(number))
+                save(tmp_path / f"{moment}/checkpoints/last", str(number))
                 assert older.take("lives")
-            save(tmp_path / f"{moment}/mine/last", "3")
+            save(tmp_path / f"{moment}/checkpoints/last", "3")
             questions = itertools.count(1)
 
             def stand_still(

