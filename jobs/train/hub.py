@@ -1,12 +1,11 @@
 """The optional push of what a run made to the Hugging Face Hub: a model with its tokenizer, or an artifact.
 
-A corpus or packed tokens go as a data set, a tokenizer as a model repository. Each has a card (README.md), Markdown
-with the metadata that the hub reads: what it is, what it amounts to, what it came from. No card names a licence: that
-is for whoever publishes the repository.
+A corpus or packed tokens become a data set, a tokenizer a model repository. Each has a card (README.md) that names the
+result, the arguments and where it came from, but no licence: whoever publishes the repository chooses one.
 
-The token is HF_TOKEN of the environment, which huggingface_hub reads there itself: it is in no argument, so in no list
-of processes, and in no log. A push comes last, when all is safe on S3, and a failing one costs a warning that
-says how to repeat it, not the run: the exit code stays 0.
+huggingface_hub itself reads the token, HF_TOKEN of the environment: it is in no argument, so in no list of processes,
+and in no log. A push comes last, when everything is on S3. If it fails, a warning says how to repeat it, and the run
+succeeds.
 """
 
 import json
@@ -22,12 +21,12 @@ from jobs.contract.errors import ConfigurationError, UsageError
 from jobs.contract.locations import HUB, S3Location, hub_parts
 from jobs.contract.recipe import Recipe
 from jobs.contract.run import MANIFEST, MODEL
-from jobs.train.data.artifacts import OpenArtifact, open_artifact
+from jobs.train.data.artifacts import open_artifact
 from jobs.train.data.sources import hub_answer
 from jobs.train.environment import ran_with
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import HfApi
     from mypy_boto3_s3.client import S3Client
 
 log = logging.getLogger("trainyard")
@@ -84,15 +83,9 @@ def write_card(
 
 
 def push(folder: Path, *, run: S3Location, repository: str) -> None:
-    """Push the model in `folder`, all of it in one commit. A failure is a warning: the model is on S3."""
-    import transformers
-    from huggingface_hub import HfApi
-
+    """Push the model in `folder`. A failure is a warning: the model is on S3."""
     try:
-        transformers.logging.disable_progress_bar()  # huggingface_hub's too: the log is read by lines
-        api = HfApi()
-        _create(api, repository, "model")
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=f"Run {run_id(run)}")
+        _upload(folder, run=run, repository=repository, repository_type="model")
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the run
         log.warning(
             "warning: the model was not pushed to %s: %s. To repeat it: aws s3 cp --recursive %s model && hf upload %s "
@@ -102,37 +95,25 @@ def push(folder: Path, *, run: S3Location, repository: str) -> None:
             run / MODEL,
             repository,
         )
-    else:
-        log.info("hub: pushed to %s/%s", api.endpoint, repository)
 
 
 def push_artifact(
     location: S3Location, *, kind: str, arguments: Arguments, run: S3Location, s3: "S3Client", scratch: Path
 ) -> None:
-    """Push a complete artifact, if `arguments` ask for it: all its files and a card in one commit.
+    """Push a complete artifact with a card, if `arguments` ask for it.
 
-    A file is fetched, uploaded and removed before the next one, so that neither memory nor disk grows with the
-    artifact; only files that the hub keeps in git itself, which are small, stay until the commit. A failure is a
-    warning: the artifact is on S3, and a run that finds it there pushes it too.
+    A failure is a warning: the artifact is on S3, and a run that finds it there pushes it too.
     """
     repository = arguments.hub_repository
     if repository is None:
         return
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
-
     try:
-        disable_progress_bars()  # the log is read by lines
-        api = HfApi()
-        repository_type = arguments.HUB_REPOSITORY_TYPE
-        _create(api, repository, repository_type)
         artifact = open_artifact(str(location), kind=kind, s3=lambda: s3, scratch=scratch / "push")
-        api.create_commit(
-            repository,
-            [*_additions(api, artifact, repository, repository_type), *_records(repository, location, artifact)],
-            commit_message=f"Run {run_id(run)}",
-            repo_type=repository_type,
-        )
+        folder = artifact.download()
+        # With the manifest a downloaded copy is an artifact too.
+        (folder / MANIFEST).write_text(artifact.manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(artifact_card(repository, location, artifact.manifest), encoding="utf-8")
+        _upload(folder, run=run, repository=repository, repository_type=arguments.HUB_REPOSITORY_TYPE)
     except Exception as error:  # noqa: BLE001 - whatever it is, it must not cost the artifact
         log.warning(
             "warning: the %s was not pushed to %s: %s. To repeat it: submit the same job once more, which finds %s and "
@@ -142,39 +123,24 @@ def push_artifact(
             _first_line(error),
             location,
         )
-    else:
-        log.info("hub: pushed to %s/%s", api.endpoint, _path(repository, repository_type))
 
 
-def _additions(
-    api: "HfApi", artifact: OpenArtifact, repository: str, repository_type: str
-) -> Iterator["CommitOperationAdd"]:
-    """Return the artifact's files for the commit; it uploads the large ones at once."""
-    from huggingface_hub import CommitOperationAdd
+def _upload(folder: Path, *, run: S3Location, repository: str, repository_type: str) -> None:
+    """Make the repository if there is none, and put all files of `folder` into it in one commit."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    for name in artifact.manifest.files:
-        path = artifact.path(name)
-        addition = CommitOperationAdd(name, path)
-        api.preupload_lfs_files(repository, [addition], repo_type=repository_type)
-        if addition.path_or_fileobj == b"":  # how huggingface_hub leaves what it has uploaded
-            path.unlink()
-        yield addition
-
-
-def _records(repository: str, location: S3Location, artifact: OpenArtifact) -> Iterator["CommitOperationAdd"]:
-    """Return the manifest, with which a downloaded copy is an artifact too, and the card."""
-    from huggingface_hub import CommitOperationAdd
-
-    yield CommitOperationAdd(MANIFEST, artifact.manifest.model_dump_json(indent=2).encode() + b"\n")
-    yield CommitOperationAdd(CARD, artifact_card(repository, location, artifact.manifest).encode())
+    disable_progress_bars()  # the log is read by lines
+    api = HfApi()
+    _create(api, repository, repository_type)
+    message = f"Run {run_id(run)}"
+    api.upload_folder(repo_id=repository, repo_type=repository_type, folder_path=folder, commit_message=message)
+    path = repository if repository_type == "model" else f"{repository_type}s/{repository}"
+    log.info("hub: pushed to %s/%s", api.endpoint, path)
 
 
 def _create(api: "HfApi", repository: str, repository_type: str) -> None:
     api.create_repo(repository, repo_type=repository_type, private=True, exist_ok=True)
-
-
-def _path(repository: str, repository_type: str) -> str:
-    return repository if repository_type == "model" else f"{repository_type}s/{repository}"
 
 
 def _first_line(error: Exception) -> str:
@@ -211,7 +177,7 @@ def model_card(run: S3Location, recipe: Recipe, result: Mapping[str, Any], envir
 
 
 def artifact_card(repository: str, location: S3Location, manifest: Manifest) -> str:
-    """Return the card of an artifact, from its manifest alone: whoever pushes it, the card is of what made it."""
+    """Return the card of an artifact. It describes the run that made it, not the one that pushes it."""
     metadata: dict[str, Any] = {"tags": ["trainyard", manifest.kind]}
     if manifest.kind == "tokenizer":
         metadata["library_name"] = "transformers"
