@@ -71,6 +71,14 @@ class Throughput(BaseModel):
     def samples_per_second(self) -> float:
         return self.timed_samples / self.timed_seconds if self.timed_seconds else 0.0
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What every result of a training has."""
+        return {
+            "train_samples_per_second": round(self.samples_per_second, 3),
+            "train_runtime_seconds": round(self.train_seconds, 3),
+        }
+
 
 class File(BaseModel):
     """One file of a checkpoint."""

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from jobs.train.launcher.shutdown import NOTICE_MARGIN_SECONDS, NOTICE_SECONDS
-from jobs.train.trainer.checkpoint_interval import interval
+from jobs.train.trainer.checkpoint_interval import interval_seconds
 from jobs.train.trainer.notice import Measured, needed_seconds
 
 DAY_SECONDS = 86_400.0
@@ -63,9 +63,9 @@ class Policy:
 
 def policies_of(costs: Costs, mean_hours: float) -> Sequence[Policy]:
     save = costs.stall + costs.upload
-    auto = interval(
+    auto = interval_seconds(
         stall_seconds=costs.stall, mean_seconds_between_reclaims=ASSUMED_HOURS * 3600, complete_seconds=save
-    ).seconds
+    )
     return (
         Policy(name="trainyard", every=auto, at_notice="saves twice"),
         Policy(name="save and leave", every=auto, at_notice="leaves"),

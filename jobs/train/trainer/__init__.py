@@ -1,7 +1,7 @@
 """Training, whatever the kind of job: `training` runs an attempt step by step, `trainer` makes its one Trainer class,
 and `callback` says in which order what accompanies it hears of each step.
 
-Beside them is a module for each thing that an interruptible run needs: checkpoint, upload_process,
-checkpoint_interval, resume, background_save, shutdown, heartbeat, evaluation, metrics, determinism; and compat, for
+Beside them is a module for each thing that an interruptible run needs: checkpoint, checkpoint_interval,
+resume, background_save, shutdown, heartbeat, evaluation, metrics, determinism; and compat, for
 what some releases leave open.
 """

@@ -181,7 +181,7 @@ class _Parts(Callback):
             trainer,
             Options(
                 heartbeats=self.heartbeats,
-                background_save=BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=False),
+                background_save=BackgroundSave(rank.run, self.uploads),
                 epoch=self.epoch,
                 loss_since_log=self._loss_since_log,
                 checks_ties=False,
@@ -277,12 +277,7 @@ class _Parts(Callback):
             return
         self.uploads.finish()
         if self._is_over:
-            speed = self.metrics.throughput
-            result = {
-                **self._values,
-                "train_samples_per_second": round(speed.samples_per_second, 3),
-                "train_runtime_seconds": round(speed.train_seconds, 3),
-            }
+            result = {**self._values, **self.metrics.throughput.figures}
             self.metrics.result(self._trainer.state.global_step, result)
         self.metrics.close()
 

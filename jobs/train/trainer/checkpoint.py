@@ -36,8 +36,8 @@ from jobs.train.stored_checkpoints import (
     listing,
     prune,
     publish,
+    upload,
 )
-from jobs.train.trainer import upload_process
 from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.metrics import RunMetrics
 
@@ -56,8 +56,7 @@ _WAIT_SECONDS = 10.0
 class CheckpointUploads(Callback):
     """Has what the Trainer saves uploaded by a thread of one rank of each node. `finish` waits for the last one.
 
-    What is large the thread hands to a process of its own (upload_process.py). A failed save ends the training at its
-    next step: going on would risk all the hours since the last checkpoint.
+    A failed save ends the training at its next step: going on would risk all the hours since the last checkpoint.
     """
 
     def __init__(
@@ -122,10 +121,10 @@ class CheckpointUploads(Callback):
         self._began = self._began or time.monotonic()
         folder = Path(args.output_dir) / f"checkpoint-{step}"
         throughput = self._metrics.throughput.model_copy()
-        upload = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
+        work = functools.partial(self._upload, self._s3, step, folder, throughput, self._best())
         self._thread = threading.Thread(
             target=self._guarded,
-            args=(step, folder, self._write, upload, self._began),
+            args=(step, folder, self._write, work, self._began),
             name=f"checkpoint-{step}",
             daemon=True,
         )
@@ -163,13 +162,13 @@ class CheckpointUploads(Callback):
             raise self._error
 
     def _guarded(
-        self, step: int, folder: Path, write: Callable[[Path], None] | None, upload: Callable[[], None], began: float
+        self, step: int, folder: Path, write: Callable[[Path], None] | None, work: Callable[[], None], began: float
     ) -> None:
         try:
             if write is not None:
                 write(folder)
             with self._explained_upload(step):
-                upload()
+                work()
             self.seconds, self._began = time.monotonic() - began, None
         except Exception as error:  # noqa: BLE001 - a thread's exception would vanish; the training thread raises it
             self._error = error
@@ -205,7 +204,7 @@ class CheckpointUploads(Callback):
             store.set(f"{key}/stays", json.dumps(step in self._retention.for_good([*before, step])))
         store.get(f"{key}/all-saved/{rank.node}")
         tag = KEPT_CHECKPOINT_TAG if json.loads(store.get(f"{key}/stays")) else CHECKPOINT_TAG
-        files = upload_process.upload(s3, folder, remote, run=rank.run, attempt=rank.attempt, tag=tag)
+        files = upload(s3, folder, remote, tag=tag, check=check)
         self._remove(folder, best)
         store.set(f"{key}/uploaded/{rank.node}", json.dumps(files))
         if not rank.is_first:

@@ -14,7 +14,7 @@ import torch
 
 from jobs.contract.errors import TrainyardError
 from jobs.train.stored_checkpoints import Retention, Throughput
-from jobs.train.trainer.background_save import Snapshot, available_bytes, bytes_of
+from jobs.train.trainer.background_save import Snapshot
 from jobs.train.trainer.callback import callbacks_in_order
 from jobs.train.trainer.checkpoint import CheckpointUploads
 from jobs.train.trainer.checkpoint_interval import asking_for_saves
@@ -61,7 +61,8 @@ class OwnLoop:
         self._platform = platform
         self._folder = resume.folder if resume else None
         self._state: Any = None
-        self._snapshot: Snapshot | None = None
+        self._snapshot = Snapshot()
+        self._copies: bool | None = None
         self._saved_step: int | None = None
         self._has_loaded = self._has_begun = False
         self._place = _Place(
@@ -240,25 +241,17 @@ class OwnLoop:
         self._metrics.on_train_end(self._place, self._place, self._place)
         if not self._shutdown.reason:
             self._shutdown.stop_listening()
-            speed = self._metrics.throughput
-            self._metrics.result(
-                self._place.global_step,
-                {
-                    **self._logged,
-                    "train_samples_per_second": round(speed.samples_per_second, 3),
-                    "train_runtime_seconds": round(speed.train_seconds, 3),
-                },
-            )
+            result = {**self._logged, **self._metrics.throughput.figures}
+            self._metrics.result(self._place.global_step, result)
         self._metrics.close()
 
     def _write(self, folder: Path, state: dict[str, Any]) -> None:
-        """Copy the state and leave the copy to be written, where there is memory for one; else write it now."""
-        if self._snapshot is None:
-            available, needed = available_bytes(), bytes_of(state)
-            if available is not None and 2 * needed > available:
-                torch.save(state, folder / _STATE)
-                return
-            self._snapshot = Snapshot(state)
+        """Copy the state and leave the copy to be written. Without memory for a copy the state is written now."""
+        if self._copies is None:
+            self._copies = self._snapshot.why_no_room(state) is None
+        if not self._copies:
+            torch.save(state, folder / _STATE)
+            return
         copy = self._snapshot.of(state)
         self._uploads.write_first(lambda place: torch.save(copy, place / _STATE))
 

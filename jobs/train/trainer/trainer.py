@@ -171,9 +171,6 @@ def trainer_class(base: type[Any]) -> type[Any]:
             return super().prediction_step(model, inputs, *args, **kwargs)
 
         def _maybe_log_save_evaluate(self, tr_loss: Any, *args: Any, **kwargs: Any) -> Any:
-            # Here, after the first step, and no earlier: before it the optimizer has no state to make room for.
-            if self._background_save is not None:
-                self._background_save.make_room(self)
             self._is_save_due = self.control.should_save
             # Before the Trainer logs, which sets the sum to zero, and saves, which needs it.
             if self._loss_since_log is not None:

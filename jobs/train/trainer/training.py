@@ -172,7 +172,7 @@ class _Attempt:
             waits=self.heartbeats.still,
             best=lambda: self.best.step(self._trainer.state.log_history) if self.best else None,
         )
-        self.background_save = BackgroundSave(rank.run, self.uploads, only_optimizer_changes_weights=True)
+        self.background_save = BackgroundSave(rank.run, self.uploads)
         self.shutdown = Shutdown(rank, self.uploads)
 
     def say_start(self) -> None:
@@ -279,7 +279,6 @@ class _Attempt:
                 mean_hours_between_reclaims=recipe.mean_hours_between_reclaims,
                 warmup_steps=self.accelerator.warmup_steps,
                 complete_seconds=lambda: self.uploads.seconds,
-                copying_seconds=lambda: self.background_save.copying_seconds,
             ),
         )
 
@@ -318,8 +317,7 @@ class _Attempt:
         result = {
             **values,
             **({} if self.best_step is None else {"best_step": self.best_step}),
-            "train_samples_per_second": round(self.metrics.throughput.samples_per_second, 3),
-            "train_runtime_seconds": round(self.metrics.throughput.train_seconds, 3),
+            **self.metrics.throughput.figures,
         }
         if values and self.rank.is_first:
             log.info("evaluation: %s examples in %.1f s", result["eval_samples"], time.monotonic() - started)

@@ -20,7 +20,7 @@ from jobs.train.rank import NodeFailedError, Rank
 from jobs.train.stored_checkpoints import Manifest, Retention, SupersededError, Throughput, listing, prune
 from jobs.train.trainer import checkpoint_interval
 from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import ChosenSaves, interval
+from jobs.train.trainer.checkpoint_interval import ChosenSaves, interval_seconds
 from jobs.train.trainer.metrics import MetricsFiles, RunMetrics
 from jobs.train.trainer.resume import newest_complete
 from jobs.train.trainer.training import _upload_model
@@ -35,42 +35,24 @@ HOUR = 3600.0
 
 
 @pytest.mark.parametrize(
-    ("stall_seconds", "reclaim_hours", "nnodes", "complete_seconds", "seconds", "said"),
+    ("stall_seconds", "reclaim_hours", "complete_seconds", "seconds"),
     [
-        pytest.param(0.5, 6, 1, 9, 294, "by Young's formula 294 s", id="as the formula says"),
-        pytest.param(2, 1.5, 1, 0, 294, "by Young's formula 294 s", id="the same of other figures"),
-        pytest.param(0.5, 6, 4, 9, 147, "by Young's formula 147 s", id="any of four nodes may be taken away"),
-        pytest.param(0.01, 6, 1, 9, 60, "by Young's formula 42 s, at least 60 s", id="a save costs next to nothing"),
-        pytest.param(
-            100, 6, 1, 9, 1800, "by Young's formula 4157 s, at most 1800 s", id="saves are long, reclaims rare"
-        ),
-        pytest.param(
-            30, 0.05, 1, 9, 300, "by Young's formula 208 s, at least 10 times a save", id="reclaims too often"
-        ),
-        pytest.param(
-            0.5,
-            6,
-            1,
-            400,
-            400,
-            "by Young's formula 294 s, at least until the checkpoint before is complete",
-            id="uploads are slow",
-        ),
+        pytest.param(0.5, 6, 0, 294, id="Young's"),
+        pytest.param(0.005, 1, 0, 60, id="at least"),
+        pytest.param(60, 24, 0, 1800, id="at most"),
+        pytest.param(240, 6, 0, 2400, id="a tenth of the time"),
+        pytest.param(0.5, 6, 400, 400, id="uploads are slow"),
     ],
 )
 def test_the_interval_is_youngs_within_its_bounds(
-    *, stall_seconds: float, reclaim_hours: float, nnodes: int, complete_seconds: float, seconds: float, said: str
+    *, stall_seconds: float, reclaim_hours: float, complete_seconds: float, seconds: float
 ) -> None:
-    chosen = interval(
+    chosen = interval_seconds(
         stall_seconds=stall_seconds,
         mean_seconds_between_reclaims=reclaim_hours * HOUR,
-        nnodes=nnodes,
         complete_seconds=complete_seconds,
     )
-    assert chosen.seconds == pytest.approx(seconds, abs=0.5)
-    assert chosen.reason.endswith(said)
-    of_each = f" of each of {nnodes} nodes" if nnodes > 1 else ""
-    assert f"a reclaim{of_each} every {reclaim_hours:g} h is assumed, 1 in 4 without notice: by" in chosen.reason
+    assert chosen == pytest.approx(seconds, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -296,40 +278,28 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_step_takes_the_time_from_end_to_end_without_saves_and_evaluations(
-    *,
-    beside: bool,
-    first_rank: Callable[[int], Rank],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_step_takes_the_time_from_end_to_end_without_saves(
+    first_rank: Callable[[int], Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "trainyard")
     clock = Clock()
     monkeypatch.setattr(checkpoint_interval, "time", clock)
-    saves = ChosenSaves(
-        first_rank(1),
-        mean_hours_between_reclaims=6,
-        warmup_steps=0,
-        complete_seconds=lambda: 0.0,
-        copying_seconds=lambda: 0.5 if beside else 0.0,
-    )
+    saves = ChosenSaves(first_rank(1), mean_hours_between_reclaims=6, warmup_steps=2, complete_seconds=lambda: 0.0)
     state = SimpleNamespace(global_step=0, max_steps=10_000)
-    control = SimpleNamespace(should_save=False)
     saves.on_train_begin(None, state, None)
-    # The card works on while its host, which only tells it what to do in lazy mode, is done with a step in no time
-    while "checkpoints: every" not in caplog.text:
+    saved = []
+    # The card works on while its host, which only gives it work in lazy mode, is done with a step in no time
+    while state.global_step < 160:
+        control = SimpleNamespace(should_save=False)
         saves.on_step_begin(None, state, None)
-        clock.now += 0.01
+        clock.now += 100 if state.global_step < 2 else 0.01
         state.global_step += 1
-        if state.global_step == 3:
-            saves.on_prediction_step(None, state, None)
-            clock.now += 1000
         saves.on_step_end(None, state, control)
-        clock.now += (0.01 if beside else 0.5) if control.should_save else 1.99
-        assert state.global_step <= 20
-    # A save takes half a second, or its copy does: every 294 s, by Young's formula, and a step takes two
-    assert "checkpoints: every 147 steps (294 s)" in caplog.text
+        saved += [state.global_step] if control.should_save else []
+        clock.now += 0.5 if control.should_save else 1.99
+    # A save takes half a second: every 294 s, by Young's formula, and a step takes two
+    assert saved == [7, 7 + 147]
+    assert caplog.messages == ["checkpoints: every 147 steps (294 s): a save holds the training up for 0.50 s"]
 
 
 def test_a_loop_that_saves_before_any_step_was_timed_is_timed_afterwards(first_rank: Callable[[int], Rank]) -> None:
@@ -387,9 +357,7 @@ def test_two_ranks_save_as_often_as_is_worth_it_and_keep_what_they_were_told(
     launched = chosen.attempt(*by_default, nproc=2)
     [line] = [line for line in launched.lines if line.startswith("checkpoints: every")]
     assert re.match(
-        r"checkpoints: every [\d,]+ steps \(\d+ s\), after one at step \d+ to measure a save: a save holds the "
-        r"training up for at most \d+\.\d\d s, and a reclaim every 6 h is assumed, 1 in 4 without notice: by Young's "
-        r"formula",
+        r"checkpoints: every [\d,]+ steps \(\d+ s\): a save holds the training up for \d+\.\d\d s",
         line,
     )
     # The first, after a few steps, is what the interval is taken from, which is longer than this training.

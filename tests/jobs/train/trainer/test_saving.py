@@ -1,26 +1,16 @@
 """What is written while a training goes on is what the Trainer would have written while it stood still."""
 
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from jobs.contract.locations import S3Location
-from jobs.kinds.pretrain_mlm import PretrainMlm
-from jobs.train.accelerator import CPU
-from jobs.train.rank import Rank
 from jobs.train.trainer import background_save
 from jobs.train.trainer.background_save import BackgroundSave, Snapshot, available_bytes
-from jobs.train.trainer.checkpoint_interval import ChosenSaves
-from jobs.train.trainer.heartbeat import Heartbeats
 from jobs.train.trainer.trainer import Options, trainer_class
-from jobs.train.trainer.training import _Attempt
 
 RUN = S3Location("runs", "research/some-20260102-030405-0a1b/")
 MEMINFO = "MemTotal:  4000000 kB\nMemFree:  1000 kB\nMemAvailable:  3000000 kB\n"
@@ -44,14 +34,6 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
 ) -> None:
     copied, short = Writes(), Writes()
     trained(tmp_path / "plain", None)
-    copy = np.copyto
-
-    def copy_slowly(*arguments: Any) -> None:
-        """Take longer than the rest is written: the training has to wait for it."""
-        time.sleep(0.01)
-        copy(*arguments)
-
-    monkeypatch.setattr(np, "copyto", copy_slowly)
     model = trained(tmp_path / "copied", copied)
     monkeypatch.setattr(background_save, "available_bytes", lambda: 1000)
     trained(tmp_path / "short of memory", short)
@@ -69,94 +51,22 @@ def test_the_folder_is_that_of_the_trainer_though_the_training_has_gone_on(
     assert contents(tmp_path / "short of memory") == expected
 
 
-def test_a_copy_beside_the_next_step_is_of_the_step_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(tmp_path / "plain", None, steps=3)
-    at_forward = begin_to_copy_at_the_third_forward_pass(monkeypatch)
-
-    class WritesBeforeTheNext(Writes):
-        def begin(self) -> None:
-            for write in self.left:
-                write(tmp_path / "copied" / "checkpoint-2")
-            self.left.clear()
-
-    trained(tmp_path / "copied", WritesBeforeTheNext(), steps=3, beside=True, at_forward=at_forward)
-    assert contents(tmp_path / "copied") == contents(tmp_path / "plain")
-
-
-def test_our_own_kinds_copy_beside_the_next_step_and_count_the_copy_as_a_cost(
-    first_rank: Callable[[int], Rank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rank = first_rank(1)
-    rank.scratch.mkdir()
-    attempt = _Attempt(
-        rank=rank,
-        recipe=PretrainMlm(data="run://tokens", evaluate_every_steps=None),
-        task=SimpleNamespace(ordered_epoch=None, observers=lambda _: ()),  # type: ignore[arg-type]  # what it reads of one
-        s3=None,
-        accelerator=CPU,
-        heartbeats=Heartbeats(rank, compiles=False),
-        resume=None,
-    )
-    at_forward = begin_to_copy_at_the_third_forward_pass(monkeypatch)
-    trained(tmp_path, attempt.background_save, steps=3, at_forward=at_forward)
-    [saves] = [each for each in attempt._callbacks() if isinstance(each, ChosenSaves)]
-    assert saves._copying_seconds() == attempt.background_save.copying_seconds > 0.01
-
-
-def begin_to_copy_at_the_third_forward_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Have copies wait for a third call of what this returns, and then take longer than a step does."""
-    copy, third_forward = np.copyto, threading.Event()
-    passes = 0
-
-    def copy_later(*arguments: Any) -> None:
-        assert third_forward.wait(20), "the third step waited for the copy before it began"
-        time.sleep(0.01)  # the optimizer has to wait for it
-        copy(*arguments)
-
-    def at_forward() -> None:
-        nonlocal passes
-        passes += 1
-        if passes == 3:
-            third_forward.set()
-
-    monkeypatch.setattr(np, "copyto", copy_later)
-    return at_forward
-
-
-def trained(
-    folder: Path,
-    writes: Writes | BackgroundSave | None,
-    *,
-    steps: int = 2,
-    beside: bool = False,
-    at_forward: Callable[[], None] = lambda: None,
-) -> Any:
-    """A model with tied weights after some steps, of the second of which a checkpoint was made.
-
-    It has a buffer, which each forward pass changes.
-    """
+def trained(folder: Path, writes: Writes | None) -> Any:
+    """A model with tied weights and a buffer after two steps, of the second of which a checkpoint was made."""
     from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments, set_seed
 
     set_seed(7)
     config = BertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
     model = BertForMaskedLM(config)
     model.register_buffer("passes", torch.zeros(3))
-
-    def count(*_: Any) -> None:
-        at_forward()
-        model.passes += 1
-
-    model.register_forward_pre_hook(count)
     examples = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]
     arguments = TrainingArguments(
-        output_dir=str(folder), max_steps=steps, save_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
+        output_dir=str(folder), max_steps=2, save_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
     )
     if writes is None:
         trainer = Trainer(model=model, args=arguments, train_dataset=examples)
     else:
-        if isinstance(writes, Writes):
-            writes = BackgroundSave(RUN, writes, only_optimizer_changes_weights=beside)  # type: ignore[arg-type]
-        options = Options(background_save=writes)
+        options = Options(background_save=BackgroundSave(RUN, writes))  # type: ignore[arg-type]
         trainer = trainer_class(Trainer)(model=model, args=arguments, train_dataset=examples, options=options)
     trainer.train()
     return model
@@ -174,7 +84,7 @@ def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
         "model": {"a": tied, "b": tied, "c": torch.full((3,), 0.5, dtype=torch.bfloat16), "empty": torch.empty(0, 4)},
         "optimizer": {"state": {0: {"step": torch.tensor(3), "turned": tied.T}}, "groups": [{"betas": (0.9, 0.95)}]},
     }
-    room = Snapshot(state)
+    room = Snapshot()
     copy = room.of(state)
     tied += 1
     assert copy["model"]["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -209,16 +119,6 @@ def test_a_copy_keeps_what_was_there_in_memory_that_is_used_again() -> None:
             },
             700_000_000,
             id="less by the container's limit",
-        ),
-        pytest.param(
-            {
-                "proc/meminfo": MEMINFO,
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1500000000\n",
-                "sys/fs/cgroup/memory/memory.stat": "cache 1\ninactive_file 0\n",
-            },
-            3_072_000_000,
-            id="version 1, whose unlimited is a number",
         ),
     ],
 )
