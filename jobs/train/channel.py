@@ -137,24 +137,17 @@ class RequestFiles:
         return Asked(*json.loads(place.read_text())) if place.exists() else None
 
     def _write(self, name: str, content: str) -> None:
-        part = self._folder / f".{name}"
-        part.write_text(content)
-        part.replace(self._folder / name)
+        _put(self._folder / name, content)
 
 
 def tell_stopped(scratch: Path, reason: str) -> None:
     """Leave word that the ranks have saved and end before their work is done, with exit code 0: a script's own do."""
-    part = scratch / ".stopped"
-    part.write_text(reason)
-    part.replace(scratch / "stopped")
+    _put(scratch / "stopped", reason)
 
 
 def stopped(scratch: Path) -> str | None:
     """Return the word of `tell_stopped`; None where there is none."""
-    try:
-        return (scratch / "stopped").read_text()
-    except FileNotFoundError:
-        return None
+    return _get(scratch / "stopped")
 
 
 def write_library_note(scratch: Path) -> None:
@@ -164,17 +157,13 @@ def write_library_note(scratch: Path) -> None:
 
 def note_checkpoint(scratch: Path, step: int) -> None:
     """Leave word that a checkpoint is complete on S3."""
-    part = scratch / ".checkpoint"
-    part.write_text(str(step))
-    part.replace(scratch / "checkpoint")
+    _put(scratch / "checkpoint", str(step))
 
 
 def noted_checkpoint(scratch: Path) -> int | None:
     """Return the step of the newest checkpoint that is complete, as its rank says; None where there is none."""
-    try:
-        return int((scratch / "checkpoint").read_text())
-    except FileNotFoundError:
-        return None
+    found = _get(scratch / "checkpoint")
+    return None if found is None else int(found)
 
 
 def uses_library(scratch: Path) -> bool:
@@ -183,46 +172,35 @@ def uses_library(scratch: Path) -> bool:
 
 def tell_result(scratch: Path, values: Mapping[str, Any]) -> None:
     """Add to what the script says that it has found."""
-    part = scratch / ".result"
-    part.write_text(json.dumps({**told_result(scratch), **values}))
-    part.replace(scratch / "result.json")
+    _put(scratch / "result.json", json.dumps({**told_result(scratch), **values}))
 
 
 def told_result(scratch: Path) -> dict[str, Any]:
     """Return the word of `tell_result`: nothing where there is none."""
-    try:
-        told: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
-    except FileNotFoundError:
-        return {}
+    told: dict[str, Any] = json.loads(_get(scratch / "result.json") or "{}")
     return told
 
 
 def ask_comparison(scratch: Path, comparison: Comparison) -> None:
     """Have the ranks compare their point with the others of its sweep."""
-    (scratch / "halving.json").write_text(comparison.model_dump_json())
+    _put(scratch / "halving.json", comparison.model_dump_json())
 
 
 def asked_comparison(scratch: Path) -> Comparison | None:
     """Return the word of `ask_comparison`; None where there is none."""
-    try:
-        return Comparison.model_validate_json((scratch / "halving.json").read_bytes())
-    except FileNotFoundError:
-        return None
+    found = _get(scratch / "halving.json")
+    return None if found is None else Comparison.model_validate_json(found)
 
 
 def tell_verdict(scratch: Path, verdict: Verdict) -> None:
     """Leave word of how the point stood; where it stops: that its training ends for that."""
-    part = scratch / ".verdict"
-    part.write_text(verdict.model_dump_json())
-    part.replace(scratch / "verdict.json")
+    _put(scratch / "verdict.json", verdict.model_dump_json())
 
 
 def told_verdict(scratch: Path) -> Verdict | None:
     """Return the newest word of `tell_verdict`; None where there is none."""
-    try:
-        return Verdict.model_validate_json((scratch / "verdict.json").read_bytes())
-    except FileNotFoundError:
-        return None
+    found = _get(scratch / "verdict.json")
+    return None if found is None else Verdict.model_validate_json(found)
 
 
 class RankStatus(BaseModel):
@@ -242,11 +220,23 @@ class RankStatus(BaseModel):
     result: dict[str, Any] = {}
 
     def write(self, scratch: Path) -> None:
-        part = scratch / "status.part"
-        part.write_text(self.model_dump_json())
-        part.replace(scratch / "status.json")
+        _put(scratch / "status.json", self.model_dump_json())
 
     @classmethod
     def read(cls, scratch: Path) -> "RankStatus":
-        path = scratch / "status.json"
-        return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
+        return cls.model_validate_json(_get(scratch / "status.json") or "{}")
+
+
+def _put(path: Path, content: str) -> None:
+    """Write a file that nobody ever sees in parts."""
+    part = path.with_name(f".{path.name}")
+    part.write_text(content)
+    part.replace(path)
+
+
+def _get(path: Path) -> str | None:
+    """Return the content of a file, or None if there is none."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None

@@ -25,9 +25,6 @@ log = logging.getLogger("trainyard")
 LEFT_OUT = (".ipynb_checkpoints", "__pycache__")
 """Folders that are not saved, since they are made anew: JupyterLab's own copies of notebooks, compiled modules."""
 
-LARGE_BYTES = 100_000_000_000
-"""A folder of this size takes a quarter of an hour to upload at 1 Gbit/s: more than any notice leaves."""
-
 _NAMED = 5
 """The most names in one warning."""
 
@@ -80,7 +77,6 @@ class SavedFolder:
         self._listing_place = S3Location(place.bucket, f"{place.key.rstrip('/')}{LISTING_SUFFIX}")
         self._listing = Listing()
         self._left_out = LeftOut(folder.name)
-        self._has_warned = False
 
     def restore(self, *, outdated: Callable[[str], bool] = lambda _: False) -> int:
         """Bring back the files, with their times. Returns their number. Raises TrainyardError where one cannot be read.
@@ -111,7 +107,6 @@ class SavedFolder:
         found, listing = self._look()
         changed = [name for name, state in found.items() if self._saved.get(name) != state]
         gone = [name for name in self._saved if name not in found]
-        self._warn(sum(size for _, size in found.values()))
 
         def upload(name: str) -> None:
             self._check_may_write()
@@ -162,15 +157,3 @@ class SavedFolder:
         except ValidationError:
             log.warning("warning: %s is damaged: links and times of its files are not restored", self._listing_place)
             return Listing()
-
-    def _warn(self, size_bytes: int) -> None:
-        if size_bytes <= LARGE_BYTES or self._has_warned:
-            return
-        self._has_warned = True
-        log.warning(
-            "warning: %s has %.1f GB by now. All of it is uploaded to %s, and downloaded by each further attempt. "
-            "Next: write what is not to be kept elsewhere, below $TMPDIR for instance",
-            self._folder,
-            size_bytes / 1e9,
-            self._place,
-        )

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from jobs.cli.spec_file import READY_SPECS, read_spec
-from jobs.contract.errors import TrainyardError, UsageError
+from jobs.contract.errors import UsageError
 from jobs.contract.locations import hub_parts
 from jobs.kinds.finetune_classification import FinetuneClassification
 from jobs.train.data import labelled_text
 from jobs.train.data.labelled_text import Examples
-from jobs.train.data.sources import hub_errors
 from tests.support.train.hub import save_data_set
 from tests.support.train.places import Place
 
@@ -93,83 +91,6 @@ def test_what_a_hub_data_set_does_not_have_is_named(
 
 
 @pytest.mark.usefixtures("reviews_on_hub")
-def test_a_hub_data_set_that_is_damaged_or_a_script_is_refused(local: Place) -> None:
-    Path("acme/reviews/en/train.jsonl").write_text('{"text": "a", "label": 0}\n{"text": ')
-    with pytest.raises(UsageError, match=r"^hf://acme/reviews\?config=en cannot be loaded: "):
-        local.read("hf://acme/reviews?config=en")
-    Path("acme/old").mkdir()
-    Path("acme/old/old.py").write_text("")
-    with pytest.raises(UsageError, match=r"^hf://acme/old cannot be loaded: Dataset scripts are no longer supported"):
-        local.read("hf://acme/old")
-
-
-@pytest.fixture
-def local_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory stands in for the hub, and what is loaded stays below it."""
-    import datasets
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path
-
-
-def load_spec(name: str, scratch: Path) -> tuple[list[str], Examples, Examples]:
-    """What a job of a ready spec trains on, as it stands in the file."""
-    arguments = read_spec(READY_SPECS / f"{name}.yaml").entrypoint_arguments()
-    assert isinstance(arguments, FinetuneClassification)
-    return labelled_text.load(arguments, s3=lambda: pytest.fail("no data of it lies on S3"))
-
-
-def test_the_data_of_the_mrpc_specs_is_loaded_from_the_hub(local_hub: Path) -> None:
-    rows = {
-        split: [
-            {"sentence1": f"{split} {n}", "sentence2": f"other {n}", "label": n % 2, "idx": n} for n in range(count)
-        ]
-        for split, count in (("train", 5), ("validation", 3), ("test", 4))
-    }
-    save_data_set(local_hub / "nyu-mll/glue", {"mrpc": rows}, class_names=["not_equivalent", "equivalent"])
-    for name in ("finetune-mrpc", "finetune-mrpc-8hpu"):
-        names, train, held_out = load_spec(name, local_hub)
-        assert names == ["not_equivalent", "equivalent"]
-        assert train == Examples(
-            texts=[f"train {n}" for n in range(5)], pairs=[f"other {n}" for n in range(5)], labels=[0, 1, 0, 1, 0]
-        )
-        assert (held_out.texts[0], len(held_out)) == ("validation 0", 3)
-
-
-def test_the_data_of_the_banking77_spec_is_loaded_from_the_hub(local_hub: Path) -> None:
-    intents = [f"intent_{number}" for number in range(77)]
-    rows = {
-        split: [{"text": f"{split} {number}", "label": number % 77} for number in range(count)]
-        for split, count in (("train", 154), ("test", 10))
-    }
-    save_data_set(local_hub / "legacy-datasets/banking77", {"default": rows}, class_names=intents)
-    names, train, held_out = load_spec("finetune-banking77", local_hub)
-    assert names == intents
-    assert (len(train), max(train.labels)) == (154, 76)
-    assert held_out.texts == [f"test {number}" for number in range(10)]
-
-
-def test_the_data_of_the_massive_spec_is_loaded_from_the_hub_in_all_its_languages(local_hub: Path) -> None:
-    """Scenarios are names in that data set, not the numbers of a class label."""
-    languages = ("en", "de", "fr", "it", "pt", "es", "nl", "ja")
-    scenarios = ("alarm", "music", "weather")
-    rows = {
-        language: {
-            split: [{"id": str(n), "label": scenarios[n % 3], "text": f"{language} {split} {n}"} for n in range(count)]
-            for split, count in (("train", 4), ("validation", 3), ("test", 2))
-        }
-        for language in languages
-    }
-    save_data_set(local_hub / "mteb/amazon_massive_scenario", rows, class_names=None)
-    names, train, held_out = load_spec("finetune-massive", local_hub)
-    assert names == list(scenarios)
-    assert train.texts == [f"{language} train {number}" for language in languages[:7] for number in range(4)]
-    assert train.labels == [0, 1, 2, 0] * 7
-    assert held_out.texts == [f"{language} validation {number}" for language in languages[:7] for number in range(3)]
-
-
-@pytest.mark.usefixtures("reviews_on_hub")
 def test_several_configurations_of_a_hub_data_set_must_name_their_classes_alike(tmp_path: Path) -> None:
     save_data_set(tmp_path / "acme/films", {"en": {"train": [{"text": "a", "label": 0}]}}, class_names=["poor", "fair"])
 
@@ -231,19 +152,6 @@ def test_a_hub_that_is_switched_off_is_told_at_once(from_hub: Callable[..., list
     )
     assert model.startswith("TrainyardError hf://acme/none: the Hugging Face Hub could not be reached: ")
     assert "HF_HUB_OFFLINE" in model
-
-
-def test_of_a_hub_that_is_out_of_reach_only_the_reason_is_told() -> None:
-    refused = OSError(111, "Connection refused")
-    around = ValueError(f"Max retries exceeded ({refused!r})")
-    around.__cause__ = refused
-    outermost = OSError(f"({around!r}, 'Request ID: 1')")
-    outermost.__cause__ = around
-    with pytest.raises(TrainyardError) as told, hub_errors("hf://acme/none", "gated data set"):
-        raise outermost
-    assert str(told.value).startswith(
-        "hf://acme/none: the Hugging Face Hub could not be reached: [Errno 111] Connection refused\nNext: "
-    )
 
 
 class NoSuchRepository(BaseHTTPRequestHandler):

@@ -10,7 +10,6 @@ import pytest
 from jobs.aws import s3 as object_store
 from jobs.contract.errors import TrainyardError
 from jobs.contract.locations import S3Location
-from jobs.train import saved_folder
 from jobs.train.saved_folder import SavedFolder
 from jobs.train.stored_checkpoints import SupersededError, check_newest
 
@@ -64,35 +63,6 @@ def test_it_follows_what_is_written_changed_moved_and_deleted(
     (folder / "deep/er/c").unlink()
     assert saved.save()
     assert stored(s3, place) == {"a": "changed", "b": "2"}
-
-
-def test_what_has_not_changed_is_not_sent_again(
-    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder
-) -> None:
-    write(folder, a="1", b="2")
-    saved.save()
-    # GIVEN that the saved files are gone, which nobody here knows
-    for name in ("a", "b"):
-        s3.delete_object(Bucket=place.bucket, Key=f"{place.key}/{name}")
-    assert not saved.save()
-    write(folder, b="22")
-    assert saved.save()
-    assert stored(s3, place) == {"b": "22"}
-
-
-def test_copies_and_what_links_lead_to_stay_out(
-    s3: "S3Client", folder: Path, place: S3Location, saved: SavedFolder, tmp_path: Path
-) -> None:
-    write(tmp_path, elsewhere__big="x")
-    (folder / "linked_folder").symlink_to(tmp_path / "elsewhere")
-    (folder / "linked_file").symlink_to(tmp_path / "elsewhere/big")
-    (folder / "dangling").symlink_to(tmp_path / "nowhere")
-    write(folder, a="1")
-    for name in (".ipynb_checkpoints/a-checkpoint", "deep/__pycache__/b.pyc"):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).write_text("made anew")
-    saved.save()
-    assert stored(s3, place) == {"a": "1"}
 
 
 def test_links_and_times_are_back_and_what_is_left_out_is_named_once(
@@ -169,21 +139,6 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_saved(
     monkeypatch.setattr(object_store, "upload", upload)
     saved.save()
     assert stored(s3, place) == {"a": "1", "bad": "2", "z": "3"}
-
-
-def test_one_that_has_grown_too_large_says_so_once(
-    folder: Path, saved: SavedFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(saved_folder, "LARGE_BYTES", 10)
-    write(folder, a="x" * 10)
-    saved.save()
-    assert not caplog.messages
-    for name in ("b", "c"):
-        write(folder, **{name: "x" * 10})
-        saved.save()
-    [said] = caplog.messages
-    assert said.startswith(f"warning: {folder} has 0.0 GB by now. All of it is uploaded to s3://")
-    assert said.endswith("Next: write what is not to be kept elsewhere, below $TMPDIR for instance")
 
 
 def test_all_of_it_is_back_elsewhere_and_goes_on_from_there(

@@ -33,37 +33,9 @@ time.sleep({BUSY_SECONDS})
 run.step()
 """
 
-TRAINER = f"""
-import time
-import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
-import trainyard
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def forward(self, x):
-        return {{"loss": self.layer(x).mean()}}
-
-class Looks(TrainerCallback):
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 1:
-            trainyard.busy(seconds=600)
-            time.sleep({BUSY_SECONDS})
-
-arguments = TrainingArguments("out", max_steps=2, report_to=[], use_cpu=True, save_strategy="no")
-data = [{{"x": torch.ones(2)}} for _ in range(16)]
-callbacks = [Looks(), trainyard.Callback(checkpoint_every_steps=None)]
-Trainer(Model(), arguments, train_dataset=data, callbacks=callbacks).train(
-    resume_from_checkpoint=trainyard.checkpoint()
-)
-"""
-
 
 def test_who_says_how_long_it_is_busy_has_not_hung(new_run: NewRun, s3: "S3Client", tmp_path: Path) -> None:
-    files = {"nothing.py": NOTHING, "loop.py": LOOP, "trainer.py": TRAINER}
+    files = {"nothing.py": NOTHING, "loop.py": LOOP}
     code = write_files(tmp_path / "code", files)
     silence = {"nothing.py": {"silence_timeout_seconds": LIMIT_SECONDS}}
     started = {
@@ -73,7 +45,7 @@ def test_who_says_how_long_it_is_busy_has_not_hung(new_run: NewRun, s3: "S3Clien
             options=[f"--hang-timeout-seconds={LIMIT_SECONDS}"],
             **WARM,
         )
-        for command in ("nothing.py", "loop.py says so", "loop.py", "trainer.py")
+        for command in ("nothing.py", "loop.py says so", "loop.py")
     }
     codes = {command: launched.wait() for command, launched in started.items()}
     silent = started["loop.py"]

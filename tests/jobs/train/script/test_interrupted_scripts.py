@@ -1,15 +1,12 @@
 """Scripts with the library: a Trainer with its callback, and a loop of one's own, interrupted and resumed."""
 
 import signal
-import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.train.faulty_s3 import FaultyS3
 from tests.support.train.launching import PATIENCE_SECONDS, NewRun, Run
 from tests.support.train.metadata_service import MetadataService
 from tests.support.train.scripts import WARM, script_flags, write_files
@@ -137,30 +134,6 @@ def test_a_trainer_with_the_callback_ends_as_if_nobody_had_interrupted_it(
     assert not run.keys("output/checkpoint")
 
 
-GROUPS_AND_ACCUMULATES = (
-    TRAINER.replace("range(96)", "range(104)")  # 13 batches an epoch on each rank
-    .replace("max_steps=60", "max_steps=30, group_by_length=True, gradient_accumulation_steps=2")
-    .replace('save_strategy="steps", save_steps=10', 'save_strategy="best", metric_for_best_model="eval_loss"')
-    .replace("load_best_model_at_end=True, ", "")
-)
-
-
-def test_grouped_and_accumulated_batches_on_two_ranks_resume_within_an_epoch(
-    new_run: NewRun, s3: "S3Client", tmp_path: Path
-) -> None:
-    code = write_files(tmp_path / "code", {"train.py": GROUPS_AND_ACCUMULATES})
-    flags = script_flags(s3, code, "train.py")
-    whole = new_run()
-    whole.attempt(*flags, nproc=2, **WARM)
-    run = new_run()
-    first = run.start(*flags, nproc=2, **WARM)
-    first.wait_for_line("[progress] 14/30")
-    assert first.kill(signal.SIGTERM) == 75
-    second = run.attempt(*flags, nproc=2, attempt=2, **WARM)
-    assert any("start: resumed from checkpoint step-" in line for line in second.lines)
-    assert_same(run, whole, "output/model/model.safetensors")
-
-
 EVALUATES_EPOCHS = (
     TRAINER.replace(
         "max_steps=60, per_device_train_batch_size=4, logging_steps=7,",
@@ -245,31 +218,6 @@ def test_an_attempt_after_the_last_step_in_the_middle_of_an_epoch_trains_no_furt
     assert run.complete_checkpoints()[-1] == 60
 
 
-GETS_IT_LATE = (
-    TRAINER.replace("max_steps=60", "max_steps=10")
-    .replace("    callbacks=[trainyard.Callback(checkpoint_every_steps=4)],\n", "")
-    .replace("trainer.train(", "trainer.add_callback(trainyard.Callback(checkpoint_every_steps=4))\ntrainer.train(")
-)
-
-
-def test_a_trainer_that_gets_the_callback_late_says_so_where_it_would_train_on(
-    run: Run, s3: "S3Client", tmp_path: Path
-) -> None:
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": GETS_IT_LATE}), "train.py")
-    run.attempt(*flags, **WARM)
-    model = run.read("output/model/model.safetensors")
-
-    # WHEN an attempt comes after the last step, which is in the middle of an epoch
-    again = run.attempt(*flags, attempt=2, expect=1, **WARM)
-
-    assert again.lines[-1] == (
-        "error: the training has ended at step 10, and this Trainer would do one more, for it got "
-        "trainyard.Callback after it was made. Next: give it the callback where it is made, "
-        "Trainer(…, callbacks=[trainyard.Callback()]), then trainyard resume RUN --allow-changes\n"
-    )
-    assert run.read("output/model/model.safetensors") == model
-
-
 def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     new_run: NewRun, s3: "S3Client", tmp_path: Path
 ) -> None:
@@ -319,34 +267,6 @@ def test_a_loop_of_ones_own_ends_as_if_nobody_had_interrupted_it(
     assert_same(run, whole, "output/model.pt")
     assert run.receipt().result["loss"] == whole.receipt().result["loss"]
     assert run.tensorboard_losses(tmp_path / "events")
-
-
-def test_where_the_save_at_a_notice_takes_too_long_for_another_it_is_the_last(
-    run: Run, s3: "S3Client", s3_endpoint: str, tmp_path: Path
-) -> None:
-    seldom = LOOP.replace("save_every_steps=50", "save_every_steps=100_000")
-    flags = script_flags(s3, write_files(tmp_path / "code", {"train.py": seldom}), "train.py")
-    may_end = threading.Event()
-
-    def wait(method: str, path: str) -> bool:
-        if method == "PUT" and path.endswith("/manifest.json"):
-            assert may_end.wait(PATIENCE_SECONDS)
-        return False
-
-    with FaultyS3(s3_endpoint) as slow, MetadataService() as metadata:
-        slow.denies = wait
-        behind = replace(run, environment={**run.environment, "AWS_ENDPOINT_URL": slow.url})
-        environment = {"STEP_SECONDS": "0.1", **metadata.environment}
-        first = behind.start(*flags, nproc=1, attempt=1, kind="script", program=("-c", EAGER), **environment)
-        first.wait_for_line("loss ")
-        notice = metadata.give_notice(25)
-        early = first.wait_for_line(f"{notice}: saving step ").split("saving step ")[1].split(",")[0]
-        left = first.wait_for_line(f"{notice}: stopping after step ").split("stopping after step ")[1].split(":")[0]
-        may_end.set()
-        assert first.wait() == 75
-    assert int(left) > int(early)
-    assert run.complete_checkpoints() == [int(early)]
-    assert run.recorded_attempt(1).reason == f"{notice}; saved step {early}"
 
 
 UNCHANGED = """

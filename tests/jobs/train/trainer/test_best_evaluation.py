@@ -57,15 +57,6 @@ def test_the_last_step_is_among_those_that_are_chosen_from(attempts: Callable[[]
     assert run.model() == run.evaluated[-1][1]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adagrad"])
-def test_the_other_optimizers_learn_and_are_saved(optimizer: str, attempts: Callable[[], Attempts]) -> None:
-    run = attempts()
-    run.train(optimizer=optimizer)
-    by_step = dict(run.evaluated)
-    assert by_step[3] != by_step[6]
-    assert run.model() == by_step[6]
-
-
 def test_a_value_that_is_no_number_is_never_the_best() -> None:
     history: list[dict[str, Any]] = [
         {"step": 1, "loss": 2.0},

@@ -107,10 +107,6 @@ def test_the_compilation_of_each_width_is_no_part_of_the_samples_a_second(clock:
     assert RankStatus.read(tmp_path).compiling_seconds == 6 * 23
 
 
-def test_nothing_was_timed_when_only_warm_up_steps_ran() -> None:
-    assert Throughput(train_seconds=9).samples_per_second == 0
-
-
 def test_a_resumed_run_keeps_the_lines_up_to_its_checkpoint_and_goes_on_from_there(
     s3: "S3Client", clock: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

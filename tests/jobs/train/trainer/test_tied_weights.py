@@ -37,12 +37,6 @@ def test_a_move_parts_what_was_one_and_placing_ties_it_again() -> None:
     tied_weights.check(tied_weights.place(masked_model(), META))
 
 
-def test_what_deepspeed_does_with_a_model_that_is_placed_parts_nothing() -> None:
-    model = tied_weights.place(masked_model(), META)
-    model.bfloat16().to(META)  # DeepSpeedEngine._configure_distributed_model
-    tied_weights.check(model)
-
-
 def test_a_model_without_a_decoder_or_with_one_of_its_own_is_left_alone() -> None:
     tied_weights.check(transformers.BertModel(masked_model().config))
     config = transformers.BertConfig(**{**masked_model().config.to_dict(), "tie_word_embeddings": False})
