@@ -41,9 +41,9 @@ def aws(embedded_aws: EmbeddedAws) -> Iterator[Aws]:
         yield connected
 
 
-@pytest.fixture(params=["local", "s3"])
-def put(request: pytest.FixtureRequest, aws: Aws, tmp_path: Path) -> Callable[[str, bytes], str]:
-    """Puts a file, here or on S3, and returns its location."""
+@pytest.fixture
+def put(request: pytest.FixtureRequest, aws: Aws, tmp_path: Path) -> "Put":
+    """Puts a file, here or on S3 (see ANYWHERE), and returns its location."""
 
     def local(name: str, content: bytes) -> str:
         path = tmp_path / name
@@ -56,8 +56,10 @@ def put(request: pytest.FixtureRequest, aws: Aws, tmp_path: Path) -> Callable[[s
         aws.s3.put_object(Bucket=BUCKET, Key=key, Body=content)
         return f"s3://{BUCKET}/{key}"
 
-    return local if request.param == "local" else remote
+    return remote if getattr(request, "param", "local") == "s3" else local
 
+
+ANYWHERE = pytest.mark.parametrize("put", ["local", "s3"], indirect=True)
 
 Put = Callable[[str, bytes], str]
 
@@ -78,6 +80,7 @@ def finetuning(put: Put, table: str, **arguments: Any) -> FinetuneClassification
     return FinetuneClassification(**{"model": put_model(put), "train_data": table, **arguments})
 
 
+@ANYWHERE
 def test_sound_inputs_pass(aws: Aws, put: Put) -> None:
     parquet = io.BytesIO()
     pq.write_table(pa.table({"text": ["a", "b"], "more": [{"x": 1}, {"x": 2}], "label": [0, 1]}), parquet)
@@ -137,12 +140,6 @@ def test_the_first_rows_of_a_table_are_looked_at(aws: Aws, put: Put, name: str, 
     assert told(aws, finetuning(put, table), look_inside=False) == []
 
 
-def test_codes_and_whole_fractions_are_classes(aws: Aws, put: Put) -> None:
-    for labels in (("0110", "110", "V22"), ("0.0", "1.0", "1")):
-        rows = "".join(f"text,{label}\n" for label in labels)
-        assert told(aws, finetuning(put, put("t.csv", f"text,label\n{rows}".encode()))) == []
-
-
 def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: Put) -> None:
     table = put("t.csv", b'text,source\n"so,web\nbad",books\n')
     notes: list[str] = []
@@ -153,13 +150,7 @@ def test_rows_of_a_corpus_that_quotes_may_have_joined_are_noted(aws: Aws, put: P
     ]
 
 
-def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path: Path) -> None:
-    def put(name: str, content: bytes) -> str:
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
-        return str(path)
-
+def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, put: Put, tmp_path: Path) -> None:
     model = put_model(put)
     os.mkfifo(tmp_path / "pipe.csv")
     (tmp_path / "endless.csv").symlink_to("/dev/zero")
@@ -181,6 +172,7 @@ def test_what_would_be_read_for_ever_or_not_at_all_is_refused(aws: Aws, tmp_path
     assert fault.startswith(f"arguments.model: {model}: its config.json has 17,825,792 bytes")
 
 
+@ANYWHERE
 def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
     many = io.BytesIO()
     pq.write_table(pa.table({f"column {number}": [1] for number in range(2000)}), many)
@@ -194,6 +186,7 @@ def test_a_parquet_table_is_told_by_its_footer(aws: Aws, put: Put) -> None:
     assert "holds no examples" in fault
 
 
+@ANYWHERE
 def test_no_more_than_the_beginning_of_a_large_table_is_read(aws: Aws, put: Put) -> None:
     row = b'"' + b"good\n" * 100 + b'",1\n'
     rows = table_samples.HEAD_BYTES // len(row)
@@ -243,6 +236,7 @@ def test_the_files_and_the_configuration_of_a_model_are_looked_at(
     assert message.format(model) in fault
 
 
+@ANYWHERE
 def test_weights_as_pickles_are_refused_where_the_job_would_refuse_them(aws: Aws, put: Put) -> None:
     model = put_model(put, **{"model.safetensors": None, "pytorch_model.bin": ""})
     arguments = FinetuneClassification(model=model, train_data=put("t.csv", TABLE))
@@ -291,6 +285,7 @@ def test_a_model_that_can_be_trained_on_512_tokens_passes(
     assert told(aws, FinetuneClassification(model=model, train_data=put("t.csv", TABLE), max_length=512)) == []
 
 
+@ANYWHERE
 def test_a_file_in_place_of_a_folder_is_told_apart_from_nothing_and_so_is_the_reverse(aws: Aws, put: Put) -> None:
     weights = put("model.safetensors", b"")
     folder = put("table.csv/part.csv", TABLE).removesuffix("/part.csv")
@@ -386,13 +381,3 @@ def test_a_hub_that_says_nothing_is_told_of(
     arguments = FinetuneClassification(model="hf://acme/none", train_data=put("t.csv", TABLE))
     assert told(aws, arguments, note=notes.append) == []
     assert notes == [f"hf://acme/none was not looked at: {why}"]
-
-
-def test_pickles_of_the_hub_are_refused_too(hub: dict[str, tuple[int, bytes]], aws: Aws, put: Put) -> None:
-    siblings = [{"rfilename": name} for name in ("config.json", "pytorch_model.bin", "vocab.txt")]
-    hub["/api/models/acme/old/revision/main"] = (200, json.dumps({"siblings": siblings}).encode())
-    hub["/acme/old/resolve/main/config.json"] = (200, json.dumps(BERT).encode())
-    arguments = FinetuneClassification(model="hf://acme/old", train_data=put("t.csv", TABLE))
-    [fault] = told(aws, arguments, pytorch="2.6.0")
-    assert fault.startswith("arguments.model: hf://acme/old has its weights in pytorch_model.bin only")
-    assert told(aws, arguments, pytorch="2.13.0") == []

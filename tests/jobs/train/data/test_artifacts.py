@@ -1,19 +1,15 @@
 """Artifacts on S3: made once, resumed shard by shard, and read only where they are what they say."""
 
 import json
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 
 from jobs.aws import s3 as object_store
-from jobs.contract.artifact import Manifest, Pointer
 from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.train.data.artifacts import Builder, identity_of, open_artifact
-from tests.support.jobs.limited_role import limited_to_research
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -70,13 +66,6 @@ def test_what_was_made_is_read_by_its_run_and_by_its_own_folder(workshop: Worksh
         assert {name: (folder / name).read_bytes() for name in SHARDS} == SHARDS
 
 
-def test_it_has_no_tag_by_which_checkpoints_expire(workshop: Workshop) -> None:
-    builder = workshop.make()
-    for name in object_store.sizes(workshop.s3, builder.location):
-        place = builder.location / name
-        assert workshop.s3.get_object_tagging(Bucket=place.bucket, Key=place.key)["TagSet"] == []
-
-
 def test_another_run_finds_it_points_to_it_and_has_nothing_to_do(workshop: Workshop) -> None:
     made = workshop.make()
     found = workshop.builder("second").existing()
@@ -106,36 +95,6 @@ def test_a_restarted_job_makes_only_what_is_missing(workshop: Workshop) -> None:
     manifest = again.finish({})
     assert set(manifest.files) == set(SHARDS)
     assert workshop.open(workshop.run("first")).path("shard-00001.txt").read_bytes() == b"two\nthree\n"
-
-
-def test_two_runs_that_make_it_at_once_both_end_well(workshop: Workshop) -> None:
-    meet = threading.Barrier(2, timeout=30)
-    failed: list[Exception] = []
-
-    def make(name: str) -> None:
-        try:
-            builder = workshop.builder(name)
-            assert builder.existing() is None
-            for shard, content in SHARDS.items():
-                meet.wait()
-                path = workshop.folder / name / shard
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                builder.put_file(path, shard)
-            builder.finish({"made": name})
-        except Exception as error:  # noqa: BLE001 - a thread's error would be lost
-            failed.append(error)
-
-    threads = [threading.Thread(target=make, args=(name,)) for name in ("first", "second")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    locations = {workshop.open(workshop.run(name)).location for name in ("first", "second")}
-    assert len(locations) == 1
-    folder = workshop.open(*locations).download()
-    assert {name: (folder / name).read_bytes() for name in SHARDS} == SHARDS
 
 
 def test_a_folder_of_this_machine_is_read_as_well(workshop: Workshop, tmp_path: Path) -> None:
@@ -229,21 +188,6 @@ def test_nothing_is_finished_without_a_file_nor_under_a_record_s_name(workshop: 
             builder.put_file(tmp_path / "x", name)
 
 
-def test_the_role_of_a_teams_jobs_is_enough(workshop: Workshop, s3_endpoint: str) -> None:
-    with limited_to_research(s3_endpoint) as url:
-        client = boto3.client(
-            "s3", endpoint_url=url, aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1"
-        )
-        limited = Workshop(client, workshop.folder)
-        assert limited.builder().existing() is None
-        with pytest.raises(NotFoundError):
-            limited.open(limited.run("first"))
-        limited.make()
-        assert limited.builder("second").existing() is not None
-        assert limited.open(limited.run("second")).download()
-        client.close()
-
-
 @pytest.fixture
 def inputs(s3: "S3Client", tmp_path: Path) -> str:
     prefix = f"s3://data/{tmp_path.name}"
@@ -270,12 +214,3 @@ def test_the_identity_of_an_input_changes_with_its_content_only(s3: "S3Client", 
     (tmp_path / "folder/b.txt").write_bytes(b"c")
     assert identity(f"{inputs}/folder")["b.txt"]["etag"] != identity(f"{inputs}/a.txt.bak")["etag"]
     assert identity(tmp_path / "folder")["b.txt"] != identity(tmp_path / "a.txt.bak")
-
-
-def test_records_are_readable_by_the_contract(workshop: Workshop) -> None:
-    builder = workshop.make()
-    pointer = Pointer.model_validate_json(
-        object_store.read(workshop.s3, workshop.run("first") / "artifact.json") or b""
-    )
-    manifest = Manifest.model_validate_json(object_store.read(workshop.s3, builder.location / "manifest.json") or b"")
-    assert (pointer.kind, pointer.location) == (manifest.kind, str(builder.location))

@@ -71,20 +71,6 @@ def test_columns_that_are_named_go_before_those_of_a_glue_task(load: Load) -> No
         (["250", "042", "V22"], ["042", "250", "V22"], [1, 0, 2]),
         (["10.0", "9.0", "9", 9], ["9", "10"], [1, 0, 0, 0]),
     ],
-    ids=[
-        "names",
-        "numbers in order of value",
-        "numbers as text",
-        "booleans",
-        "names that look like numbers",
-        "digits",
-        "versions",
-        "leading zeros",
-        "signs",
-        "more digits than a number keeps",
-        "a code makes the column one of names",
-        "whole fractions",
-    ],
 )
 def test_labels_become_classes_in_a_fixed_order(
     load: Load, labels: list[Any], names: list[str], numbers: list[int]
@@ -103,21 +89,15 @@ def test_labels_become_classes_in_a_fixed_order(
         (["bad", "good", None], "train.jsonl, line 3: 'label' is None, which is no class"),
         (["bad", " "], "train.jsonl, line 2: 'label' is ' ', which is no class"),
         ([1, 0.5], "train.jsonl, line 2: 'label' is 0.5, which is no class"),
-        (["1", "0.5"], "train.jsonl, line 2: 'label' is '0.5', which is no class\nNext: write each class as a name or"),
-        (["-.25", "0.5"], "train.jsonl, line 1: 'label' is '-.25', which is no class"),
         *(
             (["1", text], f"train.jsonl, line 2: 'label' is '{text}', which is no class")
-            for text in ("0,5", "5.", "nan", "-inf")
+            for text in ("0.5", "0,5", "5.", "-.25", " 1.5E-3 ", "nan", "-inf")
         ),
-        (["bad", " 1.5E-3 "], "train.jsonl, line 2: 'label' is ' 1.5E-3 ', which is no class"),
-        (["1.10", "1.1"], "train.jsonl, line 1: 'label' is '1.10', which is no class"),
         ([1, 2.0**54], "train.jsonl, line 2: 'label' is 1.8014398509481984e+16, which is no class"),
         ([1, float("nan")], "train.jsonl, line 2: 'label' is nan, which is no class"),
-        ([1, float("inf")], "train.jsonl, line 2: 'label' is inf, which is no class"),
         (["bad", ["good"]], "train.jsonl, line 2: 'label' is ['good'], which is no class"),
         (["bad", "go\ud83dod"], r"train.jsonl, line 2: 'label' is 'go\ud83dod', which is no class"),
         (["bad", "bad"], "train.jsonl: every 'label' is 'bad'; there is nothing to tell apart"),
-        ([1, 1.0, 1], "train.jsonl: every 'label' is 1; there is nothing to tell apart"),
     ],
 )
 def test_what_cannot_be_told_apart_as_classes_is_refused_with_its_line(
@@ -154,12 +134,6 @@ def test_what_is_no_text_is_refused_with_its_line(load: Load, text: Any, message
         load([*labelled("bad", "good"), {"text": text, "label": "bad"}])
 
 
-def test_a_whole_surrogate_pair_is_a_character(load: Load, tmp_path: Path) -> None:
-    _, train, _ = load([{"text": "\U0001f600", "label": 0}, {"text": "b", "label": 1}], labelled(0))
-    assert r"\ud83d\ude00" in (tmp_path / "train.jsonl").read_text(), "JSON spells it as a pair"
-    assert train.texts[0] == "\U0001f600"
-
-
 def test_pairs_keep_both_sides_together(load: Load) -> None:
     rows = [{"first": f"a{number}", "second": f"b{number}", "class": number % 2} for number in range(20)]
     columns = {"text_column": "first", "text_pair_column": "second", "label_column": "class"}
@@ -174,17 +148,6 @@ def test_pairs_keep_both_sides_together(load: Load) -> None:
             for text, pair, label in zip(part.texts, part.pairs, part.labels, strict=True)
         ]
     assert sorted(seen, key=rows.index) == rows
-
-
-def test_the_second_sentence_of_a_pair_must_be_text_too(load: Load) -> None:
-    rows = [{"text": "a", "other": "b", "label": 0}, {"text": "a", "other": None, "label": 1}]
-    with pytest.raises(UsageError, match=r"train\.jsonl, line 2: 'other' is not text but None"):
-        load(rows, text_pair_column="other")
-
-
-def test_the_same_column_twice_makes_pairs_of_itself(load: Load) -> None:
-    _, train, _ = load(labelled(0, 1, 0), labelled(0), text_pair_column="text")
-    assert train.pairs == train.texts == ["text 0", "text 1", "text 2"]
 
 
 def several(tmp_path: Path, *tables: Rows) -> list[str]:
@@ -247,6 +210,8 @@ def test_at_least_one_example_is_held_out(load: Load) -> None:
 def test_too_few_examples_to_hold_some_out_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match=r"train\.jsonl has 2 examples: too few to hold some out; give eval_data"):
         load(labelled(0, 1), eval_fraction=0.9)
+    with pytest.raises(UsageError, match=r"train\.jsonl has 3 examples: too few"):
+        load(labelled("a", "b", "c"))  # no class has two
 
 
 def columns_by_transformers(task: GlueTask) -> list[str]:
@@ -297,15 +262,6 @@ def test_every_glue_task_is_read_from_its_own_columns_and_its_public_validation_
         for part, split in ((train, "train"), (held_out, "validation_matched" if task == "mnli" else "validation")):
             text, *pair = [f"{task} {split} {name}" for name in columns[task]]
             assert part == Examples(texts=[text], pairs=pair or None, labels=[1])
-
-
-def test_a_glue_task_takes_its_columns_from_other_tables_where_they_are_given(tmp_path: Path) -> None:
-    rows = [{"question1": f"{number}?", "question2": "why?", "label": number % 2} for number in range(4)]
-    location = str(write_jsonl(tmp_path / "t.jsonl", rows))
-    arguments = FinetuneClassification(model="unused", glue_task="qqp", train_data=location, eval_data=location)
-    names, train, held_out = labelled_text.load(arguments, s3=no_s3)
-    assert names == ["0", "1"]
-    assert train == held_out == Examples(texts=["0?", "1?", "2?", "3?"], pairs=["why?"] * 4, labels=[0, 1, 0, 1])
 
 
 @pytest.mark.usefixtures("datasets_cache")
@@ -372,11 +328,6 @@ def test_a_split_has_as_many_rows_as_are_asked_for_as_far_as_classes_can_be_part
     assert len(set(drawn.tolist())) == len(drawn) == min(count, 89)
     left = {labels[row] for row in set(range(100)) - set(drawn.tolist())}
     assert left == set(range(11)), "each class is trained on"
-
-
-def test_examples_of_which_no_class_has_two_cannot_be_parted(load: Load) -> None:
-    with pytest.raises(UsageError, match=r"train\.jsonl has 3 examples: too few to hold some out; give eval_data"):
-        load(labelled("a", "b", "c"))
 
 
 BAD: Rows = [

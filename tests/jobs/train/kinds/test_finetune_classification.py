@@ -151,15 +151,6 @@ def test_a_resumed_attempt_tokenizes_nothing_reads_no_pretrained_weights_and_end
         assert len(re.findall(rf"^start-up: .*launcher and imports .*{parts}.*first step ", launched.output, re.M)) == 1
 
 
-def test_another_seed_gives_other_weights(
-    run: Run, uninterrupted: Callable[[int], Run], recipe: tuple[str, ...]
-) -> None:
-    """That the same one gives the same, bit by bit, is what test_resuming.py holds."""
-    run.attempt(*recipe, "--seed=2")
-
-    assert run.read("model/model.safetensors") != uninterrupted(1).read("model/model.safetensors")
-
-
 @pytest.mark.every_release
 def test_pairs_with_codes_as_labels_from_csv_with_a_share_held_out(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
     """Also: a local model and table with what it warns of, and a batch of which a rank holds a quarter at once."""

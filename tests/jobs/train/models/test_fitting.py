@@ -62,7 +62,7 @@ def with_classes(folder: Path, names: list[str]) -> tuple[Any, str]:
 
 # ModernBERT's module compiles a function when it is imported, by a way that PyTorch has deprecated.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "gpt2", "modernbert"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "modernbert"])
 def test_a_head_whose_classes_are_in_another_order_predicts_the_same_names(kind: str, tmp_path: Path) -> None:
     own = saved(tmp_path, kind, id2label={0: "b", 1: "c", 2: "a"}, label2id={"b": 0, "c": 1, "a": 2})
     model, said = with_classes(tmp_path, ["a", "b", "c"])

@@ -48,10 +48,6 @@ def test_whatever_is_loaded_runs_no_code_of_a_model_or_a_data_set() -> None:
         assert said.get("trust_remote_code") == "False", f"{name}, line {call.lineno}"
 
 
-def test_a_model_is_read_from_where_it_lies(local: Place, tiny_bert: Path) -> None:
-    assert local.model(put_model(local, tiny_bert)) == Path(local.at("model"))
-
-
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_of_a_model_on_s3_only_what_from_pretrained_reads_is_downloaded(
     remote: Place, tiny_bert: Path, slash: str
@@ -121,30 +117,6 @@ def test_a_missing_model_is_told(local: Place, remote: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        ("finetune-classification", "it cannot be loaded as an encoder for classification"),
-        ("pretrain-mlm", "it cannot be loaded for masked language modelling"),
-    ],
-)
-def test_a_job_ends_with_one_line_on_truncated_weights(
-    *, kind: str, what: str, run: Run, pretraining: tuple[str, ...], tiny_bert: Path, tmp_path: Path
-) -> None:
-    model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    table = write_jsonl(tmp_path / "train.jsonl", reviews(40, seed=1))
-    flags = {
-        "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
-        "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
-    }
-    launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1)
-    assert launched.lines[-1].startswith(f"error: {model}: {what}: "), launched.output
-    assert launched.lines[-1].endswith(". Next: stage the model's folder again, or name another\n")
-    assert "Traceback" not in launched.output
-
-
-@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"[]", "its config.json has no model_type"),
@@ -177,31 +149,6 @@ def test_a_configuration_that_has_code_run_is_refused_before_transformers_reads_
     place.put("model/config.json", json.dumps(content).encode())
     with pytest.raises(UsageError, match=r"its config.json has '\w+: .*', which makes transformers fetch code"):
         place.model(location)
-
-
-def test_a_configuration_that_asks_for_no_code_is_taken(place: Place, tiny_bert: Path) -> None:
-    content = {**json.loads((tiny_bert / "config.json").read_bytes()), "trust_remote_code": False}
-    location = put_model(place, tiny_bert, "config.json")
-    place.put("model/config.json", json.dumps({**content, "_attn_implementation": "sdpa"}).encode())
-    place.model(location)
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("Bert", 16), ("Roberta", 18)])
-def test_no_sequence_may_have_more_tokens_than_the_model_has_positions(kind: str, rows: int) -> None:
-    import torch
-    import transformers
-
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=8, max_position_embeddings=rows, pad_token_id=1, type_vocab_size=1, **sizes
-    )
-    model = getattr(transformers, f"{kind}Model")(config)
-    most = pretrained.positions(model)
-    assert most == 16, "RoBERTa's own two come on top"
-    tokens = torch.full((1, most + 1), 5)
-    model(tokens[:, :most])
-    with pytest.raises((IndexError, RuntimeError)):
-        model(tokens)
 
 
 TINY = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "pad_token_id": 1}
@@ -291,26 +238,11 @@ SHAPE = ("--hidden-size=", "--layers=", "--heads=", "--intermediate-size=")
 
 
 @pytest.mark.parametrize("kind", ["finetune-classification", "evaluate", "pretrain-mlm"])
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config": OWN_MODEL}, "needs code of its own (own.Own), which no job runs: trust_remote_code is off"),
-        ({"tokenizer_config": OWN_TOKENIZER}, "its tokenizer cannot be loaded: "),
-    ],
-    ids=["model", "tokenizer"],
-)
 def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
-    *,
-    kind: str,
-    changes: dict[str, dict[str, object]],
-    message: str,
-    run: Run,
-    pretraining: tuple[str, ...],
-    tiny_bert: Path,
-    tmp_path: Path,
+    *, kind: str, run: Run, pretraining: tuple[str, ...], tiny_bert: Path, tmp_path: Path
 ) -> None:
-    classifier = {"architectures": ["BertForSequenceClassification"], **changes.get("config", {})}
-    model = with_own_code(tiny_bert, tmp_path, **{**changes, "config": classifier})
+    classifier: dict[str, object] = {"architectures": ["BertForSequenceClassification"]}
+    model = with_own_code(tiny_bert, tmp_path, config=classifier, tokenizer_config=OWN_TOKENIZER)
     table = write_jsonl(tmp_path / "t.jsonl", reviews(40, seed=1))
     flags = {
         "finetune-classification": (f"--train-data={table}", "--global-batch-size=1", "--max-length=16"),
@@ -318,7 +250,7 @@ def test_no_kind_runs_the_code_of_a_model_though_somebody_says_yes(
         "pretrain-mlm": tuple(flag for flag in pretraining if not flag.startswith(SHAPE)),
     }
     launched = run.attempt(f"--model={model}", *flags[kind], kind=kind, expect=1, answers="y\n" * 1000)
-    assert re.match(f"error: {model}:? {re.escape(message)}", launched.lines[-1]), launched.output
+    assert launched.lines[-1].startswith(f"error: {model}: its tokenizer cannot be loaded: "), launched.output
     assert "Traceback" not in launched.output
     assert not (tmp_path / "was-run").exists()
 
