@@ -54,6 +54,10 @@ _NEVER_FITS = ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE", "MISCONFIGUR
 One guide of Batch's, that of the European Sovereign Cloud, names a further one that it acts on there,
 MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED; the others do not, and Batch refuses what it does not know.
 """
+_STUCK_SECONDS = 3600
+"""A job that waits at a queue's head for longer, for one of these reasons, is cancelled."""
+_SHARE_DECAY_SECONDS = 24 * 3600
+"""What a team has used counts against it for that long while teams that share compete."""
 _NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 
 
@@ -187,7 +191,7 @@ class ComputeStack(StageStack):
     def _time_limits(self, queue: Queue) -> list[batch.CfnJobQueue.JobStateTimeLimitActionProperty]:
         """Return the limits by which a job at the queue's head that can never start makes way for those behind it."""
         stage = self.stage_row
-        seconds = dict.fromkeys(_NEVER_FITS, stage.alerts.blocked_queue_minutes * 60)
+        seconds = dict.fromkeys(_NEVER_FITS, _STUCK_SECONDS)
         if self._waits_for_spot(queue) and stage.spot_wait_hours is not None:
             seconds[_NO_CAPACITY] = round(stage.spot_wait_hours * 3600)
         return [
@@ -322,7 +326,7 @@ class ComputeStack(StageStack):
             self,
             "TeamShares",
             fairshare_policy=batch.CfnSchedulingPolicy.FairsharePolicyProperty(
-                share_decay_seconds=self.stage_row.share_decay_hours * 3600,
+                share_decay_seconds=_SHARE_DECAY_SECONDS,
                 # Nothing is held back for teams that run nothing.
                 compute_reservation=0,
                 share_distribution=[

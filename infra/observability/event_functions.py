@@ -132,8 +132,6 @@ class EventFunctions:
                     for name, row in rows.items()
                 }
             ),
-            MINUTES=str(self._stage.alerts.never_joined_minutes),
-            LAUNCHES=str(self._stage.alerts.never_joined_launches),
         )
         function.may_publish(self._alerts.topic, self._key)
         self._allow_watching(function, path)

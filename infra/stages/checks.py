@@ -1,9 +1,6 @@
 """Refuse rows of infra/settings.py that cannot be deployed, before synthesis rather than at AWS."""
 
 from collections.abc import Iterator
-from dataclasses import is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -12,7 +9,6 @@ from infra.stages.limits import MOST_QUEUES, OUT_OF_LIMITS
 from infra.stages.loading import load
 from infra.stages.model import Pool, Stage, Team
 from infra.stages.network_plan import has_interface_endpoints, uses_default_security_group, zone_ids
-from infra.stages.regions import zone_prefix
 from jobs.contract.display import printable
 from jobs.contract.errors import ConfigurationError, UsageError, did_you_mean
 from jobs.contract.stage import SHARED_PREFIX, share_identifier
@@ -41,70 +37,30 @@ def selected_stages(only: str | None = None) -> tuple[Stage, ...]:
 def check(stage: Stage) -> None:
     """Raise ConfigurationError with every mistake of a row on a line of its own.
 
-    Where a value has the wrong type, only such mistakes are told: the other checks rely on the types.
+    If a value has the wrong type, only such mistakes are reported: the other checks rely on the types.
     """
     try:
         _ROW.validate_python(stage)
         errors = []
     except ValidationError as error:
         errors = error.errors()
-    mistakes = [_wrong_type(error) for error in errors if error["type"] != OUT_OF_LIMITS]
-    mistakes = mistakes or [*(_out_of_limits(error, stage) for error in errors), *_what_does_not_fit(stage)]
+    mistakes = [_mistake(error, stage) for error in errors if error["type"] != OUT_OF_LIMITS]
+    mistakes = mistakes or [*(_mistake(error, stage) for error in errors), *_what_does_not_fit(stage)]
     if mistakes:
         raise ConfigurationError(
             printable("\n".join(f"infra/settings.py: stage '{stage.name}': {mistake}" for mistake in mistakes))
         )
 
 
-def _wrong_type(error: ErrorDetails) -> str:
-    """Say where a value has the wrong type, which type it must have, and what it is instead."""
-    place, wanted = "", Any
-    for step in error["loc"]:
-        if isinstance(step, int):
-            place += f"[{step}]"
-            wanted = get_args(wanted)[0]
-        else:
-            place += f": {step}" if place else step
-            row = next((choice for choice in _choices(wanted) if is_dataclass(choice)), Stage)
-            wanted = get_type_hints(row)[step]
-    choices = _choices(wanted)
-    return f"{place}: must be {' or '.join(map(_name, choices))}{_remark(error['input'], choices[0])}"
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "True or False", NoneType: "None"}
-
-
-def _name(wanted: Any) -> str:
-    if get_origin(wanted) is tuple:
-        of = get_args(wanted)[0]
-        return "a tuple of " + ("strings" if of is str else of.__name__)
-    return _NAMES.get(wanted) or f"{wanted.__name__}(…)"
-
-
-def _remark(value: Any, wanted: Any) -> str:
-    """Say what the value is instead; where it is one item of the tuple that is wanted, how to write that tuple."""
-    is_tuple = get_origin(wanted) is tuple
-    if is_tuple and isinstance(value, get_args(wanted)[0]):
-        item = repr(value) if isinstance(value, str) else f"{type(value).__name__}(…)"
-        return f"; a tuple of one needs a comma: ({item},)"
-    if is_tuple or is_dataclass(value) or isinstance(value, list | dict | set | tuple):
-        return f", not {_NAMES.get(type(value), type(value).__name__)}"
-    return f", not {value!r}"
-
-
-def _out_of_limits(error: ErrorDetails, stage: Stage) -> str:
-    """Say whose field it is and what is wrong there; teams have names, which tell more than their places."""
+def _mistake(error: ErrorDetails, stage: Stage) -> str:
+    """Return the field and what is wrong with it; a team is called by its name, if that has the right type."""
+    message = error["msg"] if error["type"] == OUT_OF_LIMITS else f"{error['msg']}, not {error['input']!r}"
     match error["loc"]:
-        case ("teams", int(index), "name"):
-            return f"team '{stage.teams[index].name}': {error['msg']}"
-        case ("teams", int(index), str(field), *_):
-            return f"team '{stage.teams[index].name}': {field}: {error['msg']}"
+        case ("teams", int(index), *fields) if isinstance(stage.teams[index], Team):
+            place = [f"team '{stage.teams[index].name}'", *(field for field in fields if field != "name")]
         case loc:
-            return ": ".join([*(step for step in loc if isinstance(step, str)), error["msg"]])
+            place = list(loc)
+    return ": ".join([*(step for step in place if isinstance(step, str)), message])
 
 
 def _what_does_not_fit(stage: Stage) -> Iterator[str]:
@@ -122,26 +78,8 @@ def _what_does_not_fit(stage: Stage) -> Iterator[str]:
         yield "availability_zone_ids: they are those of the subnets in 'vpc'; leave them out"
     if stage.vpc and stage.vpc_cidr != Stage.vpc_cidr:
         yield "vpc_cidr: it is that of 'vpc', which is there already; leave it out"
-    yield from _zone_mistakes(stage)
     yield from _team_mistakes(stage)
     yield from _accelerator_mistakes(stage)
-
-
-def _zone_mistakes(stage: Stage) -> Iterator[str]:
-    """Yield what is wrong with zones that are not all in one region, or not in the stage's."""
-    zones: dict[str, str] = {}
-    for zone in stage.availability_zone_ids:
-        prefix, found, _ = zone.partition("-az")
-        if found:  # An id of another form has been refused already.
-            zones.setdefault(prefix, zone)
-    expected = zone_prefix(stage.region) if stage.region else None
-    if len(zones) > 1:
-        one, other, *_ = zones.values()
-        yield f"availability_zone_ids: '{one}' and '{other}' are in different regions, but a stage has one region"
-    elif expected:
-        for prefix, zone in zones.items():
-            if prefix != expected:
-                yield f"availability_zone_ids: '{zone}' is not in '{stage.region}', whose zones begin with '{expected}'"
 
 
 def _team_mistakes(stage: Stage) -> Iterator[str]:

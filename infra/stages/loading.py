@@ -11,6 +11,7 @@ from types import FrameType
 from infra.stages.model import Stage
 from jobs.contract.errors import ConfigurationError, did_you_mean
 
+SETTINGS = "infra.settings"
 _UNKNOWN_FIELD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -20,7 +21,7 @@ def load() -> dict[str, Stage]:
     Raises ConfigurationError where Python cannot read the file, or stops at one of its lines.
     """
     try:
-        stages: dict[str, Stage] = importlib.import_module("infra.settings").STAGES
+        stages: dict[str, Stage] = importlib.import_module(SETTINGS).STAGES
     except Exception as error:
         mistake = _mistake(error)
         if mistake is None:
@@ -31,7 +32,7 @@ def load() -> dict[str, Stage]:
 
 def _mistake(error: Exception) -> str | None:
     """Say what is wrong with the file; None where the error arose in other code, which its author cannot mend there."""
-    spec = importlib.util.find_spec("infra.settings")
+    spec = importlib.util.find_spec(SETTINGS)
     path = spec and spec.origin
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})" if error.filename == path else None

@@ -125,15 +125,8 @@ class Alerts:
 
     emails: limits.Emails = ()
     """Each address gets a message from SNS and must confirm it once."""
-    blocked_queue_minutes: limits.BlockedQueueMinutes = 60
-    """A job that waits at a queue's head for longer, for a reason that Batch names, is a stuck one: 10 to 1440."""
     failed_jobs_an_hour: limits.FailedJobs = 3
     """As many raise the alarm of failed jobs."""
-    never_joined_minutes: limits.NeverJoinedMinutes = 30
-    """An instance that has not joined its cluster so long after its launch never will: its compute environment is
-    disabled, 10 to 240."""
-    never_joined_launches: limits.NeverJoinedLaunches = 3
-    """As many instances in a row that ended before they had joined do the same: 2 to 20."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +221,6 @@ class Stage:
     """How long a job may wait at the head of the Spot queue for capacity before it is moved to On-Demand, or cancelled
     where the stage has none: up to 24. The Spot queue then has Spot capacity only, and the move takes the place of the
     overflow. None: a job starts On-Demand as soon as Batch finds no Spot, or waits where the stage has none."""
-    share_decay_hours: limits.ShareDecayHours = 24
-    """For how long what a team has used counts against it while teams that share compete."""
 
     # Network
     vpc: ExistingVpc | None = None

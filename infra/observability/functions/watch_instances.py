@@ -2,9 +2,9 @@
 
 EventBridge calls it when an instance changes its state, when one has joined a cluster, and every five minutes. An
 instance that never joins runs no job and belongs to none, so nobody who looks at jobs sees what it costs; and where a
-boot step fails, Batch starts one after the other. Where one has not joined for `MINUTES`, or `LAUNCHES` in a row have
-ended before they joined, their compute environment is disabled, what still runs of them is terminated, and people and
-`trainyard why` are told. That an instance has joined is a tag on it.
+boot step fails, Batch starts one after the other. If one has not joined for `MINUTES`, or `LAUNCHES` in a row have
+ended before they joined, the function disables their compute environment, terminates those that still run, and sends
+an alert, which `trainyard why` repeats. An instance that has joined has a tag.
 """
 
 import contextlib
@@ -25,6 +25,9 @@ RUN_TAG = "trainyard:run"
 NEVER_JOINED = "never-joined/"
 """Begins the names of the parameters, below the stage's path, that say why an environment was disabled here."""
 
+MINUTES = 30
+LAUNCHES = 3
+
 _ALIVE = ("pending", "running")
 _SPOT_RECLAIM = "Server.SpotInstance"
 """EC2's codes of a Spot instance that was taken away, or had no capacity, begin so: no fault of the boot."""
@@ -43,8 +46,6 @@ class Rules:
     """Where instances send the logs of their boot, in streams that begin with their ids."""
     prices: Mapping[str, Mapping[str, float]]
     """Instance type to capacity to US dollars an hour."""
-    minutes: int
-    launches: int
 
     @classmethod
     def from_environment(cls) -> "Rules":
@@ -55,8 +56,6 @@ class Rules:
             path=os.environ["PARAMETER_PATH"],
             log_group=os.environ["LOG_GROUP"],
             prices=json.loads(os.environ["PRICES"]),
-            minutes=int(os.environ["MINUTES"]),
-            launches=int(os.environ["LAUNCHES"]),
         )
 
 
@@ -94,7 +93,7 @@ class Instance:
         return self.state in _ALIVE
 
 
-def never_joined(instances: Iterable[Instance], rules: Rules, now: datetime, since: datetime | None) -> list[Instance]:
+def never_joined(instances: Iterable[Instance], now: datetime, since: datetime | None) -> list[Instance]:
     """Return the instances for which their compute environment is to be disabled, the newest first; none: all is well.
 
     `since`: when it was disabled last; what was launched before is history.
@@ -103,11 +102,11 @@ def never_joined(instances: Iterable[Instance], rules: Rules, now: datetime, sin
     for instance in sorted(instances, key=lambda instance: instance.launched, reverse=True):
         if instance.joined or (since is not None and instance.launched <= since):
             break  # it works, or did when that one was launched
-        overdue = now - instance.launched >= timedelta(minutes=rules.minutes)
+        overdue = now - instance.launched >= timedelta(minutes=MINUTES)
         if overdue if instance.is_alive else not instance.ended_by.startswith(_SPOT_RECLAIM):
             found.append(instance)
     stuck = any(instance.is_alive for instance in found)
-    return found if stuck or len(found) >= rules.launches else []
+    return found if stuck or len(found) >= LAUNCHES else []
 
 
 def explain(environment: str, culprits: list[Instance], rules: Rules) -> str:
@@ -118,7 +117,7 @@ def explain(environment: str, culprits: list[Instance], rules: Rules) -> str:
     )
     started = f"{len(culprits)} instances" if len(culprits) > 1 else "an instance"
     stuck = any(instance.is_alive for instance in culprits)
-    how = f"within {rules.minutes} minutes" if stuck else "before it ended"
+    how = f"within {MINUTES} minutes" if stuck else "before it ended"
     streams = f"{culprits[0].id}/ in log group {rules.log_group}"
     return (
         f"{environment} has started {started} of {culprits[0].type} that never joined it {how}: {shown}; the logs of "
@@ -233,7 +232,7 @@ def look(account: Account, rules: Rules, now: datetime) -> list[Instance]:
             account.forget(batch_name)
             continue
         since = datetime.fromisoformat(record["since"]) if record else None
-        culprits = never_joined(own, rules, now, since)
+        culprits = never_joined(own, now, since)
         if not culprits:
             continue
         if environment["state"] == "ENABLED":

@@ -7,7 +7,7 @@ import pytest
 
 from infra.compute.stack import ComputeStack
 from infra.network.stack import NetworkStack
-from infra.stages import Alerts, ExistingVpc, Pool, Stage, Team
+from infra.stages import ExistingVpc, Pool, Stage, Team
 from infra.storage.stack import StorageStack
 from jobs.contract.instance_types import INSTANCE_TYPES
 from jobs.contract.queues import QUEUES, SPOT_WAITED_TOO_LONG, Queue
@@ -105,7 +105,7 @@ def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
         Team(name="vision"),
         Team(name="interns", share=0.01, shares_instances=True),
     )
-    compute = synthesised(teams=teams, share_decay_hours=48)["compute"]
+    compute = synthesised(teams=teams)["compute"]
     policy = only(compute, "AWS::Batch::SchedulingPolicy")["FairsharePolicy"]
     assert policy["ShareDistribution"] == [
         # Trap: a share identifier takes letters and digits only.
@@ -113,7 +113,7 @@ def test_twice_the_share_is_half_the_weight(synthesised: Synthesised) -> None:
         {"ShareIdentifier": "vision", "WeightFactor": 1},
         {"ShareIdentifier": "interns", "WeightFactor": 100},
     ]
-    assert policy["ShareDecaySeconds"] == 48 * 3600
+    assert policy["ShareDecaySeconds"] == 24 * 3600
 
 
 def time_limits(queue: dict[str, Any]) -> dict[str, int]:
@@ -124,11 +124,11 @@ def time_limits(queue: dict[str, Any]) -> dict[str, int]:
 
 
 def test_a_job_that_can_never_start_makes_way(synthesised: Synthesised) -> None:
-    compute = synthesised(alerts=Alerts(blocked_queue_minutes=25), max_on_demand_nodes=1, max_multinode_nodes=2)
+    compute = synthesised(max_on_demand_nodes=1, max_multinode_nodes=2)
     for queue in queues(compute["compute"]).values():
         assert time_limits(queue) == {
-            "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": 25 * 60,
-            "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": 25 * 60,
+            "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": 3600,
+            "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": 3600,
         }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from infra.observability.functions import watch_instances
 from infra.observability.functions.watch_instances import (
     JOINED_TAG,
     NEVER_JOINED,
@@ -30,8 +31,6 @@ RULES = Rules(
     path="/trainyard/test/",
     log_group="boot-logs",
     prices={"dl1.24xlarge": {"spot": 4.0, "on-demand": 13.0}},
-    minutes=30,
-    launches=3,
 )
 BOOTING = Instance(
     id="i-1",
@@ -53,7 +52,7 @@ def gone(minutes: float, code: str = "Client.InstanceInitiatedShutdown") -> Inst
 
 
 def culprits(*instances: Instance, since: datetime | None = None) -> list[str]:
-    return [instance.id for instance in never_joined(instances, RULES, NOW, since)]
+    return [instance.id for instance in never_joined(instances, NOW, since)]
 
 
 def test_one_that_has_not_joined_in_time_is_found_and_one_that_boots_is_not() -> None:
@@ -106,10 +105,9 @@ def stage(embedded_aws: EmbeddedAws, inbox: Inbox, monkeypatch: pytest.MonkeyPat
         "PARAMETER_PATH": f"/trainyard/{name}/",
         "LOG_GROUP": "boot-logs",
         "PRICES": json.dumps({"m5.large": {"on-demand": 2.0}}),
-        "MINUTES": "0",  # all that has not joined is overdue
-        "LAUNCHES": "3",
     }.items():
         monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(watch_instances, "MINUTES", 0)  # all that has not joined is overdue
     return name
 
 
