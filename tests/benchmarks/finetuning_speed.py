@@ -11,26 +11,29 @@ rate of learning:
     entrypoint      jobs.train.launch finetune-classification, with metrics and the model on S3 as in any run
 
 In bf16 autocast on a card, in fp32 on a CPU: what the entrypoint does there. Steps between the first and the last line
-of the log count, in samples a second. The mean lengths and their spread are those of MRPC under BERT's tokenizer
-(tests/jobs/train/data/test_labelled_buckets.py). New weights learn little in so short a time: the accuracy on held-out
-pairs is printed so that one sees whether all sides learned alike.
+of the log count. The mean lengths and their spread are those of MRPC under BERT's tokenizer. New weights learn little
+in so short a time: the accuracy on held-out pairs shows whether all sides learned alike.
 """
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobs.contract.locations import S3Location
-from tests.support.benchmarks.launched import finished, launcher
+from tests.support.benchmarks.launched import launcher
+from tests.support.benchmarks.speed import (
+    Result,
+    by_entrypoint,
+    by_plain_trainer,
+    in_turns,
+    plainly,
+    show,
+    training_options,
+)
 from tests.support.train.launching import NewRun
 from tests.support.train.reviews import save_new_bert, write_jsonl
 from tests.support.train.s3_server import put
@@ -43,53 +46,40 @@ LEARNING_RATE = 3e-5
 WORDS = 20_000
 HELD_OUT = 408
 """Pairs, as MRPC's validation split has them."""
-
-PLAIN = {"padded to 128": "max_length", "plain Trainer": "longest"}
-OURS = "entrypoint"
-
-Result = dict[str, Any]
-"""`samples_per_second`, `loss` of the last line of the log, `accuracy`."""
+PADDED, PLAIN = "padded to 128", "plain Trainer"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.finetuning_speed", description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
+    training_options(parser, layers=24, hidden=1024, heads=16)
     parser.add_argument("--examples", type=int, default=3668)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=2, help="in turns; the fastest of each side counts")
-    parser.add_argument("--plain", choices=tuple(PLAIN), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
-        _train_plainly(options.folder, options)
+        print(json.dumps(_train_plainly(options.plain[0], Path(options.plain[1]), options)))
         return
-    results: dict[str, list[Result]] = {side: [] for side in (*PLAIN, OURS)}
     with tempfile.TemporaryDirectory() as name, launcher(Path(name), is_fresh=True) as new_run:
-        folder = Path(name)
+        folder, module = Path(name), "tests.benchmarks.finetuning_speed"
         _save(folder, options)
         flags = _flags(new_run, folder, options)
-        for _ in range(options.rounds):
-            for side, rounds in reversed(results.items()):
-                is_ours = side == OURS
-                rounds.append(_entrypoint(new_run, flags, options.device) if is_ours else _plain(folder, side))
-                print(f"{side:<14} {rounds[-1]}", file=sys.stderr, flush=True)
-    best = {side: max(rounds, key=lambda result: result["samples_per_second"]) for side, rounds in results.items()}
+
+        def entrypoint() -> Result:
+            found = by_entrypoint(new_run(), *flags, kind="finetune-classification", device=options.device)
+            return {**found, "accuracy": found["eval_accuracy"]}
+
+        sides = {
+            "entrypoint": entrypoint,
+            PLAIN: lambda: plainly(module, PLAIN, folder, options),
+            PADDED: lambda: plainly(module, PADDED, folder, options),
+        }
+        results = in_turns(sides, options.rounds)
     print(f"{options.device}: {options.layers} layers of {options.hidden}, {options.examples} pairs, {BATCH} a step")
-    print(f"{'':<14} {'samples/s':>9} {'of padded':>9} {'of plain':>9} {'last loss':>9} {'accuracy':>9}")
-    padded, plain = (best[side]["samples_per_second"] for side in PLAIN)
-    for side, result in best.items():
-        rate = result["samples_per_second"]
-        print(
-            f"{side:<14} {rate:9.1f} {f'x{rate / padded:.2f}':>9} {f'x{rate / plain:.2f}':>9} "
-            f"{result['loss']:9.4f} {result['accuracy']:9.4f}"
-        )
+    columns = {"loss": "last loss", "accuracy": "accuracy"}
+    show(results, PLAIN, columns, unit=BATCH, name="samples/s")
 
 
 def _save(folder: Path, options: argparse.Namespace) -> None:
-    """New weights with a tokenizer whose words are whole, and pairs that agree where they begin with the same word."""
+    """New weights with a tokenizer whose words are whole, and pairs that agree if they begin with the same word."""
     sizes = {"hidden_size": options.hidden, "num_hidden_layers": options.layers, "num_attention_heads": options.heads}
     words_known = [f"w{number}" for number in range(WORDS)]
     save_new_bert(folder / "model", words_known, **sizes, intermediate_size=4 * options.hidden)
@@ -104,9 +94,6 @@ def _save(folder: Path, options: argparse.Namespace) -> None:
             pair = (" ".join(f"w{number}" for number in half) for half in (first, second))
             rows.append({**dict(zip(("text", "pair"), pair, strict=True)), "label": label})
         write_jsonl(folder / f"{name}.jsonl", rows)
-    (folder / "options.json").write_text(
-        json.dumps({name: value for name, value in vars(options).items() if name not in ("plain", "folder")})
-    )
 
 
 def _flags(new_run: NewRun, folder: Path, options: argparse.Namespace) -> tuple[str, ...]:
@@ -127,78 +114,41 @@ def _flags(new_run: NewRun, folder: Path, options: argparse.Namespace) -> tuple[
     )
 
 
-def _entrypoint(new_run: NewRun, flags: tuple[str, ...], device: str) -> Result:
-    run = new_run()
-    finished(run.start(*flags, TRAINYARD_ACCELERATOR=device))
-    first, *_, last = (line for line in run.metrics() if "loss" in line)
-    seconds = (datetime.fromisoformat(last["time"]) - datetime.fromisoformat(first["time"])).total_seconds()
-    result = run.receipt().result
-    rate = (last["step"] - first["step"]) * BATCH / seconds
-    return {"samples_per_second": rate, "loss": last["loss"], "accuracy": result["eval_accuracy"]}
-
-
-def _plain(folder: Path, side: str) -> Result:
-    command = [sys.executable, "-m", "tests.benchmarks.finetuning_speed", "--plain", side, "--folder", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    answer: Result = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def _train_plainly(folder: Path, given: argparse.Namespace) -> None:
-    """In a process of its own. Prints a `Result` as JSON."""
+def _train_plainly(side: str, folder: Path, options: argparse.Namespace) -> Result:
+    """Train in this process, which is one of its own."""
     import transformers
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    options = argparse.Namespace(**json.loads((folder / "options.json").read_text()))
     transformers.set_seed(42)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
 
     def table(name: str) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         texts, pairs = ([row[column] for row in rows] for column in ("text", "pair"))
-        padding = "max_length" if PLAIN[given.plain] == "max_length" else False
+        padding = "max_length" if side == PADDED else False
         ids = tokenizer(texts, pairs, truncation=True, max_length=MAX_LENGTH, padding=padding)
         return [
             {**{column: ids[column][number] for column in ids}, "label": row["label"]}
             for number, row in enumerate(rows)
         ]
 
-    class Watch(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types
-        def __init__(self) -> None:
-            self.logged: list[tuple[float, int, float]] = []
-
-        def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float], **_: Any) -> None:
-            if "loss" in logs:
-                self.logged.append((time.time(), state.global_step, logs["loss"]))
-
-    watch = Watch()
-    trainer = Trainer(
+    found, trainer = by_plain_trainer(
+        options.device,
+        folder / "output",
+        arguments={
+            "num_train_epochs": options.epochs,
+            "learning_rate": LEARNING_RATE,
+            "per_device_train_batch_size": BATCH,
+            "per_device_eval_batch_size": 64,
+            "logging_steps": 10,
+        },
         model=AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=2),
-        args=TrainingArguments(
-            output_dir=str(folder / "output"),
-            num_train_epochs=options.epochs,
-            learning_rate=LEARNING_RATE,
-            per_device_train_batch_size=BATCH,
-            per_device_eval_batch_size=64,
-            logging_steps=10,
-            bf16=options.device == "cuda",
-            use_cpu=options.device == "cpu",
-            save_strategy="no",
-            disable_tqdm=True,
-            report_to=[],
-        ),
         train_dataset=table("train"),
         eval_dataset=table("eval"),
         processing_class=tokenizer,
         compute_metrics=lambda given: {"accuracy": float((given[0].argmax(-1) == given[1]).mean())},
-        callbacks=[watch],
     )
-    trainer.train()
-    first, *_, last = watch.logged
-    rate = (last[1] - first[1]) * BATCH / (last[0] - first[0])
-    accuracy = trainer.evaluate()["eval_accuracy"]
-    print(json.dumps({"samples_per_second": rate, "loss": last[2], "accuracy": accuracy}))
+    return {**found, "accuracy": trainer.evaluate()["eval_accuracy"]}
 
 
 if __name__ == "__main__":

