@@ -1,14 +1,11 @@
-"""The commands and specs that the pages show are ones that the command line takes.
-
-Here they are read, not run: `make demo` and the tests of each part run what they say.
-"""
+"""Commands, specs and links of the pages work. Here they are read, not run: `make demo` and other tests run them."""
 
 import importlib.util
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 from typer.main import get_command
 
@@ -17,57 +14,70 @@ from jobs.contract.spec import parse_spec
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("images/**/*.md"), *ROOT.glob("infra/**/*.md"), *ROOT.glob("jobs/**/*.md")]
+    [*ROOT.glob("*.md"), *(page for part in ("images", "infra", "jobs") for page in ROOT.glob(f"{part}/**/*.md"))]
 )
-CASES = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def commands(page: Path) -> list[list[str]]:
-    """Return the words of each line of a block that calls what this repository installs."""
-    found = [line.strip().removeprefix("$ ") for block in blocks(page, "(?:sh)?") for line in block.splitlines()]
-    inline = re.findall(r"`(trainyard [a-z][^`…]*)`", page.read_text())
-    lines = [line for line in found if re.match(r"(trainyard|make|python -m) [a-z]", line)]
-    return [shlex.split(line, comments=True) for line in (*lines, *inline)]
+def commands(page: Path) -> Iterator[list[str]]:
+    """Yield the words of each line of a block that calls what this repository installs, and of commands in a text."""
+    lines = [line.strip().removeprefix("$ ") for block in blocks(page, "(?:sh)?") for line in block.splitlines()]
+    lines = [line for line in lines if re.match(r"(trainyard|make|python -m) [a-z]", line)]
+    for line in [*lines, *re.findall(r"`(trainyard [a-z][^`…]*)`", page.read_text())]:
+        words = shlex.split(line, comments=True)
+        yield words[: words.index("|")] if "|" in words else words
 
 
-def read_by_command_line(words: list[str]) -> None:
-    """Parse the words as `trainyard` would. Raises click's UsageError, or SystemExit, where it would refuse them."""
+def wrong_with(words: list[str], targets: list[str]) -> str:
+    """Return what the program would refuse; empty if nothing."""
+    program, *rest = words
+    if program == "make":
+        return "" if rest[0] in targets else "no such target"
+    if program == "python":
+        return "" if importlib.util.find_spec(rest[1]) else "no such module"
     command, context = get_command(app), None
-    while True:
-        context = command.make_context(command.name or "trainyard", words, parent=context)
-        if not hasattr(command, "commands"):
-            return
-        words = [*context._protected_args, *context.args]
-        if not words:
-            return
-        command = command.commands[words[0]]
-        words = words[1:]
+    try:
+        while True:
+            context = command.make_context(command.name or "trainyard", rest, parent=context)
+            rest = [*context._protected_args, *context.args] if hasattr(command, "commands") else []
+            if not rest:
+                return ""
+            command, rest = command.commands[rest[0]], rest[1:]
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page is wrong
+        # A sentence may name a command without its arguments.
+        return "" if type(error).__name__ == "MissingParameter" else repr(error)
 
 
-@CASES
-def test_each_command_of_a_page_is_one_that_there_is(page: Path) -> None:
+def headings(page: Path) -> set[str]:
+    lines = (line.lstrip("# ").lower() for line in page.read_text().splitlines() if line.startswith("#"))
+    return {re.sub(r"[^\w -]", "", line).replace(" ", "-") for line in lines}
+
+
+def test_each_command_of_a_page_exists() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for program, *words in commands(page):
-        if program == "make":
-            assert words[0] in targets, words
-        elif program == "python":
-            assert importlib.util.find_spec(words[1]), words
-        else:
-            try:
-                read_by_command_line(words[: words.index("|")] if "|" in words else words)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the page is wrong
-                # A sentence may name a command without its arguments.
-                if type(error).__name__ != "MissingParameter":
-                    pytest.fail(f"trainyard {shlex.join(words)}: {error!r}")
+    found = [(page.name, words, wrong_with(words, targets)) for page in PAGES for words in commands(page)]
+    assert len(found) > 100
+    assert [each for each in found if each[-1]] == []
 
 
-@CASES
-def test_each_spec_of_a_page_is_valid(page: Path) -> None:
-    for block in blocks(page, "yaml"):
-        for document in yaml.safe_load_all(block):
+def test_each_spec_of_a_page_is_valid() -> None:
+    found = 0
+    for page in PAGES:
+        for document in (each for block in blocks(page, "yaml") for each in yaml.safe_load_all(block)):
             if isinstance(document, dict) and {"name", "job", "arguments"} <= document.keys():
                 parse_spec(document, origin=str(page))
+                found += 1
+    assert found > 5
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            if not there.exists() or (anchor and anchor not in headings(there)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert broken == []

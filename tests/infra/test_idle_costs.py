@@ -9,45 +9,43 @@ from jobs.contract.prices import GB_OF_S3, stored
 from tests.support.infra.synthesis import Templates
 
 
-def test_of_every_type_it_is_known_what_it_costs_while_nothing_runs(templates: Templates, variants: Templates) -> None:
-    types = {
-        resource["Type"]
-        for template in {**templates, **variants}.values()
-        for resource in template["Resources"].values()
-    }
+def lines_of(templates: Templates, stage: str) -> list[Line]:
+    return idle_costs([template for path, template in templates.items() if path.startswith(f"{stage}/")])
+
+
+def by_type(templates: Templates, stage: str) -> dict[str, float | None]:
+    return {line.price.type: line.usd_a_month for line in lines_of(templates, stage)}
+
+
+def test_each_type_of_a_template_has_a_price_or_is_free(templates: Templates, variants: Templates) -> None:
+    resources = [each for template in {**templates, **variants}.values() for each in template["Resources"].values()]
     priced = {price.type for price in PRICES}
-    assert types - priced - FREE == set()
-    # Nothing is told of what no stage could have any more.
-    assert (priced | FREE) - types == set()
+    assert priced | FREE == {resource["Type"] for resource in resources}
     assert priced & FREE == set()
-
-
-def test_a_type_of_which_nothing_is_known_is_an_error() -> None:
     with pytest.raises(KeyError, match="AWS::RDS::DBInstance"):
         idle_costs([{"Resources": {"Db": {"Type": "AWS::RDS::DBInstance"}}}])
 
 
-def test_a_stage_costs_nothing_but_its_way_out_storage_and_what_was_asked_for(templates: Templates) -> None:
-    costs = _by_type(templates, "dev")
-    assert costs["AWS::EC2::NatGateway"] == pytest.approx(32.85)
-    assert costs["AWS::EC2::EIP"] == pytest.approx(3.65)
-    paid = {resource_type for resource_type, usd in costs.items() if usd}
-    # The last two are within what every account has free.
+def test_a_stage_costs_its_way_out_and_what_the_settings_ask_for(templates: Templates, variants: Templates) -> None:
+    paid = {resource_type: usd for resource_type, usd in by_type(templates, "dev").items() if usd}
     assert paid == {
-        "AWS::EC2::NatGateway",
-        "AWS::EC2::EIP",
-        "AWS::CloudWatch::Dashboard",
-        "AWS::CloudWatch::Alarm",
+        "AWS::EC2::NatGateway": pytest.approx(32.85),
+        "AWS::EC2::EIP": pytest.approx(3.65),
+        "AWS::CloudWatch::Dashboard": 3,
+        "AWS::CloudWatch::Alarm": pytest.approx(0.3),
     }
-    assert sum(1 for line in _lines(templates, "dev") for _ in range(line.count) if "Dashboard" in line.price.type) <= 3
-    assert sum(line.count for line in _lines(templates, "dev") if "Alarm" in line.price.type) <= 10
+    everything = by_type(variants, "all")
+    assert everything["AWS::FSx::FileSystem"] == pytest.approx(174)  # 1,200 GiB
+    assert everything["AWS::KMS::Key"] == 1
+    assert everything["AWS::EC2::NatGateway"] == pytest.approx(2 * 32.85)
+    assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & by_type(variants, "closed").keys()
+    more: dict[str, Any] = copy.deepcopy(templates["dev/network"])
+    more["Resources"]["Second"] = {"Type": "AWS::EC2::NatGateway"}
+    totals = [sum(line.usd_a_month or 0 for line in idle_costs([each])) for each in (templates["dev/network"], more)]
+    assert totals[1] - totals[0] == pytest.approx(32.85)
 
 
-def test_what_is_asked_for_is_counted(variants: Templates) -> None:
-    costs = _by_type(variants, "all")
-    assert costs["AWS::FSx::FileSystem"] == pytest.approx(174)  # 1,200 GiB
-    assert costs["AWS::KMS::Key"] == 1
-    assert costs["AWS::EC2::NatGateway"] == pytest.approx(2 * 32.85)
+def test_an_interface_endpoint_costs_in_each_of_its_subnets(variants: Templates) -> None:
     endpoints = [
         resource["Properties"]
         for path, template in variants.items()
@@ -56,48 +54,23 @@ def test_what_is_asked_for_is_counted(variants: Templates) -> None:
     ]
     hours = sum(len(endpoint["SubnetIds"]) for endpoint in endpoints if endpoint["VpcEndpointType"] == "Interface")
     assert hours >= 10
-    assert costs["AWS::EC2::VPCEndpoint"] == pytest.approx(hours * 7.3)
+    assert by_type(variants, "all")["AWS::EC2::VPCEndpoint"] == pytest.approx(hours * 7.3)
 
 
-def test_without_nat_its_hours_are_gone(variants: Templates) -> None:
-    assert not {"AWS::EC2::NatGateway", "AWS::EC2::EIP"} & _by_type(variants, "closed").keys()
-
-
-def test_one_more_costs_one_more(templates: Templates) -> None:
-    broken: dict[str, Any] = copy.deepcopy(templates["dev/network"])
-    broken["Resources"]["Second"] = {"Type": "AWS::EC2::NatGateway"}
-    before, after = (
-        sum(line.usd_a_month or 0 for line in idle_costs([template])) for template in (templates["dev/network"], broken)
-    )
-    assert after - before == pytest.approx(32.85)
-
-
-def test_the_table_adds_up_and_names_its_sources(templates: Templates) -> None:
-    stages = {stage: _lines(templates, stage) for stage in ("dev", "prod")}
-    rows = list(table(stages))
-    total = sum(line.usd_a_month or 0 for line in stages["dev"])
-    assert f"**${total:.2f}**" in rows[-1]
-    assert rows[0].count("|") == rows[1].count("|") == rows[2].count("|") == rows[-1].count("|")
-    for price in PRICES:
-        assert price.source
-        assert price.turned_off_by
-
-
-def _lines(templates: Templates, stage: str) -> list[Line]:
-    return idle_costs([template for path, template in templates.items() if path.startswith(f"{stage}/")])
-
-
-def _by_type(templates: Templates, stage: str) -> dict[str, float | None]:
-    return {line.price.type: line.usd_a_month for line in _lines(templates, stage)}
-
-
-def test_one_stage_says_for_programs_what_it_costs_and_what_jobs_would_run_on(templates: Templates) -> None:
+def test_the_table_and_the_summary_add_up(templates: Templates) -> None:
+    lines = lines_of(templates, "dev")
+    rows = list(table({"dev": lines, "prod": lines_of(templates, "prod")}))
+    assert "**$39.80**" in rows[-1]
+    assert len({row.count("|") for row in rows}) == 1
     stage = STAGES["dev"]
-    said = summary(stage, _lines(templates, "dev"))
-    assert (said["stage"], said["instance_type"]) == ("dev", stage.instance_type)
-    assert said["cpu_instance_type"] == stage.cpu_instance_type
-    assert said["usd_a_month"] == pytest.approx(39.8)
-    assert (said["builds_machine_image"], said["several_nodes_on_demand"]) == (True, False)
+    assert summary(stage, lines) == {
+        "stage": "dev",
+        "usd_a_month": pytest.approx(39.8),
+        "instance_type": stage.instance_type,
+        "cpu_instance_type": stage.cpu_instance_type,
+        "builds_machine_image": True,
+        "several_nodes_on_demand": False,
+    }
 
 
 def test_a_run_and_a_stage_pay_the_same_for_what_s3_keeps() -> None:

@@ -3,7 +3,7 @@
 trainyard demo && python -m tests.support.jobs.pictures runs/RUN        another run, and its pictures
 python -m tests.support.jobs.pictures                                   those of the run that is there, drawn anew
 
-The run's own records lie beside the pictures, so that a test can tell whether they still show what users see.
+The run's own records are beside the pictures.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import re
 import shutil
 import tempfile
 from datetime import datetime, timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 
 import yaml
@@ -37,8 +36,6 @@ PICTURES = Path("jobs/docs/pictures")
 RECORDS = PICTURES / "run"
 TERMINAL = PICTURES / "terminal.svg"
 REPORT = PICTURES / "report.png"
-SHOWN = PICTURES / "report.json"
-"""The headings and figures that report.png shows."""
 
 WIDTH, HEIGHT = 1180, 1000
 COLUMNS = 100
@@ -57,9 +54,8 @@ def main() -> None:
         without_texts = classes.model_copy(update={"mistakes": []})  # they are others'
         (RECORDS / CLASSES).write_text(without_texts.model_dump_json(indent=1) + "\n", encoding="utf-8")
     TERMINAL.write_text(terminal(), encoding="utf-8")
-    SHOWN.write_text(json.dumps(shown(report()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     _photograph(report())
-    for path in (TERMINAL, REPORT, SHOWN):
+    for path in (TERMINAL, REPORT):
         print(path)
 
 
@@ -105,32 +101,6 @@ def report() -> str:
     ended = [attempt.finished_at for attempt in run.attempts if attempt.finished_at]
     made_at: datetime = max(ended) + timedelta(minutes=1)
     return run_page(run, now=made_at, recipe=ready_spec(run))
-
-
-class _Headings(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag in ("h1", "h2") or dict(attrs).get("class") in ("label", "value")
-        if self._inside:
-            self.found.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.found[-1] = f"{self.found[-1]} {data}".strip()
-
-
-def shown(page: str) -> list[str]:
-    """Return the headings and the first figures of a page."""
-    headings = _Headings()
-    headings.feed(page)
-    return [" ".join(text.split()) for text in headings.found]
 
 
 def _photograph(html: str) -> None:
