@@ -45,7 +45,7 @@ def wrong_with(words: list[str], targets: list[str]) -> str:
             rest = [*context._protected_args, *context.args] if hasattr(command, "commands") else []
             if not rest:
                 return ""
-            command, rest = command.commands[rest[0]], rest[1:]
+            command, rest = vars(command)["commands"][rest[0]], rest[1:]
     except Exception as error:  # noqa: BLE001 - whatever it is, the page is wrong
         # A sentence may name a command without its arguments.
         return "" if type(error).__name__ == "MissingParameter" else repr(error)

@@ -30,10 +30,10 @@ def in_turns(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, lis
     return found
 
 
-def apart(module: str, *arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.Popen[str]":
+def apart(module: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
     """Start one side in a process of its own, whose last line of output is JSON."""
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, cwd=cwd)
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
 
 
 def answer(process: "subprocess.Popen[str]") -> Result:
