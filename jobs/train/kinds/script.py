@@ -9,7 +9,6 @@ finds nothing in its environment by which it would take itself for one.
 """
 
 import contextlib
-import logging
 import os
 import runpy
 import shutil
@@ -23,11 +22,6 @@ from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.recipe import TRACKER_VARIABLES
 from jobs.kinds.script import Script
 from jobs.train.rank import ALONE, Rank, begin, give_first_heartbeat, hide_place, one_line, tell_the_launcher
-
-log = logging.getLogger("trainyard")
-
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
-"""Those by which a process learns that it has peers; torch.distributed asks for each."""
 
 CLEAN_UP_SECONDS = 10.0
 """The time that a script which has failed gets for what it does at its exit: its peers are waiting, or gone."""
@@ -55,7 +49,6 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
             )  # its imports take time that others need not wait for
 
             join_run_of_script(rank.run)
-        asked = watch_environment()
         os.chdir(folder)
         if command[0] == "-m":
             _run_module(folder, command[1], command[2:])
@@ -63,11 +56,6 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
             _run_file(folder / command[0], command[1:])
         else:
             _become(command)
-        _say_if_alone(asked)
-    except SystemExit as end:
-        if not end.code:
-            _say_if_alone(asked)
-        raise
     except (TrainyardError, ConfigurationError) as error:
         tell_the_launcher(one_line(error), explained=True)
         _leave()
@@ -75,42 +63,6 @@ def run_script(folder: Path, command: list[str], *, alone: bool = False) -> None
         _print_own(error)
         tell_the_launcher(f"{type(error).__name__}: {error}")
         _leave()
-
-
-def watch_environment() -> set[str]:
-    """Return a set that the names of RANK_VARIABLES come into as this process asks for them from now on."""
-    asked: set[str] = set()
-    names = {os.fsencode(name): name for name in RANK_VARIABLES}
-
-    class Watched(dict[bytes, bytes]):
-        def __getitem__(self, name: bytes) -> bytes:
-            # Between the two is os.environ's own lookup. What walks through all variables, as tqdm does, asks for none.
-            if name in names and sys._getframe(2).f_code.co_name != "__iter__":  # noqa: SLF001
-                asked.add(names[name])
-            return super().__getitem__(name)
-
-        def __contains__(self, name: object) -> bool:
-            asked.update(names[known] for known in names if known == name)
-            return super().__contains__(name)
-
-    # Whatever Python code asks for, torch.distributed's included, it asks these two for.
-    os.environ._data = os.environb._data = Watched(os.environ._data)  # type: ignore[attr-defined]  # noqa: SLF001
-    return asked
-
-
-def _say_if_alone(asked: set[str]) -> None:
-    """Say where the script ended well, and its ranks cannot have known of each other: all did the same work."""
-    if asked:
-        return
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1 and os.environ.get("RANK") == "0":
-        logging.basicConfig(stream=sys.stdout, format="%(message)s")
-        log.warning(
-            "warning: %s ranks did the same work, as it seems: the script has asked for none of %s. "
-            "Next: set resources.nproc_per_node: 1, or arguments.processes: 1",
-            world_size,
-            ", ".join(RANK_VARIABLES),
-        )
 
 
 def _run_file(path: Path, arguments: list[str]) -> None:
