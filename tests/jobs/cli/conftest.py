@@ -1,4 +1,4 @@
-"""The command line as users run it: the console script, in a folder and with an environment of its own."""
+"""The command line as users run it, in a folder and with an environment of its own."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.jobs import warm_command
+from tests.support.jobs import in_process
 from tests.support.jobs.submitting import SPEC
 
 Trainyard = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,15 +31,9 @@ def trainyard(tmp_path: Path, clean_environment: dict[str, str]) -> Trainyard:
         *arguments: str | Path,
         environment: Mapping[str, str] | None = None,
         stdin: str = "",
-        timeout_seconds: float = 300,
     ) -> subprocess.CompletedProcess[str]:
-        return warm_command.run(
-            [*map(str, arguments)],
-            folder=tmp_path,
-            environment={**clean_environment, **(environment or {})},
-            stdin=stdin,
-            timeout_seconds=timeout_seconds,
-        )
+        environment = {**clean_environment, **(environment or {})}
+        return in_process.run([*map(str, arguments)], folder=tmp_path, environment=environment, stdin=stdin)
 
     return run
 

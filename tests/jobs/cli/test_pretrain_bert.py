@@ -55,7 +55,7 @@ def test_four_runs_make_a_model_from_text(
 ) -> None:
     overrides = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     command = ["submit", SPEC, "-o", "json", *overrides]
-    finished = trainyard(*command, environment=deployed_environment, timeout_seconds=_SECONDS)
+    finished = trainyard(*command, environment=deployed_environment)
     assert finished.returncode == 0, finished.stderr
     run_ids = [result["run_id"] for result in json.loads(finished.stdout)]
     jobs = [job for run_id in run_ids if (job := batch.find_job(embedded, stage, run_id))]

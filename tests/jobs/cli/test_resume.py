@@ -93,16 +93,7 @@ def test_a_change_that_decides_the_result_has_to_be_asked_for(
 
     # What decides nothing of the result may be changed at any time.
     free = resume(
-        *(
-            run_id,
-            "--dry-run",
-            "--set",
-            "attempts=7",
-            "--set",
-            "timeout_hours=1",
-            "--set",
-            "arguments.log_every_steps=3",
-        )
+        run_id, "--dry-run", *(f"--set={it}" for it in ("attempts=7", "timeout_hours=1", "arguments.log_every_steps=3"))
     )
     assert free.returncode == 0, free.stderr
     request = json.loads(free.stdout)
@@ -170,7 +161,7 @@ def test_resumed_twice_at_once_a_run_goes_on_once_and_is_one_run(
 def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
     resume: Resume, trainyard: Trainyard, embedded: Aws, stage: DeployedStage, deployed_environment: Mapping[str, str]
 ) -> None:
-    saves = "trap 'sleep 15; exit 75' TERM; sleep 600 & wait"
+    saves = "trap 'sleep 5; exit 75' TERM; sleep 600 & wait"
     planned = planned_to_run(embedded, stage, ["sh", "-c", saves])
     job_id = send(embedded, planned)
     wait_for(embedded, stage, job_id, state="RUNNING")
@@ -188,17 +179,6 @@ def test_what_runs_has_to_end_first_and_what_was_cancelled_is_waited_for(
 
     assert wait_for(embedded, stage, job_id).state == "CANCELLED"
     assert resume(planned.run_id, "--dry-run").returncode == 0
-
-
-def test_one_job_more_exists_though_the_service_failed_in_mid_submit(
-    trainyard: Trainyard, failed: Run, embedded: Aws, stage: DeployedStage, faulty: FaultyProxy
-) -> None:
-    run_id = failed.plan.run_id
-    faulty.faults["submitjob"].extend([Fault("answer", status=500), Fault("cut", taken="before")])
-    finished = trainyard("resume", run_id, "--detach", environment=environment_of(faulty.url))
-    assert finished.returncode == 0, finished.stderr
-    assert len(jobs_of(embedded, stage, run_id)) == 2
-    stop(embedded, stage, run_id)
 
 
 def test_where_batch_refuses_the_job_all_is_as_before(
@@ -292,20 +272,14 @@ def attempt_of(job_id: str, number: int, hours: float, **values: Any) -> Attempt
     )
 
 
-@pytest.mark.parametrize("receipt_text", [b'{"run_id": "pro', b"[]", None], ids=["half", "a list", "newer"])
 def test_a_receipt_that_cannot_be_read_blocks_no_resuming_and_its_hours_count(
-    resume: Resume, failed: Run, embedded: Aws, stage: DeployedStage, receipt_text: bytes | None
+    resume: Resume, failed: Run, embedded: Aws
 ) -> None:
     run_id, location = failed.plan.run_id, failed.plan.run_location
     attempts = [attempt_of(failed.ended.id, number, number) for number in (1, 2)]
-    if receipt_text is None:  # one of a later release, with an instance type that is unknown here
-        bill = receipt(
-            location, attempts, job="x", instance=stage.instance_type, state="failed", result={}, on_instance=True
-        )
-        receipt_text = bill.model_dump_json().replace("dl1.24xlarge", "dl9.24xlarge").encode()
     cards = {"utilization_percent": 1, "memory_percent": 2, "mean_utilization_percent": 3, "idle_seconds": 4, "warp": 9}
     for name, content in {
-        "receipt.json": receipt_text,
+        "receipt.json": b'{"run_id": "pro',
         "attempts/1.json": attempts[0].model_dump_json().encode(),
         "attempts/2.json": json.dumps({**attempts[1].model_dump(mode="json"), "cards": cards, "flux": 1}).encode(),
         "attempts/3.json": b'{"number": 3, "jo',

@@ -1,7 +1,4 @@
-import io
 import json
-import os
-import threading
 import time
 from pathlib import Path
 
@@ -39,27 +36,18 @@ def test_every_ready_spec_is_valid(path: Path) -> None:
         pytest.param(
             GOOD.replace("model:", "modle:"), "arguments.modle: unknown key; did you mean 'model'?", id="misspelt"
         ),
-        pytest.param(GOOD + "attempts: many\n", "spec.yaml: attempts: ", id="wrong type"),
-        pytest.param(GOOD + "resources: {nnodes: 0}\n", "resources.nnodes: ", id="impossible resource"),
-        pytest.param(GOOD + "attempts: 11\n", "attempts: ", id="more attempts than Batch has"),
         pytest.param(GOOD + "job: other\n", "line 6, column 1: key 'job' is given twice", id="key given twice"),
         pytest.param("name: [a\njob: b\n", "line 2, column ", id="YAML syntax"),
-        pytest.param("name: a\n\tjob: b\n", "line 2, column 1: ", id="tab"),
         pytest.param("name: a\x01\n", "special characters are not allowed", id="control character"),
         pytest.param(GOOD + "timeout_hours: 1:30\n", "not '1:30'; write hours as a number: 1.5", id="hours, minutes"),
-        pytest.param(GOOD + "max_usd: 1:30\n", "max_usd: must be a number, not '1:30'", id="sexagesimal money"),
         pytest.param(GOOD + "attempts: 010\n", "line 6, column 11: '010' cannot be read as int (other", id="octal"),
         pytest.param('name: !!int "x"\n', "line 1, column 7: 'x' cannot be read as int", id="no number"),
-        pytest.param("name: !!bool maybe\n", "line 1, column 7: 'maybe' cannot be read as bool", id="no truth"),
-        pytest.param("name: !!timestamp soon\n", "'soon' cannot be read as timestamp", id="text as a date"),
         pytest.param(f"name: {'9' * 5000}\n", f"'{'9' * 40}...' cannot be read as int", id="5000 digits"),
         pytest.param("[" * 5000, "its values lie too deep inside each other", id="deep nesting"),
         pytest.param("", "a spec is a mapping of keys to values, this is empty", id="empty"),
-        pytest.param("- a\n- b\n", "this is a list", id="list"),
         pytest.param('name: "\\U00110000"\n', "line 1, column 10: this cannot be read (chr() arg", id="beyond Unicode"),
         pytest.param(f"%YAML 1.{'9' * 5000}\n---\n", "line 1, column 9: this cannot be read (Exceeds", id="version"),
         pytest.param(b"name: caf\xe9\n", "line 1: byte 0xe9 is not UTF-8", id="Latin-1"),
-        pytest.param(GOOD.replace("  train_data: data://reviews/train.jsonl\n", ""), "train_data", id="no data"),
     ],
 )
 def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -68,20 +56,6 @@ def test_each_mistake_is_named_with_its_place(tmp_path: Path, text: str | bytes,
         read_spec(path)
     assert message in str(error.value)
     assert str(path) in str(error.value)
-
-
-def test_standard_input_is_read_in_place_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def given(text: str) -> None:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-
-    given(GOOD)
-    assert read_spec(Path("-"), ["arguments.epochs=2"]).arguments["epochs"] == 2
-    given(GOOD + "wokers: 2\n")
-    with pytest.raises(UsageError, match=r"^standard input: wokers: unknown key"):
-        read_spec(Path("-"))
-    given("")
-    with pytest.raises(UsageError, match=r"^standard input: a spec is a mapping .* this is empty"):
-        read_spec(Path("-"))
 
 
 def test_a_tilde_begins_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,22 +80,14 @@ def _bomb(first: str, further: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("#" * 60_000_000, "it is larger than 1 MB", id="60 MB"),
         pytest.param(_bomb("k0: &k0 [x, x]", "k{0}: &k{0} [*k{1}, *k{1}]"), "more than 10000 values", id="aliases"),
         pytest.param(
             _bomb("k0: &k0 {a: 1, b: 2}", "k{0}: &k{0} {{<<: [*k{1}, *k{1}]}}"), "more than 10000 values", id="merges"
         ),
-        pytest.param(
-            GOOD + "".join(f"k{number}: 1\n" for number in range(90_000)), "more than 10000 values", id="entries"
-        ),
         pytest.param("- a\n" * 200_000, "more than 10000 values", id="items"),
-        pytest.param("---\n" * 200_000, "more than 10000 values", id="documents"),
         pytest.param("a: " + "[" * 200 + "]" * 200, "lie too deep inside each other", id="depth"),
         pytest.param(GOOD + "extra: &a [*a]\n", "line 6, column 12: 'a' lies inside itself", id="recursion"),
         pytest.param(f"attempts: 0x{'f' * 100_000}\n", "cannot be read as int (more than 1000", id="hexadecimal"),
-        pytest.param(f"attempts: 1{'1' * 100_000}\n", "cannot be read as int (more than 1000", id="decimal"),
-        pytest.param(f"name: *{'a' * 500_000}\n", "found undefined alias", id="a long name of an alias"),
-        pytest.param(f"{'a' * 900: <1100}: x\nname: &\n", "spec.yaml: line ", id="a key that is too long"),
     ],
 )
 def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
@@ -131,15 +97,6 @@ def test_a_file_that_would_take_for_ever_is_refused_at_once(tmp_path: Path, text
     assert message in str(error.value)
     assert len(str(error.value)) < 2000
     assert time.process_time() - began < 5
-
-
-def test_aliases_and_merges_of_everyday_size_are_read(tmp_path: Path) -> None:
-    text = GOOD.replace("arguments:", "arguments:\n  <<: &same {seed: 7, epochs: 2}") + "resources: &one {nnodes: 1}\n"
-    second = "---\nname: second\njob: finetune-classification\nresources: &one {nnodes: 1}\n"
-    path = write(tmp_path, text + second + "arguments: {model: m, train_data: [&t t.csv, *t]}\n")
-    first, other = read_specs(path)
-    assert (first.arguments["seed"], first.arguments["epochs"]) == (7, 2)
-    assert len(other.arguments["train_data"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -182,21 +139,6 @@ def test_a_device_is_no_spec(device: str) -> None:
         read_spec(Path(device))
 
 
-def test_a_spec_may_come_through_a_pipe(tmp_path: Path) -> None:
-    pipe = tmp_path / "spec.fifo"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_text, args=(GOOD,))
-    writer.start()
-    assert read_spec(pipe).name == "reviews"
-    writer.join()
-
-
-def test_several_mistakes_are_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as error:
-        read_spec(write(tmp_path, GOOD + "attempts: 0\nteam: NOT OK\n"))
-    assert len(str(error.value).splitlines()) == 2
-
-
 def test_characters_beyond_16_bits_are_read_as_json_writes_them_and_half_ones_are_refused(tmp_path: Path) -> None:
     written = json.dumps(
         {**yaml.safe_load(GOOD), "sweep": {"arguments.text_column": ["\N{GRINNING FACE}"]}, "max_usd": 1}
@@ -215,11 +157,6 @@ def test_a_missing_file_suggests_the_one_that_is_there(tmp_path: Path) -> None:
         read_spec(tmp_path / "review.yaml")
 
 
-def test_a_folder_is_no_spec(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a folder"):
-        read_spec(tmp_path)
-
-
 def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     spec = read_spec(path, ["arguments.epochs=2", "resources.nproc_per_node=4", "name=other"])
@@ -232,13 +169,10 @@ def test_overrides_are_read_as_yaml_and_validated_like_the_file(tmp_path: Path) 
     ("override", "message"),
     [
         ("arguments.epochs", "it should look like --set arguments.epochs=2"),
-        ("=2", "it should look like"),
-        ("arguments..epochs=2", "it should look like"),
         ("name.first=x", "leads into a value that holds no keys"),
         ("arguments.epochs=[1", "--set arguments.epochs: line 1"),
         ("sweep.arguments.\udcff=[1]", "a NUL or half a surrogate pair is no character of a text"),
         ("attempts=010", "--set attempts: line 1, column 1: '010' cannot be read as int (other readers"),
-        ("timeout_hours=1:30", "timeout_hours: must be a number, not '1:30'; write hours as a number: 1.5"),
     ],
 )
 def test_overrides_that_cannot_be(tmp_path: Path, override: str, message: str) -> None:
@@ -279,12 +213,7 @@ def test_several_specs_of_one_file_keep_their_order(tmp_path: Path) -> None:
         pytest.param(
             SEVERAL.replace("second", "reviews"), "document 2, line 8: name: 'reviews' is that of", id="names"
         ),
-        pytest.param(SEVERAL + "name: x\n", "line 11, column 1: key 'name' is given twice", id="key given twice"),
         pytest.param(SEVERAL + "---\n", "document 3, line 12: a spec is a mapping of keys to values, this is empty"),
-        pytest.param(
-            SEVERAL.replace("run://reviews/model", "run://Reviews/model"), "'Reviews' is no run's name", id="reference"
-        ),
-        pytest.param(SEVERAL.replace("run://reviews/model", "run://reviews"), "did you mean run://reviews/model?"),
     ],
 )
 def test_a_mistake_in_one_of_several_is_named_with_its_document(tmp_path: Path, text: str, message: str) -> None:

@@ -26,7 +26,7 @@ def wait_for_file(path: Path) -> str:
     return f"while [ ! -e {path} ]; do sleep 0.05; done"
 
 
-def test_status_tells_each_attempt_and_why_it_ended(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
+def test_status_and_logs_tell_of_each_attempt(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
     run = run_command(TWO_ATTEMPTS)
     shown = aws_trainyard("status", run.plan.run_id).stdout
     assert "FAILED, attempt 2 of 3" in shown
@@ -37,9 +37,6 @@ def test_status_tells_each_attempt_and_why_it_ended(aws_trainyard: Trainyard, ru
     assert as_json["job"]["state"] == "FAILED"
     assert as_json["receipt"] is None
 
-
-def test_logs_are_those_of_all_attempts(aws_trainyard: Trainyard, run_command: RunCommand) -> None:
-    run = run_command(TWO_ATTEMPTS)
     printed = aws_trainyard("logs", run.plan.run_id)
     assert printed.stdout.splitlines() == ["hello from attempt 1", "hello from attempt 2"]
     lines = [json.loads(line) for line in aws_trainyard("logs", run.plan.run_id, "-o", "json").stdout.splitlines()]

@@ -101,23 +101,7 @@ def test_a_dry_run_prints_the_exact_request_and_leaves_nothing(
     ("override", "exit_code", "error"),
     [
         ("arguments.model=data://tests/none", 4, "arguments.model: a pretrained model's folder was expected at s3://"),
-        ("arguments.train_data=data://tests/no.csv", 4, "arguments.train_data: a table of examples was expected"),
-        ("arguments.train_data=s3://no-such-bucket/a.csv", 4, "expected at s3://no-such-bucket/a.csv, where there is"),
-        ("arguments.model=data://tests", 4, "holds files but no config.json"),
-        ("arguments.train_data=/no/such/file.csv", 4, "expected at /no/such/file.csv, where there is nothing"),
-        ("arguments.model=tests/none", 4, "where there is nothing; did you mean hf://tests/none?"),
-        ("arguments.model=bert-base-uncased", 4, "where there is nothing; did you mean hf://bert-base-uncased?"),
-        ("arguments.model=data://", 2, "arguments.model: data:// names the whole data bucket"),
-        ("arguments.model=s3://bucket", 2, "arguments.model: s3://bucket names a whole bucket"),
         ("arguments.model=s3://BAD BUCKET/x", 2, "arguments.model: s3://BAD BUCKET/x: 'BAD BUCKET' cannot be"),
-        (
-            "arguments.model=gs://x",
-            2,
-            "arguments.model: gs://x: only hf://, s3://, data://, run:// and local paths can be",
-        ),
-        ("arguments.train_data=data://tests", 2, "arguments.train_data: data://tests is no table: its name should end"),
-        ("arguments.global_batch_size=4", 2, "global_batch_size 4 does not divide over 8 ranks"),
-        ("resources.nproc_per_node=9", 2, "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge"),
         ("team=nobody", 2, "team 'nobody' not found in stage 'dev'"),
     ],
 )
@@ -141,13 +125,6 @@ def test_all_that_is_wrong_with_a_spec_and_its_data_is_told_at_once(submit: Trai
     assert batch_size.startswith("error: global_batch_size 3 does not divide over")
     assert "arguments.model: max_length 513 is more than the 512 tokens" in positions
     assert "line 1: no column 'lable'; did you mean 'label'?; next: name the columns" in column
-    also_in_spec = submit(spec, *wrong[1:], "--set=arguments.epochs=-1", "--set=attempts=0", "--dry-run")
-    assert also_in_spec.returncode == 2
-    attempts, epochs, positions, column = also_in_spec.stderr.splitlines()
-    assert "attempts: " in attempts
-    assert "arguments.epochs: " in epochs
-    assert "max_length 513 is more than the 512 tokens" in positions
-    assert "no column 'lable'" in column
     unchecked = submit(spec, *wrong, "--set=arguments.global_batch_size=8", "--dry-run", "--no-check")
     assert unchecked.returncode == 0, unchecked.stderr
 
@@ -201,17 +178,6 @@ def test_as_json_stdout_is_one_object_and_the_log_goes_to_stderr(submit: Trainya
     assert json.loads(lines[-1])["exit_code"] == 1
 
 
-@pytest.mark.parametrize("how", ["--dry-run", "--detach", "--wait"])
-def test_as_json_stdout_is_one_object_however_it_is_submitted(
-    submit: Trainyard, spec: Path, embedded: Aws, stage: DeployedStage, how: str
-) -> None:
-    finished = submit(spec, how, "--output=json")
-    result = json.loads(finished.stdout)
-    assert is_run_id(result["jobName" if how == "--dry-run" else "run_id"])
-    if how == "--detach":
-        wait_for(embedded, stage, result["job_id"])
-
-
 def test_ctrl_c_detaches_from_a_submission(
     spec: Path,
     embedded: Aws,
@@ -261,32 +227,19 @@ def test_money_is_not_spent_unasked(
         assert terminal.wait() == 1
     assert runs_of(embedded, stage) == before
 
-    for answer in ("typed", "given"):
-        with Terminal(
-            [TRAINYARD, "submit", spec, "--detach", *(["-y"] if answer == "given" else [])],
-            environment={**clean_environment, **network_environment},
-            folder=spec.parent,
-        ) as terminal:
-            if answer == "typed":
-                terminal.wait_until_shown("Submit to queue spot@research?")
-                terminal.type("y\n")
-            assert terminal.wait() == 0
-        run_id = next(word for word in reversed(terminal.shown.split()) if is_run_id(word))
-        job = batch.find_job(embedded, stage, run_id)
-        assert job is not None
-        batch.terminate(embedded, job, reason="the test is over")
-        wait_for(embedded, stage, job.id)
-
-
-def test_a_file_of_this_machine_is_refused_where_the_job_runs_elsewhere(
-    trainyard: Trainyard, spec: Path, tmp_path: Path, network_environment: Mapping[str, str]
-) -> None:
-    (tmp_path / "train.csv").write_text("text,label\n")
-    finished = trainyard(
-        "submit", spec, "--set", "arguments.train_data=train.csv", "-y", environment=network_environment
-    )
-    assert finished.returncode == 2
-    assert f"{tmp_path}/train.csv lies on this machine" in finished.stderr
+    with Terminal(
+        [TRAINYARD, "submit", spec, "--detach"],
+        environment={**clean_environment, **network_environment},
+        folder=spec.parent,
+    ) as terminal:
+        terminal.wait_until_shown("Submit to queue spot@research?")
+        terminal.type("y\n")
+        assert terminal.wait() == 0
+    run_id = next(word for word in reversed(terminal.shown.split()) if is_run_id(word))
+    job = batch.find_job(embedded, stage, run_id)
+    assert job is not None
+    batch.terminate(embedded, job, reason="the test is over")
+    wait_for(embedded, stage, job.id)
 
 
 def test_one_job_exists_though_the_service_failed_in_mid_submit(

@@ -15,7 +15,7 @@ from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import environment_of
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import DATA_KEY, SPEC, no_instances, wait_for
+from tests.support.jobs.submitting import DATA_KEY, SPEC, wait_for
 
 
 @pytest.fixture
@@ -57,10 +57,8 @@ def test_a_dry_run_prints_all_requests_and_sends_none(
 
 def test_nothing_is_sent_where_one_of_them_cannot_run(submit: Trainyard, two: Path, stage: DeployedStage) -> None:
     for override, error in (
-        ("second.arguments.train_data=data://tests/no.csv", "error: second: arguments.train_data: a table of examples"),
         ("second.arguments.model=run://fisrt/model", "error: second: arguments.model: run://fisrt/model: team "),
         ("second.arguments.epoch=1", "two.yaml: document 2, line 8: arguments.epoch: unknown key"),
-        ("second.name=first", "document 2, line 8: name: 'first' is that of an earlier document"),
     ):
         finished = submit(two, "--detach", "--set", override)
         assert (finished.returncode in (2, 4), finished.stdout) == (True, "")
@@ -78,13 +76,6 @@ def test_all_that_is_wrong_with_them_is_told_at_once(submit: Trainyard, two: Pat
     assert first.startswith("error: first: arguments.train_data: a table of examples was expected")
     assert second.startswith("error: second: arguments.train_data: ")
     assert "no column 'lable'; did you mean 'label'?" in second
-    # AND with mistakes in both specs, of both kinds
-    finished = submit(two, "--dry-run", *set_all, "--set", "first.attempts=0", "--set", "second.arguments.epoch=1")
-    assert finished.returncode == 2
-    attempts, epoch, *faults = finished.stderr.splitlines()
-    assert "document 1, line 1: attempts: " in attempts
-    assert "document 2, line 8: arguments.epoch: unknown key" in epoch
-    assert [fault.split(": ")[1] for fault in faults] == ["first", "second"]
     # AND what reads from a run that can't be is no fault of its own
     finished = submit(two, "--dry-run", "--set", wrong[0])
     [only] = [line for line in finished.stderr.splitlines() if not line.startswith("next: ")]
@@ -108,34 +99,6 @@ def test_a_run_whose_dependency_fails_never_starts_and_says_why(
     refused = submit(two, "--detach", "--set", f"arguments.model=run://{second}/model")
     assert refused.returncode == 2
     assert f"is {second}, which has failed" in refused.stderr
-
-
-def test_detached_each_is_printed_and_a_waiting_run_says_for_which(
-    *,
-    submit: Trainyard,
-    trainyard: Trainyard,
-    two: Path,
-    embedded: Aws,
-    stage: DeployedStage,
-    deployed_environment: Mapping[str, str],
-) -> None:
-    with no_instances(embedded, stage, "spot@research"):
-        finished = submit(two, "--detach", "-o", "json")
-        assert finished.returncode == 0, finished.stderr
-        first, second = json.loads(finished.stdout)
-        assert second["waits_for"] == [first["run_id"]]
-        wait_for(embedded, stage, second["job_id"], state="PENDING")
-        status = trainyard("status", second["run_id"], environment=deployed_environment).stdout
-        assert "PENDING" in status
-        [row] = [line for line in status.splitlines() if line.startswith("waits for")]
-        assert f"{first['run_id']} (" in row
-        why = trainyard("why", second["run_id"], "-o", "json", environment=deployed_environment)
-        [finding] = [item for item in json.loads(why.stdout)["findings"] if item["about"] == "dependency"]
-        assert finding["text"].startswith(f"it depends on {first['run_id']}, which is ")
-        for item in (first, second):
-            batch.terminate_id(embedded, item["job_id"], reason="the test is over")
-    for item in (first, second):
-        wait_for(embedded, stage, item["job_id"])
 
 
 def test_where_one_is_refused_in_the_middle_those_before_it_are_stopped(

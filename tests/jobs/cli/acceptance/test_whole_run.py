@@ -33,7 +33,7 @@ def test_it_proves_what_the_embedded_aws_can_show_and_nothing_else(
     (tmp_path / ".trainyard").mkdir()
     (tmp_path / ".trainyard/cache").symlink_to(CACHE)
     environment = environment_of(fresh_aws.endpoint)
-    finished = trainyard("acceptance", environment=environment, timeout_seconds=580)
+    finished = trainyard("acceptance", environment=environment)
     assert finished.returncode == 0, finished.stderr
     page, data = (tmp_path / line for line in finished.stdout.splitlines())
     report: dict[str, Any] = json.loads(data.read_text())
