@@ -257,7 +257,6 @@ def connect(
     ctx: typer.Context,
     run: Run,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine; 0 takes a free one.")] = 0,
-    wait: Annotated[bool, typer.Option(help="Wait for an instance too, not only for JupyterLab to start.")] = True,
     output: Output = "table",
 ) -> None:
     """Open a notebook's JupyterLab and TensorBoard on this machine, through Session Manager.
@@ -266,7 +265,7 @@ def connect(
     """
     from jobs.cli import connect as command
 
-    command.connect(ctx.obj.aws(), ctx.obj.stage, run, port=port, wait=wait, output=output)
+    command.connect(ctx.obj.aws(), ctx.obj.stage, run, port=port, output=output)
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

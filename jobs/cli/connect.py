@@ -23,11 +23,10 @@ POLL_SECONDS = 2.0
 _KIND = CATALOG["notebook"].name
 
 
-def connect(aws: Aws, stage_name: str, text: str, *, port: int, wait: bool, output: str) -> None:
+def connect(aws: Aws, stage_name: str, text: str, *, port: int, output: str) -> None:
     """Waits until it answers, and prints where; forwards its port until Ctrl-C, on AWS.
 
-    After a reclaim it goes on with the next attempt. Raises TrainyardError where the run has ended, or only waits and
-    `wait` is False.
+    After a reclaim it goes on with the next attempt. Raises TrainyardError where the run has ended.
     """
     stage = batch.read_stage(aws, stage_name)
     run = storage.find_run(aws, stage, text)
@@ -37,7 +36,7 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, wait: bool, outp
     was_there = False
     with _leaving(run.run_id):
         while True:
-            found = _running(aws, stage, run, wait=wait or was_there)
+            found = _running(aws, stage, run)
             if found is None:
                 if was_there:
                     tables.stderr().print(
@@ -65,7 +64,7 @@ def connect(aws: Aws, stage_name: str, text: str, *, port: int, wait: bool, outp
             time.sleep(POLL_SECONDS)
 
 
-def _running(aws: Aws, stage: DeployedStage, run: StoredRun, *, wait: bool) -> tuple[Job, NotebookServer] | None:
+def _running(aws: Aws, stage: DeployedStage, run: StoredRun) -> tuple[Job, NotebookServer] | None:
     """The run's job and where its notebook answers, once it does; None where the run has ended."""
     said = set[str]()
     while True:
@@ -78,7 +77,8 @@ def _running(aws: Aws, stage: DeployedStage, run: StoredRun, *, wait: bool) -> t
         if job.ended and not may_go_on(stage, job):
             return None
         if is_waiting(job):
-            _say_why(aws, stage, job, wait=wait, said=said)
+            cause = findings(aws, stage, job)[0]
+            _say(f"{job.run_id} is {job.state} in queue {job.queue}: {cause.text}", said)
         elif not job.ended:
             server = storage.read_notebook(aws, run.location)
             # One that was lost with an earlier attempt's instance says nothing of this one.
@@ -86,14 +86,6 @@ def _running(aws: Aws, stage: DeployedStage, run: StoredRun, *, wait: bool) -> t
                 return job, server
             _say(f"{run.run_id} is {job.state}, attempt {job.attempt}; JupyterLab does not answer yet", said)
         time.sleep(POLL_SECONDS)
-
-
-def _say_why(aws: Aws, stage: DeployedStage, job: Job, *, wait: bool, said: set[str]) -> None:
-    cause = findings(aws, stage, job)[0]
-    text = f"{job.run_id} is {job.state} in queue {job.queue}: {cause.text}"
-    if not wait:
-        raise TrainyardError(text, next_step=f"trainyard why {job.run_id}, or connect without --no-wait")
-    _say(text, said)
 
 
 def _say(text: str, said: set[str]) -> None:

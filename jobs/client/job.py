@@ -302,9 +302,9 @@ def _attempts(detail: Mapping[str, Any]) -> tuple[JobAttempt, ...]:
 
 
 def _attempt(number: int, item: Mapping[str, Any]) -> JobAttempt:
-    """Read an attempt of a containerProperties job (`container`) or of an ecsProperties one (`taskProperties`)."""
+    """Read an attempt of a job, whose one container is in its one task."""
     in_tasks = chain.from_iterable(task.get("containers", []) for task in item.get("taskProperties", []))
-    container: Mapping[str, Any] = item.get("container") or next(iter(in_tasks), {})
+    container: Mapping[str, Any] = next(iter(in_tasks), {})
     exit_code = container.get("exitCode")
     reasons = [item.get("statusReason", ""), container.get("reason", "")]
     if exit_code == 0 and EXITED_REASON in reasons:

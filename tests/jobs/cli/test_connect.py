@@ -139,18 +139,6 @@ def test_on_the_embedded_aws_it_prints_the_address_once_the_notebook_answers(
     assert shown["tensorboard_url"] in finished.stderr
 
 
-def test_a_notebook_that_waits_is_said_why_and_not_waited_for_on_request(submit: Submit, connect: Trainyard) -> None:
-    first = submit(command="import time; time.sleep(300)")
-    second = submit(state="PENDING", depends_on=first)
-    finished = connect(second.run_id, "--no-wait")
-    assert finished.returncode == 1
-    assert (
-        f"{second.run_id} is PENDING in queue spot@research: it depends on {first.run_id}, which is RUNNING"
-        in finished.stderr
-    )
-    assert f"next: trainyard why {second.run_id}" in finished.stderr
-
-
 def test_what_an_earlier_attempt_has_said_is_not_believed(
     submit: Submit, deployed_environment: Mapping[str, str], tmp_path: Path
 ) -> None:

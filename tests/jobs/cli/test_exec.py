@@ -220,12 +220,3 @@ def test_what_ecs_refuses_is_told_with_what_next(
     assert finished.returncode == code, finished.stderr
     assert said in finished.stderr
     assert f"next: {next_step}" in finished.stderr
-
-
-def test_without_the_plugin_it_says_where_to_get_it(start: Start, on_aws: EcsProxy, trainyard: Trainyard) -> None:
-    environment = {**environment_of(on_aws.url), "PATH": "/nowhere"}
-    finished = trainyard("exec", start().run_id, environment=environment)
-    assert finished.returncode == 3
-    assert "error: 'session-manager-plugin' is not on the PATH" in finished.stderr
-    assert "next: install the AWS CLI's Session Manager plugin: https://" in finished.stderr
-    assert not hasattr(on_aws, "asked")  # and no session was opened for nobody

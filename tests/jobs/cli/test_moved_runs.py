@@ -1,9 +1,13 @@
-"""A run whose instance is taken away, from submission to receipt: it is moved, resumed by hand, or started again."""
+"""A run whose instance is taken away, from submission to receipt: it is moved, resumed by hand, or started again.
+
+Several nodes start together On-Demand, or each for itself on Spot.
+"""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,13 +15,14 @@ import pytest
 import yaml
 
 from jobs.aws.connection import Aws
-from jobs.cli.spec_file import READY_SPECS
 from jobs.client import batch, storage
+from jobs.client.job import Job
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.locations import S3Location
-from jobs.contract.stage import DeployedStage
+from jobs.contract.stage import DEFAULT_STAGE, DeployedStage
 from tests.jobs.cli.conftest import Trainyard
-from tests.jobs.conftest import point_at
-from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws, environment_of
+from tests.support.embedded_aws import DEPLOY_SECONDS, EmbeddedAws
+from tests.support.jobs.submitting import planned_to_run, wait_for
 from tests.support.jobs.terminal import TRAINYARD
 from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 
@@ -25,11 +30,14 @@ STAGE = "prod"
 """A stage of infra/settings.py with On-Demand capacity and a queue for several nodes, which moves a job after three
 reclaims."""
 
-CHECKPOINT_EVERY_STEPS = 20
+EVERY_STEPS = 20
+"""Steps between checkpoints, and between lines of metrics."""
+
+STEPS_IN_EPOCH = 32
 
 
 @pytest.fixture(scope="module")
-def deployment(embedded_aws: EmbeddedAws) -> EmbeddedAws:
+def deployed(connected: Aws, embedded_aws: EmbeddedAws) -> DeployedStage:
     deployment = subprocess.run(
         [sys.executable, "-m", "infra.emulator", "deploy", "--endpoint", embedded_aws.endpoint, "--stage", STAGE],
         env=dict(embedded_aws.environment),
@@ -39,101 +47,103 @@ def deployment(embedded_aws: EmbeddedAws) -> EmbeddedAws:
         check=False,
     )
     assert deployment.returncode == 0, deployment.stderr
-    return embedded_aws
+    return batch.read_stage(connected, STAGE)
+
+
+class Following:
+    """`trainyard submit` of a training with a checkpoint every few steps, in a process whose log is read here."""
+
+    def __init__(self, process: "subprocess.Popen[str]", stderr: Path) -> None:
+        assert process.stdout is not None
+        self._stdout = process.stdout
+        self._stderr = stderr
+        self.process = process
+        self.run_id = self._stdout.readline().strip()
+        self.log: list[str] = []
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    def read_until(self, text: str) -> None:
+        while not (self.log and text in self.log[-1]):
+            self.log.append(self._stdout.readline())
+            assert self.log[-1], "".join(self.log) + self.stderr
+
+    def wait(self) -> int:
+        self.log += self._stdout
+        return self.process.wait()
+
+
+Follow = Callable[..., AbstractContextManager[Following]]
 
 
 @pytest.fixture
-def stage(deployment: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> tuple[Aws, DeployedStage]:
-    point_at(monkeypatch, deployment.endpoint)
-    aws = Aws()
-    return aws, batch.read_stage(aws, STAGE)
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    """A training of a minute, with a checkpoint every few seconds."""
+def follow(
+    tmp_path: Path, embedded: Aws, clean_environment: Mapping[str, str], deployed_environment: Mapping[str, str]
+) -> Follow:
     save_tiny_bert(tmp_path / "model")
-    write_jsonl(tmp_path / "train.jsonl", reviews(512, seed=1))
+    write_jsonl(tmp_path / "train.jsonl", reviews(16 * STEPS_IN_EPOCH, seed=1))
     write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))
-    path = tmp_path / "tiny.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "name": "tiny",
-                "job": "finetune-classification",
-                "attempts": 5,
-                "resources": {"nproc_per_node": 1},
-                "arguments": {
-                    "model": "model",
-                    "train_data": "train.jsonl",
-                    "eval_data": "eval.jsonl",
-                    "max_length": 16,
-                    "epochs": 10,
-                    "global_batch_size": 16,
-                    "checkpoint_every_steps": CHECKPOINT_EVERY_STEPS,
-                    "log_every_steps": 20,
-                },
-            }
-        )
-    )
-    return path
+    arguments = {
+        "model": "model",
+        "train_data": "train.jsonl",
+        "eval_data": "eval.jsonl",
+        "max_length": 16,
+        "epochs": 3,
+        "global_batch_size": 16,
+        "checkpoint_every_steps": EVERY_STEPS,
+        "log_every_steps": EVERY_STEPS,
+    }
+    spec = {"name": "tiny", "job": "finetune-classification", "attempts": 5, "resources": {"nproc_per_node": 1}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**spec, "arguments": arguments}))
+
+    @contextmanager
+    def submit(*settings: str, stage: str = STAGE) -> Iterator[Following]:
+        stderr = tmp_path / "stderr"
+        options = [f"--set={setting}" for setting in settings]
+        command: list[str | Path] = [TRAINYARD, "submit", "tiny.yaml", "--stage", stage, "--yes", *options]
+        environment = {**clean_environment, **deployed_environment}
+        with stderr.open("w") as errors:
+            process = subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            with process:
+                yield Following(process, stderr)
+                process.kill()
+
+    return submit
 
 
 @pytest.fixture
-def following(
-    stage: tuple[Aws, DeployedStage],
-    embedded_aws: EmbeddedAws,
-    spec: Path,
-    clean_environment: Mapping[str, str],
-    tmp_path: Path,
-) -> Iterator["subprocess.Popen[str]"]:
-    with (
-        (tmp_path / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            [TRAINYARD, "submit", spec, "--stage", STAGE, "-y"],
-            cwd=tmp_path,
-            env={**clean_environment, **environment_of(embedded_aws.endpoint)},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        ) as process,
-    ):
-        yield process
-        process.kill()
+def on_prod(trainyard: Trainyard, deployed_environment: Mapping[str, str]) -> Trainyard:
+    return lambda *arguments: trainyard(*arguments, "--stage", STAGE, environment=deployed_environment)
+
+
+def check_curve(aws: Aws, stage: DeployedStage, run_id: str, *, epochs: int = 3) -> None:
+    """Check that the metrics of all attempts are those of one that nobody interrupted; the last is the evaluation."""
+    metrics = storage.read_metrics(aws, S3Location(stage.run_bucket, f"research/{run_id}/"))
+    end = epochs * STEPS_IN_EPOCH
+    assert [line["step"] for line in metrics] == [*range(EVERY_STEPS, end, EVERY_STEPS), end]
 
 
 @pytest.mark.timeout(900)
 def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
-    stage: tuple[Aws, DeployedStage],
-    following: "subprocess.Popen[str]",
-    embedded_aws: EmbeddedAws,
-    trainyard: Trainyard,
-    tmp_path: Path,
+    *, follow: Follow, embedded: Aws, deployed: DeployedStage, embedded_aws: EmbeddedAws, on_prod: Trainyard
 ) -> None:
-    aws, deployed = stage
-    assert following.stdout is not None
-    run_id = following.stdout.readline().strip()
-    reclaims = 0
-    log: list[str] = []
-    for line in following.stdout:
-        log.append(line)
-        # Only what has saved something can show that it is resumed.
-        if line.startswith("checkpoint: step") and reclaims < 3:
-            if f"attempt {reclaims + 1} of s3" not in "".join(log):
-                continue
-            [job] = batch.find_jobs(aws, deployed, run_id)
+    with follow("arguments.epochs=10") as following:
+        run_id = following.run_id
+        for number in (1, 2, 3):
+            # Only what has saved something can show that it is resumed.
+            following.read_until(f"attempt {number} of s3")
+            following.read_until("checkpoint: step")
+            [job] = batch.find_jobs(embedded, deployed, run_id)
             assert job.queue == "spot@research"
-            reclaim(embedded_aws, job.id)
-            reclaims += 1
-    assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
-    assert reclaims == 3
-
-    spot, on_demand = batch.find_jobs(aws, deployed, run_id)
+            embedded_aws.reclaim(job.id)
+        assert following.wait() == 0, following.stderr + "".join(following.log)
+    spot, on_demand = batch.find_jobs(embedded, deployed, run_id)
     # Where an instance is there at once, a fourth attempt has begun on Spot when the job is ended.
-    assert (spot.state, spot.queue, len(spot.attempts)) in [
-        ("FAILED", "spot@research", 3),
-        ("FAILED", "spot@research", 4),
-    ]
+    assert (spot.state, spot.queue, len(spot.attempts) in (3, 4)) == ("FAILED", "spot@research", True)
     assert spot.reason.startswith("moved to On-Demand after 3 reclaims")
     assert (on_demand.state, on_demand.queue, on_demand.moved) == (
         "SUCCEEDED",
@@ -143,173 +153,108 @@ def test_after_three_reclaims_a_run_goes_on_on_demand_and_leaves_one_receipt(
     assert spot.stopped_at is not None
     assert spot.stopped_at <= on_demand.created_at, "two jobs at one run"
 
-    environment = environment_of(embedded_aws.endpoint)
-    receipt = json.loads(trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout)
-    assert receipt["state"] == "succeeded"
+    receipt = json.loads(on_prod("receipt", run_id, "-o", "json").stdout)
     attempts = receipt["attempts"]
-    assert [attempt["number"] for attempt in attempts] == list(range(1, len(attempts) + 1))
-    assert [attempt["job_id"] for attempt in attempts[:3]] == [spot.id] * 3
-    assert [attempt["number"] for attempt in attempts if attempt["job_id"] == on_demand.id] == [len(attempts)]
-    assert attempts[0]["resumed_from_step"] == 0
+    assert (receipt["state"], [each["number"] for each in attempts]) == ("succeeded", [*range(1, len(attempts) + 1)])
+    assert [each["job_id"] for each in attempts[:3]] == [spot.id] * 3
+    assert [each["number"] for each in attempts if each["job_id"] == on_demand.id] == [len(attempts)]
     for before, after in pairwise(attempts[:3]):
         # A checkpoint at each multiple of 20: an attempt that goes on from step 23 has its first one at 40.
-        first_checkpoint = (before["resumed_from_step"] // CHECKPOINT_EVERY_STEPS + 1) * CHECKPOINT_EVERY_STEPS
+        first_checkpoint = (before["resumed_from_step"] // EVERY_STEPS + 1) * EVERY_STEPS
         assert before["last_step"] >= after["resumed_from_step"] >= first_checkpoint
-    assert attempts[-1]["resumed_from_step"] >= 3 * CHECKPOINT_EVERY_STEPS
-    assert attempts[-1]["last_step"] == 320
+    assert attempts[-1]["resumed_from_step"] >= 3 * EVERY_STEPS
+    assert attempts[-1]["last_step"] == 10 * STEPS_IN_EPOCH
+    check_curve(embedded, deployed, run_id, epochs=10)
 
-    shown = (tmp_path / "stderr").read_text()
-    assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in shown
-    status = trainyard("status", run_id, "--stage", STAGE, environment=environment).stdout
-    assert "to On-Demand after 3 reclaims" in status
-    assert "queue on-demand@research" in status
-    logs = trainyard("logs", run_id, "--stage", STAGE, environment=environment)
-    for number in (1, 2, 3, len(attempts)):
-        assert f"attempt {number} of s3://" in logs.stdout
+    assert "[RUNNING] moved to On-Demand after 3 reclaims, attempt 1 of 5 there" in following.stderr
+    assert "queue on-demand@research" in on_prod("status", run_id).stdout
+    logs = on_prod("logs", run_id)
+    assert all(f"attempt {number} of s3://" in logs.stdout for number in (1, 2, 3, len(attempts)))
     assert "attempt 1, moved to On-Demand after 3 reclaims" in logs.stderr
-    listed = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)
+    listed = json.loads(on_prod("list", "-o", "json").stdout)
     assert [job["queue"] for job in listed if job["run_id"] == run_id] == ["on-demand@research"]
 
 
 @pytest.mark.timeout(600)
 def test_a_run_whose_attempts_are_spent_is_resumed_on_demand_as_the_same_run(
-    *,
-    stage: tuple[Aws, DeployedStage],
-    embedded_aws: EmbeddedAws,
-    spec: Path,
-    trainyard: Trainyard,
-    clean_environment: Mapping[str, str],
-    tmp_path: Path,
+    *, follow: Follow, embedded: Aws, deployed: DeployedStage, embedded_aws: EmbeddedAws, on_prod: Trainyard
 ) -> None:
-    aws, deployed = stage
-    environment = environment_of(embedded_aws.endpoint)
-    with subprocess.Popen(
-        [TRAINYARD, "submit", spec, "--stage", STAGE, "--set", "attempts=1", "--set", "arguments.epochs=3"],
-        cwd=tmp_path,
-        env={**clean_environment, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as submitted:
-        assert submitted.stdout is not None
-        run_id = submitted.stdout.readline().strip()
-        next(line for line in submitted.stdout if line.startswith("checkpoint: step 20,"))
-        [spot] = batch.find_jobs(aws, deployed, run_id)
-        reclaim(embedded_aws, spot.id)
-        _, said = submitted.communicate(timeout=120)
-    assert submitted.returncode == 1
-    assert f"next: trainyard resume {run_id}" in said
-    receipt = trainyard("receipt", run_id, "--stage", STAGE, environment=environment).stdout
-    assert "\nended by              SIGTERM; saved step " in receipt
+    with follow("attempts=1") as following:
+        run_id = following.run_id
+        following.read_until("checkpoint: step 20,")
+        [spot] = batch.find_jobs(embedded, deployed, run_id)
+        embedded_aws.reclaim(spot.id)
+        assert following.wait() == 1
+    assert f"next: trainyard resume {run_id}" in following.stderr
+    assert "\nended by              SIGTERM; saved step " in on_prod("receipt", run_id).stdout
 
-    resumed = trainyard(
-        *("resume", run_id, "--stage", STAGE, "--set", "resources.capacity=on-demand", "-o", "json"),
-        environment=environment,
-        timeout_seconds=300,
-    )
+    resumed = on_prod("resume", run_id, "--set", "resources.capacity=on-demand", "-o", "json")
     assert resumed.returncode == 0, resumed.stderr
     result = json.loads(resumed.stdout)
-    assert (result["run_id"], result["queue"]) == (run_id, "on-demand@research")
-    assert result["job"]["resumed"] == spot.id
+    assert (result["run_id"], result["queue"], result["job"]["resumed"]) == (run_id, "on-demand@research", spot.id)
     first, second = result["receipt"]["attempts"]
     assert [(item["number"], item["job_id"]) for item in (first, second)] == [(1, spot.id), (2, result["job"]["id"])]
-    assert second["resumed_from_step"] >= 20
-    assert second["last_step"] == 96
+    assert second["resumed_from_step"] >= EVERY_STEPS
     assert f"start: resumed from checkpoint step-{second['resumed_from_step']}" in resumed.stderr
-    metrics = storage.read_metrics(aws, S3Location(deployed.run_bucket, f"research/{run_id}/"))
-    assert [line["step"] for line in metrics] == [20, 40, 60, 80, 96], "one curve"
-
-    [listed] = json.loads(trainyard("list", "--stage", STAGE, "-o", "json", environment=environment).stdout)[:1]
-    assert (listed["run_id"], listed["id"]) == (run_id, result["job"]["id"])
-    status = trainyard("status", run_id, "--stage", STAGE, environment=environment).stdout
+    check_curve(embedded, deployed, run_id)
+    status = on_prod("status", run_id).stdout
     assert f"resumed after job {spot.id}" in status
-    assert "2        " in status.splitlines()[-1]
-    logs = trainyard("logs", run_id, "--stage", STAGE, environment=environment)
-    assert [line for line in logs.stdout.splitlines() if line.startswith("attempt ")][1].startswith(
-        "attempt 2 of s3://"
-    )
-    assert "attempt 1, resumed" in logs.stderr
-    again = trainyard("resume", run_id, "--stage", STAGE, environment=environment)
-    assert again.returncode == 2
-    assert "has succeeded: there is nothing to go on with" in again.stderr
+    assert status.splitlines()[-1].startswith("2  ")
+    assert "attempt 1, resumed" in on_prod("logs", run_id).stderr
 
 
 @pytest.mark.timeout(600)
 def test_two_nodes_that_start_together_start_again_together_when_the_main_one_is_lost(
-    *,
-    stage: tuple[Aws, DeployedStage],
-    embedded_aws: EmbeddedAws,
-    spec: Path,
-    trainyard: Trainyard,
-    clean_environment: Mapping[str, str],
-    tmp_path: Path,
+    *, follow: Follow, embedded: Aws, deployed: DeployedStage, embedded_aws: EmbeddedAws
 ) -> None:
-    aws, deployed = stage
-    environment = environment_of(embedded_aws.endpoint)
-    settings = ("resources.nnodes=2", "arguments.epochs=3")
-    with (
-        (tmp_path / "stderr").open("w") as stderr,
-        subprocess.Popen(
-            [TRAINYARD, "submit", spec, "--stage", STAGE, "-y", *sets(settings)],
-            cwd=tmp_path,
-            env={**clean_environment, **environment},
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        ) as following,
-    ):
-        assert following.stdout is not None
-        run_id = following.stdout.readline().strip()
-        log: list[str] = []
-        for line in following.stdout:
-            log.append(line)
-            if "checkpoint: step" in line and not any("checkpoint: step" in earlier for earlier in log[:-1]):
-                [job] = batch.find_jobs(aws, deployed, run_id)
-                reclaim(embedded_aws, job.id)  # of several nodes: the main one's
-        assert following.wait() == 0, (tmp_path / "stderr").read_text() + "".join(log)
-
-    [job] = batch.find_jobs(aws, deployed, run_id)
+    with follow("resources.nnodes=2") as following:
+        following.read_until("checkpoint: step")
+        [job] = batch.find_jobs(embedded, deployed, following.run_id)
+        embedded_aws.reclaim(job.id)  # of several nodes: the main one's
+        assert following.wait() == 0, following.stderr + "".join(following.log)
+    [job] = batch.find_jobs(embedded, deployed, following.run_id)
     assert (job.state, job.queue) == ("SUCCEEDED", "multinode@research")
     assert job.attempts[0].reason.startswith("Host EC2")
-    assert [(stream.attempt, stream.node) for stream in job.log_streams] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    shown = trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout
-    receipt = json.loads(shown)
-    assert receipt["state"] == "succeeded"
-    first, second = receipt["attempts"]
-    assert [(item["job_id"], item["nnodes"], item["world_size"]) for item in (first, second)] == [(job.id, 2, 2)] * 2
-    assert first["last_step"] >= second["resumed_from_step"] >= CHECKPOINT_EVERY_STEPS
-    assert second["last_step"] == 96
-    metrics = storage.read_metrics(aws, S3Location(deployed.run_bucket, f"research/{run_id}/"))
-    assert [line["step"] for line in metrics] == [20, 40, 60, 80, 96], "one curve"
+    check_two_attempts(embedded, deployed, following.run_id, job, capacity="on-demand")
 
 
-@pytest.mark.timeout(300)
-def test_the_ready_spec_for_several_nodes_checks_what_is_between_them(
-    stage: tuple[Aws, DeployedStage], embedded_aws: EmbeddedAws, trainyard: Trainyard
+@pytest.mark.timeout(600)
+def test_two_nodes_on_spot_come_one_after_the_other_and_both_again_when_one_is_taken_away(
+    *, follow: Follow, embedded: Aws, stage: DeployedStage, embedded_aws: EmbeddedAws
 ) -> None:
-    settings = (
-        "resources.nproc_per_node=1",
-        "arguments.largest_message_bytes=4096",
-        "arguments.seconds_per_measurement=0.02",
-    )
-    environment = environment_of(embedded_aws.endpoint)
-    finished = trainyard(
-        *("submit", READY_SPECS / "fabric-check-multinode.yaml", "--stage", STAGE, "-y", *sets(settings)),
-        environment=environment,
-    )
-    assert finished.returncode == 0, finished.stderr + finished.stdout
-    run_id = finished.stdout.splitlines()[0]
-    receipt = json.loads(trainyard("receipt", run_id, "--stage", STAGE, "-o", "json", environment=environment).stdout)
-    [attempt] = receipt["attempts"]
-    assert (receipt["state"], attempt["nnodes"], attempt["world_size"]) == ("succeeded", 2, 2)
-    assert receipt["result"]["wrong_results"] == 0
-    assert receipt["result"]["across_nodes_bus_gigabytes_per_second"] > 0
+    # GIVEN one of the two instances that `dev` may have, in use
+    other = batch.submit(embedded, planned_to_run(embedded, stage, ["sleep", "600"]))
+    wait_for(embedded, stage, other, state="RUNNING")
+    with follow("resources.nnodes=2", "resources.capacity=spot", stage=DEFAULT_STAGE) as following:
+        # WHEN there is room for both once one has waited for the other, and one is taken away after they saved
+        following.read_until("[node 0] gang: this is node 0 of 2")
+        [job] = batch.find_jobs(embedded, stage, following.run_id)
+        assert (job.state, job.queue, job.nodes) == ("RUNNING", "spot@research", {"RUNNABLE": 1, "RUNNING": 1})
+        batch.terminate_id(embedded, other, reason="the test goes on")
+        following.read_until("checkpoint: step ")
+        embedded_aws.reclaim(f"{job.id}:1")
+        assert following.wait() == 0, following.stderr + "".join(following.log)
+
+    # THEN the other one left with it, both came again, and trained to the end
+    [job] = batch.find_jobs(embedded, stage, following.run_id)
+    assert (job.state, job.nodes) == ("SUCCEEDED", {"SUCCEEDED": 2})
+    main, child = (embedded.batch.describe_jobs(jobs=[f"{job.id}:{node}"])["jobs"][0]["attempts"] for node in (0, 1))
+    assert main[0]["taskProperties"][0]["containers"][0]["exitCode"] == INTERRUPTED_EXIT_CODE
+    assert child[0]["statusReason"].startswith("Host EC2")
+    for meeting in (1, 2):
+        assert following.log.count(f"[node 1] gang: meeting {meeting}, of the nodes 0, 1 of 2\n") == 1
+    assert "1 of 2 nodes (what keeps the others: trainyard why tiny-" in following.stderr
+    check_two_attempts(embedded, stage, following.run_id, job, capacity="spot")
 
 
-def sets(settings: tuple[str, ...]) -> list[str]:
-    """As options of `trainyard submit`."""
-    return [part for setting in settings for part in ("--set", setting)]
-
-
-def reclaim(aws: EmbeddedAws, job_id: str) -> None:
-    aws.reclaim(job_id)
+def check_two_attempts(aws: Aws, stage: DeployedStage, run_id: str, job: Job, *, capacity: str) -> None:
+    """Check that two nodes trained twice, the second time from a checkpoint of the first, as one run."""
+    assert {(stream.attempt, stream.node) for stream in job.log_streams} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    receipt = storage.read_receipt(aws, S3Location(stage.run_bucket, f"research/{run_id}/"))
+    assert receipt is not None
+    assert receipt.state == "succeeded"
+    first, second = receipt.attempts
+    kept = [(item.job_id, item.nnodes, item.world_size, item.capacity) for item in (first, second)]
+    assert kept == [(job.id, 2, 2, capacity)] * 2
+    assert first.last_step >= second.resumed_from_step >= EVERY_STEPS
+    check_curve(aws, stage, run_id)

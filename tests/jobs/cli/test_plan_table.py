@@ -25,36 +25,24 @@ from tests.support.jobs.planning import LARGE, RUN_ID, spec
 
 
 @pytest.mark.parametrize(
-    ("resources", "price"),
+    ("resources", "instances", "price"),
     [
-        ({}, "13.11 USD/h On-Demand, 3.93 USD/h Spot (as of"),
-        ({"capacity": "on-demand"}, "13.11 USD/h On-Demand (as of"),
-        ({"nnodes": 2}, "26.22 USD/h On-Demand (as of"),
+        ({"nproc_per_node": 1}, "1 x dl1.24xlarge, 1 rank", "13.11 USD/h On-Demand, 3.93 USD/h Spot (as of"),
+        ({"capacity": "on-demand"}, "1 x dl1.24xlarge, 8 ranks", "13.11 USD/h On-Demand (as of"),
+        ({"nnodes": 2}, "2 x dl1.24xlarge, 8 ranks each", "26.22 USD/h On-Demand (as of"),
     ],
     ids=str,
 )
-def test_the_price_is_that_of_the_capacity(
-    capsys: pytest.CaptureFixture[str], resources: dict[str, Any], price: str
+def test_instances_and_ranks_are_counted_and_priced(
+    capsys: pytest.CaptureFixture[str], resources: dict[str, Any], instances: str, price: str
 ) -> None:
-    show(plan_table(plan(spec(resources=resources), LARGE, run_id=RUN_ID), embedded=False), on=console())
-    assert price in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("resources", "instances"),
-    [
-        ({"nproc_per_node": 1}, "1 x dl1.24xlarge, 1 rank"),
-        ({}, "1 x dl1.24xlarge, 8 ranks"),
-        ({"nnodes": 2}, "2 x dl1.24xlarge, 8 ranks each"),
-    ],
-    ids=str,
-)
-def test_instances_and_ranks_are_counted(
-    capsys: pytest.CaptureFixture[str], resources: dict[str, Any], instances: str
-) -> None:
-    show(plan_table(plan(spec(resources=resources), LARGE, run_id=RUN_ID), embedded=False), on=console())
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("instances")]
-    assert line.removeprefix("instances").strip() == instances
+    planned = plan(spec(resources=resources), LARGE, run_id=RUN_ID)
+    show(plan_table(planned, embedded=False), on=console())
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["instances"] == instances
+    assert shown["price"].startswith(price)
+    capacity = "spot" if resources == {"nproc_per_node": 1} else "on-demand"
+    assert plan_json(planned)["capacity"] == capacity
 
 
 def test_prices_of_today_are_said_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,13 +56,6 @@ def test_prices_of_today_are_said_with_their_sources(capsys: pytest.CaptureFixtu
     assert "13.50 USD/h On-Demand (as of 2026-11-23, from AWS), 4.25 USD/h Spot (as of 2022-08-24, from a row)" in shown
     answer = plan_json(planned)
     assert (answer["usd_per_hour"], answer["price_date"], answer["price_source"]) == (4.25, "2022-08-24", "a row")
-
-
-def test_a_script_reads_the_capacity_and_what_it_is_expected_to_cost() -> None:
-    spot = plan_json(plan(spec(), LARGE, run_id=RUN_ID))
-    assert (spot["queue"], spot["capacity"], spot["usd_per_hour"]) == ("spot", "spot", 3.93)
-    on_demand = plan_json(plan(spec(resources={"capacity": "on-demand"}), LARGE, run_id=RUN_ID))
-    assert (on_demand["capacity"], on_demand["usd_per_hour"]) == ("on-demand", 13.10904)
 
 
 def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

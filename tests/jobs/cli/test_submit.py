@@ -161,7 +161,7 @@ def test_a_job_that_fails_by_its_own_fault_ends_with_1_and_the_end_of_its_log(su
     assert f"error: {run_id} failed in attempt 1 of 3" in finished.stderr
     assert f"next: trainyard logs {run_id}" in finished.stderr
     # What the entrypoint said of a row that submit had not looked at, in place of what Batch says of any job.
-    assert "no column 'label'" in finished.stderr
+    assert "no column 'label'" in finished.stderr, finished.stderr
     assert "Essential container" not in finished.stderr
 
 

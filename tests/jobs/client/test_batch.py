@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from jobs.aws.connection import Aws
-from jobs.cli.submit import raise_failure, send
+from jobs.cli.submit import send
 from jobs.client import batch
 from jobs.client.logs import LogReader
-from jobs.contract.errors import ConfigurationError, MaybeSubmittedError, TimedOutError, TrainyardError
+from jobs.contract.errors import MaybeSubmittedError, TrainyardError
 from jobs.contract.locations import S3Location
 from jobs.contract.plan import Plan
 from jobs.contract.stage import DeployedStage
 from tests.support.jobs.faulty_proxy import Fault, FaultyProxy
-from tests.support.jobs.submitting import RunCommand, create_plain_queue, planned_to_run, wait_for
+from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
 from tests.support.waiting import wait_until
 
 DELAYS_SECONDS = (0.05, 0.05, 0.05)
@@ -34,15 +33,10 @@ DENIED = Fault("answer", status=403, code="AccessDeniedException")
 @pytest.mark.parametrize(
     ("faults", "sent"),
     [
-        pytest.param([], 1, id="no fault"),
         pytest.param([REFUSED_FOR_NOW], 2, id="throttled"),
-        pytest.param([FAILED], 2, id="500 and not taken"),
         pytest.param([FAILED_BUT_TAKEN], 1, id="500 though taken"),
-        pytest.param([CUT], 2, id="cut before it arrived"),
-        pytest.param([CUT_BUT_TAKEN], 1, id="cut after it was taken"),
         pytest.param([REFUSED_FOR_NOW, CUT], 3, id="throttled, then cut"),
         pytest.param([FAILED, CUT_BUT_TAKEN], 2, id="500, then cut after it was taken"),
-        pytest.param([FAILED, FAILED, CUT_BUT_TAKEN], 3, id="taken at the last try"),
     ],
 )
 def test_one_job_exists_whatever_went_wrong(
@@ -93,8 +87,6 @@ def test_throttled_tries_are_bounded_and_leave_nothing(faulty: FaultyProxy, stag
         pytest.param([CUT] * 20, [], 0, id="no try is answered"),
         pytest.param([CUT, DENIED], [], 0, id="a refusal after a lost answer"),
         pytest.param([CUT_BUT_TAKEN], [DENIED], 1, id="nobody may look"),
-        pytest.param([FAILED_BUT_TAKEN], [FAILED] * 20, 1, id="looking fails"),
-        pytest.param([REFUSED_FOR_NOW, CUT_BUT_TAKEN], [DENIED], 1, id="throttled, lost, nobody may look"),
     ],
 )
 def test_what_may_be_a_run_keeps_its_spec_and_is_said_to_be_one(
@@ -165,12 +157,6 @@ def test_reads_of_a_throttled_service_are_tried_again(faulty: FaultyProxy, stage
     assert batch.read_stage(Aws(), stage.name) == stage
 
 
-def test_a_stage_that_is_not_deployed(embedded: Aws) -> None:
-    with pytest.raises(ConfigurationError, match="stage 'nowhere' is not deployed here") as error:
-        batch.read_stage(embedded, "nowhere")
-    assert error.value.next_step == "trainyard --stage nowhere local up"
-
-
 def test_a_job_is_described_attempt_by_attempt(embedded: Aws, stage: DeployedStage, run_command: RunCommand) -> None:
     run = run_command(["sh", "-c", 'echo "attempt $AWS_BATCH_JOB_ATTEMPT"; exit $((76 - AWS_BATCH_JOB_ATTEMPT))'])
     job = run.ended
@@ -199,30 +185,6 @@ def test_the_attempt_that_runs_is_among_the_attempts(embedded: Aws, stage: Deplo
     job = wait_for(embedded, stage, job_id)
     assert job.state == "CANCELLED"
     assert "enough" in job.reason
-
-
-def test_jobs_of_containers_and_of_several_nodes_are_described_too(embedded: Aws, stage: DeployedStage) -> None:
-    plain_queue = create_plain_queue(embedded)
-    container: Any = {
-        "image": "any",
-        "command": ["sh", "-c", "echo hello; exit 3"],
-        "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
-    }
-    register = embedded.batch.register_job_definition
-    plain = register(jobDefinitionName="plain", type="container", containerProperties=container)
-    range_of_nodes: Any = {"targetNodes": "0:", "container": container}
-    nodes = register(
-        jobDefinitionName="nodes",
-        type="multinode",
-        nodeProperties={"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [range_of_nodes]},
-    )
-    plain_arn, nodes_arn = plain["jobDefinitionArn"], nodes["jobDefinitionArn"]
-    for definition, expected in ((plain_arn, [(1, None)]), (nodes_arn, [(1, 0), (1, 1)])):
-        job_id = embedded.batch.submit_job(jobName="raw", jobQueue=plain_queue, jobDefinition=definition)["jobId"]
-        job = wait_for(embedded, stage, job_id)
-        assert job.state == "FAILED"
-        assert job.attempts[0].exit_code == 3
-        assert [(stream.attempt, stream.node) for stream in job.log_streams] == expected
 
 
 def test_nodes_that_start_one_by_one_are_described_as_one_job(embedded: Aws, stage: DeployedStage) -> None:
@@ -274,28 +236,6 @@ def test_runs_are_listed_newest_first_by_time_and_team(
     assert runs == [second.plan.run_id, first.plan.run_id]
     assert batch.list_jobs(embedded, stage, since=start, team="product") == []
     assert batch.list_jobs(embedded, stage, since=datetime.now(timezone.utc) + timedelta(minutes=1)) == []
-
-
-def test_a_job_that_ran_out_of_its_time_is_told_from_one_that_failed(embedded: Aws, stage: DeployedStage) -> None:
-    container: Any = {
-        "image": "any",
-        "command": ["sleep", "60"],
-        "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
-    }
-    submitted = embedded.batch.submit_job(
-        jobName="slow-20260131-120000-beef",
-        jobQueue=create_plain_queue(embedded),
-        jobDefinition=embedded.batch.register_job_definition(
-            jobDefinitionName="slow", type="container", containerProperties=container
-        )["jobDefinitionArn"],
-        timeout={"attemptDurationSeconds": 1},
-    )
-    job = wait_for(embedded, stage, submitted["jobId"])
-    assert job.timed_out
-    with pytest.raises(TimedOutError, match="exceeded timeout") as error:
-        raise_failure(job)
-    assert error.value.exit_code == 124
-    assert error.value.next_step == "trainyard resume slow-20260131-120000-beef --set timeout_hours=HOURS"
 
 
 def jobs_of(aws: Aws, plan: Plan) -> list[str]:

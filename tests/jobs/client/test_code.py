@@ -127,7 +127,6 @@ def _without_git(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
 
 
-@pytest.mark.parametrize("place", [".", "part"])
 @pytest.mark.parametrize(
     ("breaks", "words", "next_step"),
     [
@@ -146,7 +145,6 @@ def test_a_git_that_does_not_answer_packs_nothing(
     breaks: Callable[[Path, pytest.MonkeyPatch], None],
     words: str,
     next_step: str,
-    place: str,
 ) -> None:
     folder = tmp_path / "code"
     write_files(folder, {"train.py": "", "part/run.py": "", "part/data.csv": "", ".gitignore": "*.csv\n"})
@@ -156,7 +154,7 @@ def test_a_git_that_does_not_answer_packs_nothing(
     assert "part/data.csv" not in names(folder)
     breaks(folder, monkeypatch)
     with pytest.raises(ConfigurationError) as refused:
-        pack_folder(folder / place)
+        pack_folder(folder / "part")
     assert words in refused.value.args[0]
     assert next_step in str(refused.value.next_step)
 

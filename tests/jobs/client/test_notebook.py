@@ -12,7 +12,7 @@ from jobs.cli.submit import plan_run, send
 from jobs.client import batch, storage
 from jobs.client.job import Job
 from jobs.client.logs import LogReader
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, NotFoundError
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE
 from jobs.contract.locations import S3Location
 from jobs.contract.notebook_server import NotebookServer
 from jobs.contract.plan import Plan
@@ -202,9 +202,3 @@ def test_a_new_run_goes_on_with_the_files_of_another_and_ends_when_nobody_works_
     assert "nobody has worked in it for 0:00:03" in notebook.log
     assert notebook.saved() == {"deep/analysis.txt": b"42"}
     assert storage.read_notebook(embedded, notebook.location) is None
-
-
-def test_files_that_are_not_there_are_refused_before_anything_is_paid_for(embedded: Aws, stage: DeployedStage) -> None:
-    missing = f"s3://{stage.run_bucket}/research/gone-20260101-120000-0a1b/notebook/"
-    with pytest.raises(NotFoundError, match=r"^arguments\.files: a folder of files was expected at s3://"):
-        plan_run(embedded, stage, read_spec(SPEC, [f"arguments.files={missing}"]))

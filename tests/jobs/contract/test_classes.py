@@ -33,11 +33,6 @@ def test_of_many_classes_those_are_shown_that_are_found_worst() -> None:
     assert [row.split()[1] for row in rows] == [str(number) for number in range(1, 21)]
 
 
-def test_a_long_name_leaves_the_line_within_80_columns() -> None:
-    report = ClassReport(classes=[score("x" * 300)])
-    assert max(map(len, report.lines())) <= 80
-
-
 @pytest.mark.parametrize(
     ("result", "warns"),
     [

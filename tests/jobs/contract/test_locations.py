@@ -1,6 +1,8 @@
 import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from jobs.contract.errors import UsageError
 from jobs.contract.locations import (
@@ -9,7 +11,6 @@ from jobs.contract.locations import (
     folder_location,
     hub_parts,
     model_location,
-    run_parts,
     stays_below,
     table_location,
 )
@@ -18,16 +19,13 @@ from jobs.contract.locations import (
 @pytest.mark.parametrize(
     "location",
     [
-        "hf://bert-base-uncased",
         "hf://org/name.v2?revision=main",
         "s3://bucket/key",
-        "s3://bucket/folder/",
         "s3://Old_Bucket.of-2012/key",
         "data://shared/m",
         "/a/folder",
         "run://pretrain-bert/model",
         "run://pretrain-bert-20260102-030405-0a1b/model/",
-        "folder",
         "a:b/folder",
     ],
 )
@@ -38,12 +36,10 @@ def test_where_a_model_may_lie(location: str) -> None:
 @pytest.mark.parametrize(
     "location",
     [
-        "hf://imdb",
         "hf://nyu-mll/glue?config=sst2&split=train&revision=main",
         "s3://bucket/a.jsonl",
         "data://shared/a.ndjson",
         "run://clean/train.jsonl",
-        "a.csv",
         "/a/b.TSV",
         "../a.parquet",
     ],
@@ -57,19 +53,12 @@ def test_where_a_table_may_lie(location: str) -> None:
     [
         ("", "it is empty"),
         ("gs://bucket/m", "only hf://, s3://, data://, run:// and local paths can be read"),
-        ("S3://bucket/m", "only hf://, s3://, data://, run:// and local paths can be read"),
         ("data://", "names the whole data bucket"),
-        ("data:///", "names the whole data bucket"),
         ("s3://bucket", "names a whole bucket; it should look like s3://bucket/key"),
-        ("s3://bucket//", "names a whole bucket"),
-        ("s3://", "'' cannot be the name of a bucket"),
         ("s3://BAD BUCKET/x", "'BAD BUCKET' cannot be the name of a bucket"),
-        ("s3://ab/x", "'ab' cannot be the name of a bucket"),
-        ("run://", "'' is no run's name; it should look like run://name/path"),
         ("run://Bert/model", "'Bert' is no run's name"),
         ("run://bert/../model", "'../model' is no path below a run's folder"),
         ("run://bert", "names a whole run; did you mean run://bert/model?"),
-        ("hf://", "names nothing on the hub"),
         ("hf://a/b/c", "names nothing on the hub"),
         ("hf://x?revison=main", "unknown option 'revison'; did you mean 'revision'?"),
         ("hf://x?split=train", "unknown option 'split'"),
@@ -87,20 +76,11 @@ def test_where_no_model_can_lie(location: str, message: str) -> None:
         ("data://shared/reviews", "is no table: its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
         ("train.txt", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet"),
         ("imdb", "its name should end in .jsonl, .ndjson, .csv, .tsv, .parquet; did you mean hf://imdb?"),
-        ("hf://x?splt=a", "unknown option 'splt'; did you mean 'split'?"),
-        ("gs://bucket/a.csv", "only hf://, s3://, data://, run:// and local paths can be read"),
     ],
 )
 def test_where_no_table_can_lie(location: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         table_location(location)
-
-
-def test_only_what_could_be_a_name_of_the_hub_is_suggested_as_one() -> None:
-    for location in ("train.txt", "/data/reviews", "../reviews", "data://shared/reviews"):
-        with pytest.raises(ValueError, match="is no table") as error:
-            table_location(location)
-        assert "did you mean" not in str(error.value)
 
 
 def test_a_hub_location_is_read_in_parts() -> None:
@@ -118,11 +98,6 @@ def test_a_hub_location_is_read_in_parts() -> None:
         table_location("hf://imdb#test")
 
 
-@pytest.mark.parametrize("location", ["run://corpus", "run://corpus/", "s3://bucket/a", "data://shared/a", "a/folder"])
-def test_where_an_artifact_may_lie(location: str) -> None:
-    assert artifact_location(location) == location
-
-
 def test_a_folder_is_not_a_whole_run_and_an_artifact_of_the_hub_has_no_split() -> None:
     with pytest.raises(ValueError, match="unknown option 'split'"):
         artifact_location("hf://org/corpus?split=train")
@@ -130,28 +105,14 @@ def test_a_folder_is_not_a_whole_run_and_an_artifact_of_the_hub_has_no_split() -
         folder_location("run://notes")
 
 
-def test_a_run_is_named_with_or_without_a_path() -> None:
-    assert run_parts("run://corpus") == ("corpus", "")
-    assert run_parts("run://bert/model/") == ("bert", "model")
+@given(bucket=st.from_regex(r"[A-Za-z0-9._-]+", fullmatch=True), key=st.text().filter(lambda key: key[:1] != "/"))
+@example(bucket="bucket", key="a?b#c;d%20e&f=g+h")
+def test_s3_locations_are_read_as_they_are_written(bucket: str, key: str) -> None:
+    location = S3Location(bucket, key)
+    assert S3Location.parse(str(location)) == location
 
 
-@pytest.mark.parametrize(
-    ("uri", "bucket", "key"),
-    [
-        ("s3://bucket/a/b.txt", "bucket", "a/b.txt"),
-        ("s3://bucket/a/", "bucket", "a/"),
-        ("s3://bucket", "bucket", ""),
-        ("s3://bucket/a#b", "bucket", "a#b"),
-        ("s3://bucket/what?.csv", "bucket", "what?.csv"),
-        ("s3://bucket/a?b#c;d%20e&f=g+h", "bucket", "a?b#c;d%20e&f=g+h"),
-        ("s3://bucket/a\tb\nc", "bucket", "a\tb\nc"),
-    ],
-)
-def test_s3_locations_are_read(uri: str, bucket: str, key: str) -> None:
-    assert S3Location.parse(uri) == S3Location(bucket, key)
-
-
-@pytest.mark.parametrize("uri", ["", "bucket/key", "s3:/bucket/key", "s3:///key", "https://bucket/key", "data://key"])
+@pytest.mark.parametrize("uri", ["", "bucket/key", "s3:///key", "https://bucket/key"])
 def test_what_is_no_s3_location_is_refused(uri: str) -> None:
     with pytest.raises(UsageError) as caught:
         S3Location.parse(uri)
@@ -172,11 +133,6 @@ def test_s3_locations_are_joined(location: S3Location, name: str, joined: str) -
     assert str(location / name) == joined
 
 
-@pytest.mark.parametrize("name", ["a", "a/b.txt", "..a/b..", "a/...", "a b"])
-def test_a_relative_name_stays_below_its_folder(name: str) -> None:
-    assert stays_below(name)
-
-
-@pytest.mark.parametrize("name", ["", "..", "../a", "a/../../b", "/a", "a//b", "./a", "a/"])
-def test_a_name_that_leads_elsewhere_does_not(name: str) -> None:
-    assert not stays_below(name)
+@given(parts=st.lists(st.sampled_from(["a", "b.txt", "..a", "a b", "", ".", ".."]), min_size=1))
+def test_a_name_stays_below_its_folder_where_no_part_leads_elsewhere(parts: list[str]) -> None:
+    assert stays_below("/".join(parts)) == (not {"", ".", ".."} & set(parts))

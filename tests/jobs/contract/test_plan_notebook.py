@@ -62,12 +62,6 @@ def test_its_files_are_a_folder_wherever_data_lies() -> None:
         notebook(arguments={"files": "hf://org/name"})
 
 
-@pytest.mark.parametrize("logdir", [".", "runs", "deep/er", "s3://bucket/research/x/tensorboard/", "..name"])
-def test_where_tensorboard_may_look(logdir: str) -> None:
-    planned = plan(notebook(arguments={"tensorboard_logdir": logdir}), STAGE, run_id=RUN_ID)
-    assert f"--tensorboard-logdir={logdir}" in command_of(planned)
-
-
 @pytest.mark.parametrize("logdir", ["/", "/etc", "../x", "a/../../x", "data://x", "hf://x", "file:///etc"])
 def test_where_tensorboard_may_not_look(logdir: str) -> None:
     with pytest.raises(UsageError, match=r"^a\.yaml: arguments\.tensorboard_logdir: '.*' is neither a folder below"):

@@ -14,12 +14,6 @@ from jobs.contract.plan import plan
 from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 
-def test_the_ranks_of_all_nodes_share_the_batch() -> None:
-    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 8}
-    with pytest.raises(UsageError, match="global_batch_size 8 does not divide over 16 ranks"):
-        plan(spec(arguments=arguments, resources={"nnodes": 2}), LARGE, run_id=RUN_ID)
-
-
 def test_several_nodes_that_start_together_need_their_own_queue() -> None:
     several = spec(resources={"nnodes": 2})
     with pytest.raises(UsageError) as caught:
@@ -208,11 +202,6 @@ def test_spot_is_refused_where_the_stage_has_none() -> None:
     expensive = replace(LARGE, queues={"on-demand": "arn:queue/on-demand"})
     with pytest.raises(UsageError, match=r"no Spot queue for .*\nNext: set resources.capacity to 'on-demand'$"):
         plan(spec(), expensive, run_id=RUN_ID)
-
-
-def test_the_queue_of_a_retiring_pool_takes_nothing_new() -> None:
-    moved = replace(STAGE, queues={"spot/dl1-24xlarge-1-20-0": "arn:queue/old", **STAGE.queues})
-    assert plan(spec(), moved, run_id=RUN_ID).request["jobQueue"] == "arn:queue/gaudi"
 
 
 def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() -> None:

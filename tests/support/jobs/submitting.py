@@ -2,12 +2,9 @@
 
 import copy
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-
-import boto3
 
 from jobs.aws.connection import Aws
 from jobs.cli.submit import plan_run
@@ -48,35 +45,6 @@ class Run:
 
 RunCommand = Callable[..., Run]
 """`run_command(["sh", "-c", …], name="probe")`: submits, waits for the end."""
-
-
-def create_plain_queue(aws: Aws) -> str:
-    """ARN of a queue that shares nothing and takes jobs of several nodes, which stage `dev` has no queue for."""
-    iam, name = boto3.client("iam"), f"plain-{uuid.uuid4().hex[:8]}"
-    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["RoleName"]
-    profile = iam.create_instance_profile(InstanceProfileName=name)["InstanceProfile"]
-    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=role)
-    subnet = boto3.client("ec2").describe_subnets()["Subnets"][0]
-    groups = boto3.client("ec2").describe_security_groups(Filters=[{"Name": "vpc-id", "Values": [subnet["VpcId"]]}])
-    environment = aws.batch.create_compute_environment(
-        computeEnvironmentName=name,
-        type="MANAGED",
-        computeResources={
-            "type": "EC2",
-            "minvCpus": 0,
-            "maxvCpus": 192,
-            "instanceTypes": ["dl1.24xlarge"],
-            "subnets": [subnet["SubnetId"]],
-            "securityGroupIds": [groups["SecurityGroups"][0]["GroupId"]],
-            "instanceRole": profile["Arn"],
-        },
-    )
-    return aws.batch.create_job_queue(
-        jobQueueName=name,
-        state="ENABLED",
-        priority=1,
-        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment["computeEnvironmentArn"]}],
-    )["jobQueueArn"]
 
 
 def planned_to_run(aws: Aws, stage: DeployedStage, command: Sequence[str], *, name: str = "probe") -> Plan:
