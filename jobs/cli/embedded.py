@@ -1,6 +1,5 @@
 """Starts, asks and stops the embedded AWS, which is a program of its own: `python -m infra.emulator`."""
 
-import fcntl
 import json
 import os
 import signal
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,24 +134,6 @@ def _ask(server: Server) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         return None
-
-
-@contextmanager
-def only_one(state_file: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Keep other processes that start a server with `state_file` out of the block; `waiting` is called if one is in it.
-
-    Without it two would each start a server, and the state file would describe the second one only.
-    """
-    state_file.parent.mkdir(parents=True, exist_ok=True)
-    with state_file.with_suffix(".lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 def start(

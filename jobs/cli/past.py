@@ -126,29 +126,6 @@ def report(
 
 
 @past.command()
-def tensorboard(
-    ctx: typer.Context,
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN...]",
-            help="Ids, beginnings of ids, or specs' names (their newest runs); default: all that are in runs/.",
-            autocompletion=complete_run,
-            callback=lambda ctx, runs: [latest_of_team(ctx, run) for run in runs or []],
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port; 0 takes a free one.")] = 0,
-) -> None:
-    """Show what runs have measured in TensorBoard, on this machine, until Ctrl-C.
-
-    Their events are fetched into runs/, again and again while it is open. Its address is printed on stdout.
-    """
-    from jobs.cli import tensorboard as command
-
-    command.tensorboard(ctx.obj.aws, ctx.obj.stage, runs or [], port=port)
-
-
-@past.command()
 def compare(
     ctx: typer.Context,
     runs: Annotated[

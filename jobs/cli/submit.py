@@ -257,21 +257,6 @@ def _take_back(aws: Aws, run_id: str, job_id: str, *, because: str) -> None:
         console.print(f"{run_id} was submitted before, and is being stopped")
 
 
-def _put_code(aws: Aws, planned: Plan) -> bool:
-    """Bring the plan's code to S3, with a bar where somebody looks on. Returns False where it lay there."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    console = tables.stderr()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("code", total=None, visible=False)
-
-        def sent(more_bytes: int, total_bytes: int) -> None:
-            progress.update(bar, advance=more_bytes, total=total_bytes, visible=True)
-
-        return put_code(aws, planned, sent=sent)
-
-
 def send(
     aws: Aws,
     planned: Plan,
@@ -286,7 +271,7 @@ def send(
     put_spec(aws, planned)  # first: it makes the id this submission's
     try:
         if planned.pack is not None:
-            is_new = _put_code(aws, planned)
+            is_new = put_code(aws, planned)
             tables.stderr().print(f"code: {tables.code_text(planned.pack)}, {'uploaded' if is_new else 'on S3 before'}")
         put_points(aws, planned)
     except BaseException:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -91,10 +91,9 @@ def pack_folder(folder: Path) -> Pack:
     return Pack(folder=folder, files=files, commit=commit, dirty=dirty)
 
 
-def put_code(aws: Aws, plan: Plan, *, sent: Callable[[int, int], None] = lambda *_: None) -> bool:
+def put_code(aws: Aws, plan: Plan) -> bool:
     """Bring the plan's code to S3, and note in the run's folder which it is. Returns False where it lay there.
 
-    `sent` is told the bytes of each part that has arrived, and those of the whole archive.
     Raises UsageError where a file has changed since the spec was checked.
     """
     pack = plan.pack
@@ -104,9 +103,8 @@ def put_code(aws: Aws, plan: Plan, *, sent: Callable[[int, int], None] = lambda 
     if is_new:
         with tempfile.TemporaryFile() as file:
             write_archive(pack, file)
-            total = file.tell()
             file.seek(0)
-            aws.s3.upload_fileobj(file, place.bucket, place.key, Callback=lambda more: sent(more, total))
+            aws.s3.upload_fileobj(file, place.bucket, place.key)
     record = plan.run_location / CODE_RECORD
     content = pack.record(place).model_dump_json(indent=2).encode()
     aws.s3.put_object(Bucket=record.bucket, Key=record.key, Body=content, ContentType="application/json")

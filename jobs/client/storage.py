@@ -2,7 +2,7 @@
 
 import difflib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -247,24 +247,21 @@ def fetch(
     target: Path,
     *,
     checkpoints: bool = False,
-    below: str = "",
-    wanted: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[Path]:
-    """Download a run's files below `target`, yielding each path once its file is whole; those alone `below` a name, and
-    of them those that are `wanted` by their name.
+    """Download a run's files below `target`, yielding each path once its file is whole.
 
     What jobs coordinate themselves by does not come along, and checkpoints only where asked for: they are most of a
     run's bytes, and of no use once there is a model.
     Links of the run's folders are made again once their files are there.
     Raises UsageError for a key that would land outside `target`, OSError with the path where it cannot be written.
     """
-    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key + below)
+    pages = aws.s3.get_paginator("list_objects_v2").paginate(Bucket=run.bucket, Prefix=run.key)
     listings = []
     for page in pages:
         for item in page.get("Contents", []):
             name = item["Key"].removeprefix(run.key)
             left_out = _OF_THE_PLATFORM if checkpoints else (*_OF_THE_PLATFORM, CHECKPOINTS)
-            if name.endswith("/") or name.startswith(left_out) or not wanted(name):
+            if name.endswith("/") or name.startswith(left_out):
                 continue
             path = object_store.path_below(target, run, name)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,15 +35,10 @@ def up(
 ) -> None:
     """Do `trainyard local up`. A server that is there already is deployed to again, which changes what has changed."""
     console = tables.stderr()
-
-    def waiting() -> None:
-        console.print("another `trainyard local up` is at work in this folder; waiting for it to end")
-
-    with embedded.only_one(state_file, waiting):
-        server = _running_as_asked(state_file, port=port, executor=executor, keep=keep)
-        if deploy:
-            embedded.deploy(server, stage)
-            console.print(f"stage '{stage}' is deployed")
+    server = _running_as_asked(state_file, port=port, executor=executor, keep=keep)
+    if deploy:
+        embedded.deploy(server, stage)
+        console.print(f"stage '{stage}' is deployed")
     console.print('in this shell: eval "$(trainyard local env)", which sets')
     _print_exports(server)
 

@@ -25,7 +25,6 @@ from jobs.contract.stage import DeployedStage
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws
 from tests.support.jobs.submitting import RunCommand, planned_to_run, wait_for
-from tests.support.jobs.terminal import TRAINYARD
 from tests.support.train.scripts import write_files
 
 # `up` leaves its server running on purpose, and here the process that it ran in goes on.
@@ -36,10 +35,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:subprocess .* is still running:R
 def up(trainyard: Trainyard, tmp_path: Path) -> Iterator[dict[str, object]]:
     """A server brought up without a deployment, as its state file describes it.
 
-    In a folder that somebody else has filled: modules of our own and of Python's names, which must not be run.
+    In a folder that somebody else has filled: modules of our own and of Python's names, which must not be run,
+    and a link by the name of the log.
     """
     hostile = "raise SystemExit('a module of the working directory was imported')"
     write_files(tmp_path, dict.fromkeys(("infra/__init__.py", "random.py"), hostile))
+    precious = tmp_path / "home/.bashrc"
+    write_files(tmp_path, {"home/.bashrc": "precious", ".trainyard/.keep": ""})
+    (tmp_path / ".trainyard/emulator.log").symlink_to(precious)
     finished = trainyard("local", "up", "--no-deploy", "--keep=~/kept")
     try:
         assert finished.returncode == 0, finished.stderr
@@ -48,6 +51,7 @@ def up(trainyard: Trainyard, tmp_path: Path) -> Iterator[dict[str, object]]:
         yield state
     finally:
         trainyard("local", "down")
+    assert precious.read_text() == "precious"
 
 
 def is_alive(pid: object) -> bool:
@@ -144,32 +148,6 @@ def test_a_server_that_does_not_answer_is_neither_gone_nor_replaced_and_a_killed
     assert trainyard("local", "status").returncode == 3
     assert trainyard("local", "up", "--no-deploy").returncode == 0
     assert str(up["access_key_id"]) not in trainyard("local", "env").stdout, "each has a key of its own"
-
-
-def test_several_that_start_at_once_start_one_server(
-    trainyard: Trainyard, clean_environment: dict[str, str], tmp_path: Path
-) -> None:
-    # GIVEN links in the folder by the names of files that a start makes
-    precious = tmp_path / "home/.bashrc"
-    precious.write_text("precious")
-    (tmp_path / ".trainyard").mkdir()
-    for name in ("emulator.log", "emulator.lock"):
-        (tmp_path / ".trainyard" / name).symlink_to(precious)
-    # WHEN two start one
-    command = [TRAINYARD, "local", "up", "--no-deploy"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, cwd=tmp_path, env=clean_environment, **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    outputs = [process.communicate(timeout=120) for process in both]
-    try:
-        # THEN one of them does, and the other waits for it
-        assert [process.returncode for process in both] == [0, 0], outputs
-        (lines,) = {out for out, _ in outputs}
-        assert "export AWS_ENDPOINT_URL=http://localhost:" in lines
-        assert sum("the embedded AWS answers at" in err for _, err in outputs) == 1
-        assert any("waiting for it to end" in err for _, err in outputs)
-    finally:
-        trainyard("local", "down")
-    assert precious.read_text() == "precious"
 
 
 STATE = {
