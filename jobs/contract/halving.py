@@ -27,10 +27,9 @@ class Halving(Strict):
     """When the worst points of a sweep are stopped."""
 
     from_step: int = Field(ge=1)
-    """The first rung: no point is stopped by its evaluations before this step."""
+    """First step at which points are compared."""
     factor: int = Field(default=3, ge=2, le=100)
-    """One in so many of the points that have reached a rung goes on, at least one; the next rung is at so many times
-    the step."""
+    """One of this many points goes on, and the next comparison is at this many times the step."""
 
     def rung(self, step: int) -> int | None:
         """Return the last rung up to a step; None before the first one."""

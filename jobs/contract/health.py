@@ -26,14 +26,13 @@ class Health(Strict):
     """The check of each node before the first step."""
 
     seconds: float | None = Field(default=None, ge=0, le=600)
-    """Time that multiplications and all-reduces are measured for; 0: no check. Default: 10 on HPUs and GPUs, 0 on CPUs
-    and on a laptop."""
+    """Seconds to measure multiplications and all-reduces; 0 disables it. Default: 10 on HPUs and GPUs, else 0."""
     min_teraflops: float | None = Field(default=None, ge=0)
-    """Matrix multiplication, in TFLOP/s, that each rank's card has to reach. Default: half of the card's published
-    peak; where none is published, half of what the node's median card reaches."""
+    """Matrix multiplication that each card has to reach, in TFLOP/s. Default: half of its published peak, or of the
+    node's median card."""
     min_gigabytes_per_second: float | None = Field(default=None, ge=0)
-    """Bus bandwidth of an all-reduce among the node's cards, in GB/s. Default: a tenth of the published speed of the
-    links between them."""
+    """Bus bandwidth that an all-reduce among the node's cards has to reach, in GB/s. Default: a tenth of the links'
+    published speed."""
 
     def seconds_on(self, accelerator: str, *, on_instance: bool) -> float:
         """Return the time to measure for; 0: there is no check."""

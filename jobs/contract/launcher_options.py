@@ -44,21 +44,20 @@ class Limits(Strict):
     """Limits that the launcher holds a run to: a spec has them as keys, and the launcher as options."""
 
     max_usd: float | None = Field(default=None, gt=0)
-    """US dollars that all attempts may cost. Spot counts at what EC2 says of it at the submission, else at the recorded
-    price: an estimate. The run saves and stops before that, and goes on with trainyard resume."""
+    """Limit on the estimated cost of all attempts, in US dollars. The run saves and stops before it; `trainyard resume`
+    continues it."""
     max_hours: float | None = Field(default=None, gt=0)
-    """Instance hours that all attempts may take: a minute of four nodes counts four minutes."""
+    """Limit on the instance hours of all attempts. A minute of four nodes counts four minutes."""
     hang_timeout_seconds: Seconds = Field(default=HANG_TIMEOUT_SECONDS, ge=0)
-    """A training that makes no step for so long ends its attempt and goes on with the next, and so does a job of which
-    a node sends no heartbeat, or a rank is stopped; 0: never. The start, saves and batches that are compiled
-    have 15 minutes at least."""
+    """End the attempt if no step is made, or a node sends no heartbeat, for this many seconds. 0 disables it. The next
+    attempt goes on. The start, saves and batches that are compiled have 15 minutes at least."""
     stop_if_idle_minutes: float | None = Field(default=None, ge=0)
-    """A run whose cards (of a job on CPUs: those) did nothing for so long ends, with where each rank was in its log,
-    and is not started again; 0: never. Default: 30 on accelerator instances; a notebook has idle_timeout_hours."""
+    """Stop the run after this many minutes of idle cards, and log every rank's stack. 0 disables it. Default: 30 on
+    accelerator instances. A notebook has idle_timeout_hours."""
     start_timeout_seconds: Seconds = Field(default=START_TIMEOUT_SECONDS, gt=0)
-    """One of several On-Demand nodes that has not come when so long has passed ends the attempt, and is named."""
+    """End the attempt if one of several On-Demand nodes is missing after this many seconds, and name it."""
     health: Health = Health()
-    """The check of each node before the first step; a bad one ends the attempt, is named, and is shut down."""
+    """Check of each node before the first step. A bad one ends the attempt, is named, and is shut down."""
 
     @property
     def budget(self) -> Budget:

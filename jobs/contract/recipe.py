@@ -65,57 +65,53 @@ class Recipe(Arguments):
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant_with_warmup", "inverse_sqrt"
     ] = "linear"
-    """How the learning rate goes on after its rise, by the Trainer's name of it; linear: it falls to zero."""
+    """How the learning rate changes after its rise, by the Trainer's name."""
     optimizer: Literal["adamw", "adafactor", "sgd", "rmsprop", "adagrad"] = "adamw"
-    """One of the Trainer's optimizers; adamw is the accelerator's own kernel for it, where it has one."""
+    """The Trainer's optimizer. adamw uses the accelerator's own kernel if there is one."""
     hpu_trainer: HpuTrainer = "optimum-habana"
     """Whose Trainer an HPU has: that of optimum-habana, in lazy mode, with which Gaudi's figures were published, and
     whose support ended on 31 October 2026; or that of transformers, in eager mode, which was never tried on an HPU. It
     has no effect elsewhere."""
     gaudi_config: Input | None = None
-    """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name
-    (hf://Habana/bert-base-uncased) that has one. It is read and checked elsewhere too, where it has no effect."""
+    """How an HPU trains, in place of what is published for BERT: a gaudi_config.json, or a folder or hf://org/name that
+    has one. It is read and checked elsewhere too, where it has no effect."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay of the optimizer."""
     global_batch_size: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
-    """Sequences in one optimizer step over all ranks, so that a recipe means the same on 8 HPUs and on a laptop."""
+    """Sequences in one optimizer step, over all ranks."""
     max_batch_size_per_rank: int = Field(default=32, ge=1, le=MAX_BATCH_SIZE)
     """Sequences that one rank holds at once; a larger share of the global batch is accumulated."""
     eval_batch_size: int = Field(default=64, ge=1, le=MAX_BATCH_SIZE)
     """Sequences a rank evaluates at once."""
     evaluate_every_steps: EvaluateEverySteps = None
-    """Optimizer steps between evaluations, at least one, or epoch: after each pass over the training data; without it
-    there is one, at the end."""
+    """Optimizer steps between evaluations, or epoch. Default: one evaluation, at the end."""
     metric_for_best_model: str | None = None
-    """A metric of the evaluations (eval_loss, …): the model that the run leaves is that of the best evaluation, the
-    earliest of equal ones, instead of the last step's."""
+    """Keep the model of the best evaluation by this metric, the earliest of equal ones. Default: the last step's."""
     early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Ends the training after so many evaluations in a row that are no better than the best one before them."""
+    """End the training after this many evaluations in a row without a new best."""
     final_evaluation: bool = True
-    """Evaluates after the last step. The model is on S3 by then: false ends a run whose evaluation fails."""
+    """Evaluate after the last step. The model is on S3 by then: false ends a run whose evaluation fails."""
     checkpoint_every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Optimizer steps between checkpoints, at least one; auto: what costs least time by Young's formula, from how long
-    a save holds the training up (measured) and mean_hours_between_reclaims; between one minute and 30."""
+    """Optimizer steps between checkpoints. auto costs least time by Young's formula, from how long a save holds the
+    training up (measured) and mean_hours_between_reclaims; between one minute and 30."""
     mean_hours_between_reclaims: float = Field(default=6.0, gt=0)
-    """Expected hours between two reclaims of one instance, for checkpoint_every_steps: auto; it is divided by the
-    number of nodes, as the reclaim of any ends the attempt. The default is a cautious guess, no measurement: EC2
-    promises nothing."""
+    """Expected hours between two reclaims of one instance, for `checkpoint_every_steps: auto`. It is divided by the
+    number of nodes, as the reclaim of any ends the attempt. The value 6 is a cautious guess: EC2 promises nothing."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """So many of the newest complete checkpoints stay."""
+    """Newest complete checkpoints to keep."""
     keep_every_steps: int | None = Field(default=None, ge=1)
-    """The first checkpoint at or after each multiple of it stays too, and never expires."""
+    """Also keep the first checkpoint at or after each multiple of it, without expiry."""
     log_every_steps: int = Field(default=10, ge=1)
     """Optimizer steps between lines of metrics."""
     stop_on_nan: bool = False
-    """Ends the run, for good, where a line of metrics has a loss that is no number (NaN) or infinite."""
+    """End the run if a logged loss is NaN or infinite."""
     seed: int = Field(default=42, ge=0, le=MAX_SEED)
-    """Seeds whatever is drawn: splits, the order of the examples, new weights, masks."""
+    """Seed of splits, the order of the examples, new weights and masks."""
     report_to: Trackers | None = None
-    """Trackers that the metrics go to as well: wandb (Weights & Biases), mlflow. All attempts are one run there. Their
-    keys and addresses come from the team's secret."""
+    """Also send the metrics to these trackers: wandb, mlflow. All attempts are one run there. Their keys and addresses
+    come from the team's secret."""
     push_to_hub: HubRepository | None = None
-    """org/name on the Hugging Face Hub that the model goes to as well, into a private repository, with the team's
-    HF_TOKEN."""
+    """org/name on the Hugging Face Hub to push the model to as well. It is private; the team's HF_TOKEN is used."""
 
     @model_validator(mode="after")
     def _of_optimum_habana(self) -> Self:

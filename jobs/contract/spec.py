@@ -58,15 +58,14 @@ class Resources(Strict):
     """The resources that a job asks for; it names no queue, the plan picks that."""
 
     nnodes: int = Field(default=1, ge=1)
-    """Instances. More than one needs a kind that runs on several, and On-Demand a stage that offers them."""
+    """Instances. On-Demand, more than one needs a stage that offers them."""
     min_nnodes: int | None = Field(default=None, ge=1)
-    """The fewest of several nodes on Spot that train where EC2 has no more after a quarter of an hour, until more come.
-    Default: all of them, so that training waits."""
+    """Fewest of several Spot nodes to train on if EC2 has no more after 15 minutes. Default: all of them."""
     nproc_per_node: int | None = Field(default=None, ge=1)
     """Ranks on each instance, one a card. Default: as many as the instance has cards."""
     capacity: Capacity | None = None
-    """spot: cheaper, and resumed from its last checkpoint when EC2 takes an instance back. on-demand: not interrupted.
-    Default: spot for one node, on-demand for several."""
+    """spot is cheaper, and resumed after a reclaim; on-demand is not interrupted. Default: spot for one node, on-demand
+    for several."""
 
     @property
     def is_gang(self) -> bool:
@@ -99,20 +98,20 @@ class _Submission(Strict):
     job: str
     """A job kind of the catalog."""
     team: str = Field(default=DEFAULT_TEAM, pattern=f"^{TEAM_PATTERN}$")
-    """Lower-case letters, digits and hyphens, at most 31; a team of infra/settings.py, which pays."""
+    """Lower-case letters, digits and hyphens, at most 31; the team that pays, of infra/settings.py."""
     resources: Resources = Resources()
     """Instances and ranks."""
     attempts: int = Field(default=3, ge=1, le=MAX_ATTEMPTS)
-    """Batch may start the job so often: again after a Spot reclaim or an interruption, never after its own fault."""
+    """Maximum attempts: reclaims and interruptions are retried, the job's own errors are not."""
     timeout_hours: float | None = Field(default=None, ge=MIN_TIMEOUT_HOURS, le=MAX_TIMEOUT_HOURS)
-    """Wall-clock limit of one attempt (of a sweep: of each point's), at least a minute. Default: the kind's."""
+    """Wall-clock limit of one attempt. Default: the kind's."""
 
 
 class JobSpec(Limits, _Submission):  # the fields of the last base come first
     """One validated submission."""
 
     sweep: Sweep | None = None
-    """Many runs that differ in some arguments, submitted as one, with one budget: max_usd and max_hours are of all."""
+    """Many runs that differ in some arguments, submitted as one, with one budget."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """The kind's own arguments. Of a sweep those of its first point, where they are swept."""
 

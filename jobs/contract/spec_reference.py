@@ -1,4 +1,6 @@
-"""Every key of a spec as Markdown tables, from the models that check it; jobs/docs/spec.md holds what this prints.
+"""Every key of a spec as Markdown lists, with their defaults and what they are for; jobs/docs/spec.md holds them.
+
+The schema has the rest of each text.
 
 python -m jobs.contract.spec_reference
 """
@@ -46,11 +48,11 @@ def _sections() -> Iterator[str]:
 def _table(title: str, model: type[BaseModel], *, leave_out: Collection[str] = ()) -> str:
     texts = descriptions(model)
     rows = [
-        f"| `{name}` | {_default(field)} | {_cell(field, texts.get(name, ''))} |"
+        f"- `{name}`{_given(field)}: {_text(texts.get(name, ''))}"
         for name, field in model.model_fields.items()
         if name not in leave_out
     ]
-    return "\n".join([f"**{title}**", "", "| Key | Default | |", "| --- | --- | --- |", *rows])
+    return "\n".join([f"**{title}**", "", *rows])
 
 
 def _default(field: FieldInfo) -> str:
@@ -62,15 +64,22 @@ def _default(field: FieldInfo) -> str:
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-def _cell(field: FieldInfo, description: str) -> str:
-    text = " ".join(description.split()).replace("|", "\\|")
+def _given(field: FieldInfo) -> str:
+    """Return the default and the bounds of a key: ` (3; >= 1, <= 10)`."""
     bounds = ", ".join(
         f"{sign} {_number(getattr(item, name))}"
         for item in field.metadata
         for name, sign in _BOUNDS.items()
         if isinstance(getattr(item, name, None), (int, float))
     )
-    return f"{text} ({bounds})" if bounds else text
+    given = "; ".join(filter(None, (_default(field), bounds)))
+    return f" ({given})" if given else ""
+
+
+def _text(description: str) -> str:
+    """Return the first sentence, and the one that begins with Default."""
+    first, *rest = " ".join(description.split()).removesuffix(".").split(". ")
+    return ". ".join([first, *(each for each in rest if each.startswith("Default"))])
 
 
 def _number(bound: int | float) -> str:

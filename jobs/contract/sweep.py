@@ -103,19 +103,19 @@ class Sweep(Strict):
     model_config = ConfigDict(json_schema_extra={"patternProperties": {r"^arguments\.": {}}})
 
     arguments: dict[str, Values] = Field(default_factory=dict)
-    """By an argument's name its values, or with random a range. In short: arguments.NAME as a key of sweep itself."""
+    """Values of each argument, or a range with `random`; in short `arguments.NAME` as a key of sweep itself."""
     random: int | None = Field(default=None, ge=1, le=MAX_POINTS)
-    """So many points are drawn. Without it there is a point for each combination of the values."""
+    """Number of points to draw. Default: one for each combination of the values."""
     seed: int = Field(default=0, ge=0, le=2**32 - 1)
-    """Seeds what random draws: the same spec has the same points."""
+    """Seed of what random draws."""
     parallel: int | None = Field(default=None, ge=1, le=MAX_POINTS)
-    """Points that run at once, each on an instance. Default, and at most: as many as the stage has room for."""
+    """Points that run at once, each on an instance. Default: as many as the stage has room for."""
     metric: str | None = None
-    """The result that ranks the points: eval_loss, …. Default: the one by which a run of the kind is known."""
+    """Result that ranks the points. Default: the main result of the kind."""
     direction: Literal["minimize", "maximize"] | None = None
-    """Whether the least or the greatest metric is the best. Default: minimize what ends in loss or perplexity."""
+    """minimize or maximize. Default: minimize metrics that end in loss or perplexity."""
     halving: Halving | None = None
-    """Points that are behind the others in the metric are stopped early. Default: each runs to its end."""
+    """Stop early the points that are behind the others. Default: each runs to its end."""
 
     @model_validator(mode="before")
     @classmethod

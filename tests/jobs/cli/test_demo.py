@@ -31,8 +31,7 @@ def started_by_demo(mark: str, endpoint: str) -> list[str]:
     ("moment", "ending"),
     [
         pytest.param("start an embedded AWS", signal.SIGINT, id="while the server starts"),
-        pytest.param("synthesising", signal.SIGTERM, id="while the CDK CLI runs"),
-        pytest.param("held-out examples", signal.SIGINT, id="while ranks train"),
+        pytest.param("held-out examples", signal.SIGTERM, id="while ranks train"),
     ],
 )
 def test_interrupted_it_leaves_no_process_behind(

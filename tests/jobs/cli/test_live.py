@@ -145,9 +145,3 @@ def test_without_a_terminal_every_line_is_printed_and_now_and_then_what_a_panel_
     assert money.endswith("; 1 min to the last step")
     assert " USD so far, " in money
     assert "\x1b" not in said + log
-
-
-def test_lines_of_json_are_alone(shown_without_terminal: Callable[..., tuple[str, str]]) -> None:
-    log, said = shown_without_terminal(as_json=True)
-    assert [line[:1] for line in log.splitlines()] == ["{", "{"]
-    assert said == ""

@@ -5,12 +5,9 @@ import json
 import subprocess
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -25,7 +22,6 @@ from jobs.contract.stage import DeployedStage
 from jobs.contract.sweep import Claim, SweepRecord, claim_name
 from tests.jobs.cli.conftest import Trainyard
 from tests.support.embedded_aws import EmbeddedAws
-from tests.support.train.reviews import reviews, save_tiny_bert, write_jsonl
 from tests.support.train.scripts import write_files
 from tests.support.waiting import wait_until
 
@@ -72,29 +68,6 @@ def spec(tmp_path: Path) -> dict[str, Any]:
             "code": "code",
             "command": f"train.py {{parameters.rate}} {{parameters.seed}} {tmp_path}",
             "parameters": {"rate": 5},
-        },
-    }
-
-
-@pytest.fixture
-def fine_tuning(tmp_path: Path) -> dict[str, Any]:
-    """A sweep of another kind than `script`: three points with the same values."""
-    save_tiny_bert(tmp_path / "model")
-    write_jsonl(tmp_path / "train.jsonl", reviews(128, seed=1))
-    write_jsonl(tmp_path / "eval.jsonl", reviews(32, seed=2))
-    return {
-        "name": f"tiny-{uuid.uuid4().hex[:8]}",
-        "job": "finetune-classification",
-        "resources": {"nproc_per_node": 1},
-        "sweep": {"arguments.learning_rate": [1e-3] * 3, "parallel": 2},
-        "arguments": {
-            "model": "model",
-            "train_data": "train.jsonl",
-            "eval_data": "eval.jsonl",
-            "max_length": 16,
-            "epochs": 30,
-            "global_batch_size": 16,
-            "checkpoint_every_steps": 20,
         },
     }
 
@@ -227,70 +200,6 @@ def test_a_sweep_runs_all_points_goes_on_after_a_reclaim_and_runs_failed_points_
     usd = sum(bill.estimated_usd or 0 for bill in bills if bill)
     assert to_the_end["sweep"]["usd"] == pytest.approx(usd, abs=1e-4)
     assert "has succeeded" in say("resume", run_id, expect=2).stderr
-
-
-@pytest.mark.timeout(600)
-def test_cancel_ends_all_workers_and_resumed_points_have_the_weights_of_one_that_nobody_interrupted(
-    *,
-    trainyard: Trainyard,
-    embedded: Aws,
-    stage: DeployedStage,
-    deployed_environment: Mapping[str, str],
-    fine_tuning: dict[str, Any],
-    tmp_path: Path,
-) -> None:
-    # GIVEN a sweep of three points that do the same, of which two train at once, and have saved
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(fine_tuning))
-    assert trainyard("submit", "spec.yaml", "--detach", environment=deployed_environment).returncode == 0
-    run = storage.find_run(embedded, stage, fine_tuning["name"])
-    [job] = batch.find_jobs(embedded, stage, run.run_id)
-    record = SweepRecord.model_validate_json(object_at(embedded, run.location / "sweep.json"))
-    points = [S3Location(run.location.bucket, f"research/{point.run_id}/") for point in record.points]
-    held: dict[S3Location, list[psutil.Process]] = {}
-
-    def hold() -> int:
-        """Let each that has saved stand still, so that none is done before it is cancelled."""
-        for point in points[:2]:
-            if point not in held and storage.newest_checkpoint(embedded, point) is not None:
-                held[point] = processes_of(point)
-                for process in held[point]:
-                    process.suspend()
-        return len(held)
-
-    wait_until(hold, lambda count: count == 2)
-    # WHEN it is cancelled
-    assert trainyard("cancel", run.run_id, environment=deployed_environment).returncode == 0
-    for process in chain.from_iterable(held.values()):
-        process.resume()
-    # THEN all of it ends, and nothing is begun any more
-    assert finished(embedded, stage, job.id).state == "CANCELLED"
-    bill = storage.read_receipt(embedded, points[0])
-    assert bill is not None
-    assert bill.state == "interrupted"
-    shown = trainyard("sweep", run.run_id, environment=deployed_environment)
-    assert "0 of 3 points done, 1 not run, 2 interrupted" in shown.stderr
-
-    # WHEN it is resumed, THEN two go on where they were, and leave what the third does, bit by bit
-    resumed = trainyard("resume", run.run_id, "-o", "json", environment=deployed_environment)
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["sweep"]["progress"] == "3 of 3 points done"
-    bills = [storage.read_receipt(embedded, point) for point in points]
-    assert [[attempt.resumed_from_step > 0 for attempt in bill.attempts] for bill in bills if bill] == [
-        [False, True],
-        [False, True],
-        [False],
-    ]
-    assert len({object_at(embedded, point / "model/model.safetensors") for point in points}) == 1
-
-
-def processes_of(run: S3Location) -> list[psutil.Process]:
-    """The launcher of a run on this machine, and its ranks."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("TRAINYARD_RUN_URI") == str(run):
-                found.append(process)
-    return found
 
 
 def test_a_point_that_cannot_work_is_told_with_its_number_and_nothing_is_written(

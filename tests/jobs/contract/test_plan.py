@@ -6,13 +6,12 @@ import pytest
 import yaml
 
 from jobs.contract.dependencies import Awaited
-from jobs.contract.errors import INTERRUPTED_EXIT_CODE, ConfigurationError, UsageError
+from jobs.contract.errors import INTERRUPTED_EXIT_CODE, UsageError
 from jobs.contract.flags import parse_flags
 from jobs.contract.launcher_options import LauncherOptions, Limits
 from jobs.contract.plan import plan
 from jobs.contract.retries import RETRY_RULES
 from jobs.contract.spec import parse_spec
-from jobs.contract.stage import DeployedStage
 from jobs.kinds.finetune_classification import FinetuneClassification
 from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
@@ -118,11 +117,6 @@ def test_a_plan_tells_where_it_runs_and_what_it_costs() -> None:
     assert planned.notes == ()
 
 
-def test_the_timeout_is_the_kinds_where_the_spec_has_none() -> None:
-    planned = plan(spec(), STAGE, run_id=RUN_ID)
-    assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
-
-
 def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
     limits = {
         "max_usd": 40.0,
@@ -138,14 +132,6 @@ def test_the_launcher_gets_every_limit_of_a_spec_as_it_is() -> None:
     assert parse_flags(LauncherOptions, flags, program="test").model_dump(include=set(limits)) == limits
 
 
-def test_a_team_pays_by_its_share_and_writes_under_its_name() -> None:
-    planned = plan(spec(team="nlp-core"), STAGE, run_id=RUN_ID)
-    # Batch takes letters and digits only.
-    assert planned.request["shareIdentifier"] == "nlpcore"
-    assert planned.request["jobDefinition"] == "arn:definition/nlp:1"
-    assert planned.run_location.key == f"nlp-core/{RUN_ID}/"
-
-
 def test_data_is_found_in_the_stages_bucket() -> None:
     planned = plan(spec(), STAGE, run_id=RUN_ID)
     assert planned.inputs == (
@@ -156,36 +142,19 @@ def test_data_is_found_in_the_stages_bucket() -> None:
     assert planned.spec.arguments["model"] == "s3://data-bucket/shared/m"
 
 
+def test_a_team_pays_by_its_share_and_writes_under_its_name_within_the_kinds_time() -> None:
+    planned = plan(spec(team="nlp-core"), STAGE, run_id=RUN_ID)
+    assert planned.request["shareIdentifier"] == "nlpcore", "Batch takes letters and digits only"
+    assert planned.request["jobDefinition"] == "arn:definition/nlp:1"
+    assert planned.run_location.key == f"nlp-core/{RUN_ID}/"
+    assert planned.request["timeout"] == {"attemptDurationSeconds": 12 * 3600}
+
+
 def test_cards_that_stay_idle_are_paid_for() -> None:
     planned = plan(spec(resources={"nproc_per_node": 2}), STAGE, run_id=RUN_ID)
     assert planned.nproc_per_node == 2
     assert planned.notes == ("uses 2 of the 8 HPUs of a dl1.24xlarge; the whole instance is paid for",)
     assert planned.spot_usd_per_hour == 3.93
-
-
-def test_more_ranks_than_cards_are_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan(spec(resources={"nproc_per_node": 9}), STAGE, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "resources.nproc_per_node: 9 ranks do not fit a dl1.24xlarge, which has 8 HPUs\n"
-        "Next: ask for at most 8, or for more nodes"
-    )
-
-
-@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
-def test_a_batch_that_does_not_divide_over_the_ranks_on_aws_is_refused_everywhere(stage: DeployedStage) -> None:
-    # It divides over the two ranks that this machine would run.
-    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 4}
-    with pytest.raises(UsageError, match=r"global_batch_size 4 does not divide over 8 ranks\nNext: set it to 8$"):
-        plan(spec(arguments=arguments), stage, run_id=RUN_ID)
-
-
-def test_a_batch_that_does_not_divide_over_the_ranks_here_is_refused_here() -> None:
-    arguments = {"model": "data://shared/m", "train_data": "data://shared/t.jsonl", "global_batch_size": 9}
-    three = spec(arguments=arguments, resources={"nproc_per_node": 3})
-    assert plan(three, STAGE, run_id=RUN_ID).nproc_per_node == 3
-    with pytest.raises(UsageError, match=r"global_batch_size 9 does not divide over 2 ranks\nNext: set it to 6 or 12$"):
-        plan(three, EMBEDDED, run_id=RUN_ID)
 
 
 def test_an_accelerated_kind_on_a_stage_of_cpu_instances_asks_for_cpu() -> None:
@@ -203,14 +172,6 @@ def test_on_the_embedded_aws_the_machine_decides_what_to_train_on() -> None:
     assert planned.notes == ("runs 2 ranks on this machine instead of 8; the global batch size stays",)
     # Everything else is what AWS would get.
     assert planned.request["jobQueue"] == "arn:queue/gaudi"
-
-
-def test_a_team_or_kind_that_the_stage_lacks_is_refused() -> None:
-    with pytest.raises(UsageError, match="team 'vision' not found in stage 'dev'"):
-        plan(spec(team="vision"), STAGE, run_id=RUN_ID)
-    bare = replace(STAGE, job_definitions={("research", "older-kind"): "arn"})
-    with pytest.raises(ConfigurationError, match="no job definition of 'finetune-classification' for team 'research'"):
-        plan(spec(), bare, run_id=RUN_ID)
 
 
 @pytest.mark.parametrize(
@@ -243,14 +204,12 @@ def test_what_starts_a_job_again(status_reason: str, reason: str | None, exit_co
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
-@pytest.mark.parametrize("stage", [STAGE, EMBEDDED], ids=["AWS", "embedded"])
-def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path, stage: DeployedStage) -> None:
+def test_the_ready_specs_can_be_planned_and_fit_batchs_limit(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         ready = parse_spec(document, origin=path.name)
-        if ready.resources.nnodes > 1:
-            stage = replace(LARGE, embedded_processes=stage.embedded_processes)
-        planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
-        assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
+        for stage in (LARGE, replace(LARGE, embedded_processes=2)):
+            planned = plan(ready, stage, run_id=f"{ready.name}-20261121-120005-00ab")
+            assert len(json.dumps(planned.request)) < MAX_PAYLOAD_BYTES
 
 
 def test_what_a_plan_waits_for_is_in_its_request() -> None:

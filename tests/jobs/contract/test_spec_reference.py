@@ -23,7 +23,7 @@ def test_each_kind_has_its_own_keys_and_of_the_recipe_only_what_it_has_otherwise
     sections = _printed().split("**`arguments` of `")[1:]
     by_kind = {name: rows for name, _, rows in (section.partition("`: ") for section in sections)}
     assert list(by_kind) == list(CATALOG)
-    assert "| `train_data` | " in by_kind["finetune-classification"]
+    assert "- `train_data`: " in by_kind["finetune-classification"]
     assert "learning_rate" not in by_kind["finetune-classification"]
-    assert "| `learning_rate` | `0.0001` | " in by_kind["pretrain-mlm"]
-    assert "| `data` | *needed* | " in by_kind["pretrain-mlm"]
+    assert "- `learning_rate` (`0.0001`; > 0): " in by_kind["pretrain-mlm"]
+    assert "- `data` (*needed*): " in by_kind["pretrain-mlm"]
