@@ -124,7 +124,7 @@ def check_curve(aws: Aws, stage: DeployedStage, run_id: str, *, epochs: int = 3)
     """Check that the metrics of all attempts are those of one that nobody interrupted; the last is the evaluation."""
     metrics = storage.read_metrics(aws, S3Location(stage.run_bucket, f"research/{run_id}/"))
     end = epochs * STEPS_IN_EPOCH
-    assert [line["step"] for line in metrics] == [*range(EVERY_STEPS, end, EVERY_STEPS), end]
+    assert [line["step"] for line in metrics] == [*range(EVERY_STEPS, end + 1, EVERY_STEPS), end]
 
 
 @pytest.mark.timeout(900)
