@@ -337,8 +337,7 @@ def _check_ranks(spec: JobSpec, arguments: Arguments, placement: Placement) -> N
         raise UsageError(
             f"resources.min_nnodes: a '{spec.job}' with these arguments cannot go on with fewer than "
             f"{placement.nnodes} nodes: its checkpoints are of one number of ranks",
-            next_step="leave resources.min_nnodes out"
-            + (", or set deepspeed_zero_stage to 0" if hasattr(arguments, "deepspeed_zero_stage") else ""),
+            next_step="leave resources.min_nnodes out",
         )
 
 

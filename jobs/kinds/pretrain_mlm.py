@@ -1,6 +1,6 @@
 """pretrain-mlm: a BERT by masked language modelling on packed tokens, from random weights or from a model's."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
@@ -59,15 +59,9 @@ class PretrainMlm(Recipe):
     """Has PyTorch compile the model at its first steps; on GPUs only. Its kernels then take a quarter less time, which
     pays where they are the limit and not the host: with many sequences at once (max_batch_size_per_rank). A laptop that
     stands in for GPUs needs g++."""
-    deepspeed_zero_stage: Literal[0, 1] = 0
-    """1: DeepSpeed shards the optimizer's states over the ranks (ZeRO-1); on HPU only."""
 
     def metrics(self) -> tuple[str, ...]:
         return ("eval_loss", "eval_perplexity")
-
-    @property
-    def resumes_on_other_ranks(self) -> bool:
-        return self.deepspeed_zero_stage == 0  # a checkpoint has the optimizer's states in parts, one a rank
 
     @model_validator(mode="after")
     def _one_shape(self) -> Self:
@@ -80,13 +74,6 @@ class PretrainMlm(Recipe):
             raise ValueError(f"'model' has a shape; leave out config, {', '.join(_SHAPE)}")
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} does not divide over {self.heads} heads")
-        if self.deepspeed_zero_stage and self.metric_for_best_model is not None:
-            raise ValueError("'metric_for_best_model' works without 'deepspeed_zero_stage' only")
-        if self.deepspeed_zero_stage and self.hpu_trainer != "optimum-habana":
-            raise ValueError(
-                "'deepspeed_zero_stage' was tried with optimum-habana's Trainer only; set it to 0, or leave out "
-                "'hpu_trainer: transformers'"
-            )
         return self
 
 

@@ -246,40 +246,6 @@ class Accelerator:
         # host at every step whether anything is padded; on a first Gaudi it may compute in fp32, step by step [?].
         return {"attn_implementation": "eager"}
 
-    def zero_arguments(self, stage: int) -> dict[str, Any]:
-        """Return the training arguments for DeepSpeed's ZeRO. Stage 0: none; stage 1: optimizer states in shards.
-
-        Raises ConfigurationError where it cannot work. Upstream's DeepSpeed 0.16.1 was seen with them on two ranks of a
-        CPU: it trained, saved and resumed bit by bit; Habana's was not. The values are those of optimum-habana's own
-        ZeRO-1 test (tests/configs/deepspeed_zero_1.json); `auto` is filled in from the other arguments. DeepSpeed then
-        clips gradients and keeps the model itself in bf16, so that GaudiTrainer turns autocast off. Its launcher is not
-        needed: it sets what torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), and optimum-habana
-        starts it with --no_local_rank, so that no flag comes on top.
-        """
-        if not stage:
-            return {}
-        if self.name != "hpu":
-            raise ConfigurationError(
-                f"deepspeed_zero_stage {stage} needs an HPU, and this job runs on {self.name}",
-                next_step="submit it to a stage of Gaudi instances, or set deepspeed_zero_stage to 0",
-            )
-        if importlib.util.find_spec("deepspeed") is None:
-            raise ConfigurationError(
-                f"deepspeed_zero_stage {stage} needs DeepSpeed, which is not installed",
-                next_step="use the image `gaudi`, which has Habana's, or set deepspeed_zero_stage to 0",
-            )
-        return {
-            "deepspeed": {
-                "train_batch_size": "auto",
-                "train_micro_batch_size_per_gpu": "auto",
-                "gradient_accumulation_steps": "auto",
-                "gradient_clipping": "auto",
-                "bf16": {"enabled": True},
-                "zero_optimization": {"stage": stage},
-                "steps_per_print": 1 << 30,  # our own lines say how far it is
-            }
-        }
-
     def trainer_arguments(
         self, *, gaudi_config: Mapping[str, Any] | None = None, fused_adam: bool = True
     ) -> dict[str, Any]:

@@ -77,7 +77,6 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
     """Train, evaluate, and leave model, metrics and checkpoints under the run."""
     _stay_offline(arguments)
     accelerator = replace(of_rank(os.environ), torch_compile=arguments.torch_compile)
-    settings = accelerator.zero_arguments(arguments.deepspeed_zero_stage)
     if accelerator.torch_compile:
         check_compiler(accelerator)
     s3 = object_store.connect() if rank.is_first_on_node else None
@@ -120,7 +119,6 @@ def pretrain(rank: Rank, arguments: PretrainMlm) -> None:
             evaluate=lambda trainer: evaluate(trainer, eval_data),
             save_beside=lambda folder: _tokenizer(inputs.folder / packed_tokens.TOKENIZER).save_pretrained(folder),
             schedule={"max_steps": arguments.max_steps},
-            settings=settings,
             ordered_epoch=sequences,
         ),
         s3=s3,

@@ -171,11 +171,10 @@ def _checked(launch: Launch, environment: Mapping[str, str]) -> Launch:
         environment,
         lambda nnodes: check(launch.arguments, nnodes * launch.nproc_per_node),
     )
-    or_no_zero = ", or deepspeed_zero_stage to 0" if hasattr(launch.arguments, "deepspeed_zero_stage") else ""
     if len(gang.sizes) > 1 and not launch.arguments.resumes_on_other_ranks:
         raise UsageError(
             f"a gang of {gang.size} nodes cannot go on with fewer: its checkpoints are of one number of ranks",
-            next_step=f"set min_nnodes to {gang.size}{or_no_zero}",
+            next_step=f"set min_nnodes to {gang.size}",
         )
     return replace(launch, gang=gang)
 

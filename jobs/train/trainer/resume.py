@@ -59,7 +59,7 @@ def fetch_ahead(rank: "Rank", s3: "S3Client", arguments: Decisive) -> Ahead:
 
     def work() -> int | None:
         try:
-            return store.select(arguments.decisive(), rank.world_size, allow_changes=rank.allows_changes)
+            return store.select(arguments.decisive(), allow_changes=rank.allows_changes)
         except TrainyardError:
             if rank.is_first:
                 raise
@@ -83,7 +83,7 @@ def newest_complete(rank: "Rank", s3: "S3Client", arguments: Decisive, *, ahead:
     def select() -> int | None:
         if ahead is not None:
             return ahead.result()
-        return store.select(own, rank.world_size, allow_changes=rank.allows_changes)
+        return store.select(own, allow_changes=rank.allows_changes)
 
     step = rank.once("resume/step", select)
     if step is None:
@@ -138,7 +138,7 @@ class _Store:
     def local(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"
 
-    def select(self, arguments: Mapping[str, Any], world_size: int, *, allow_changes: bool) -> int | None:
+    def select(self, arguments: Mapping[str, Any], *, allow_changes: bool) -> int | None:
         """Return the step of the newest complete and intact checkpoint, which then lies in its local folder."""
         for step in sorted(listing(self._s3, self._remote), reverse=True):
             try:
@@ -152,12 +152,6 @@ class _Store:
                     f"checkpoint step-{step} of this run was made with other arguments",
                     next_step=f"take back {changes}, or submit a new run; where it is meant: trainyard resume RUN "
                     "--allow-changes",
-                )
-            if manifest.world_size != world_size and manifest.arguments.get("deepspeed_zero_stage"):
-                raise UsageError(
-                    f"checkpoint step-{step} has the optimizer's states in {manifest.world_size} parts, one a rank "
-                    f"(deepspeed_zero_stage); {world_size} ranks cannot resume it",
-                    next_step=f"start {counted(manifest.world_size, 'rank')}, or submit a new run",
                 )
             return step
         return None

@@ -9,17 +9,6 @@ from typing import Any
 from jobs.contract.errors import TrainyardError
 
 
-def place(model: Any, device: Any) -> Any:
-    """Move a model to a device, and tie again what that parts. Return it.
-
-    A move to where it is already, or to another type of numbers, parts nothing.
-    """
-    model.to(device)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
-    return model
-
-
 def check(model: Any) -> None:
     """Raise TrainyardError where embeddings and decoder should be one and are two. `model` may be wrapped."""
     while hasattr(model, "module"):
@@ -31,5 +20,5 @@ def check(model: Any) -> None:
         raise TrainyardError(
             "the model's decoder has weights of its own, though its configuration ties them to the embeddings: its "
             "losses would not be those of the model that is saved",
-            next_step="train it without deepspeed_zero_stage, and report this with the release of the image",
+            next_step="report this with the release of the image",
         )

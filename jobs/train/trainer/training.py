@@ -28,7 +28,6 @@ from jobs.train import gaudi_config, hub
 from jobs.train.accelerator import Accelerator
 from jobs.train.rank import Rank, ResumeLaterError
 from jobs.train.stored_checkpoints import Retention, Throughput, check_newest
-from jobs.train.trainer import tied_weights
 from jobs.train.trainer.arguments import training_arguments
 from jobs.train.trainer.background_save import BackgroundSave
 from jobs.train.trainer.best import BestEvaluation, take_best
@@ -76,8 +75,6 @@ class Task:
     """Leaves in the first folder what else the run keeps; the second has the model. Called on rank 0, at the end."""
     schedule: Mapping[str, Any]
     """The length of the training: `num_train_epochs` or `max_steps` of the training arguments."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further training arguments, on top of the recipe's and the accelerator's."""
     ordered_epoch: int | None = None
     """Without `order`: `train_data` has the items of all steps in their order, and so many of them make an epoch."""
 
@@ -188,12 +185,12 @@ class _Attempt:
     def build(self) -> Any:
         """Return the Trainer, with a model whose random weights follow from the seed."""
         task, accelerator = self.task, self.accelerator
-        alone = self.rank.world_size == 1 and "deepspeed" not in task.settings  # DeepSpeed needs a group of one, too
+        alone = self.rank.world_size == 1
         accelerator.prepare(alone=alone)
         # PyTorch 2.13 has another name for it, which transformers does not know.
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
         accelerator.set_seed(self.recipe.seed)
-        model = self._model()
+        model = task.model(self.resume.folder if self.resume else None)
         arguments = {
             **training_arguments(self.recipe, self.rank),
             # What no step changes need not be sent at each; running statistics are all that one changes.
@@ -202,7 +199,6 @@ class _Attempt:
             # Of AdamW each accelerator has its own kernel; of the others there is the Trainer's alone.
             **({} if self.recipe.optimizer == "adamw" else {"optim": self.recipe.optimizer}),
             **task.schedule,
-            **task.settings,
         }
         self._trainer = trainer_class(accelerator.trainer_class())(
             model=model,
@@ -220,14 +216,6 @@ class _Attempt:
         if self.rank.world_size > 1:
             accelerator.set_seed(seed_of_rank(self.recipe.seed, 0, self.rank.rank))
         return self._trainer
-
-    def _model(self) -> Any:
-        model = self.task.model(self.resume.folder if self.resume else None)
-        # DeepSpeed would move it later, when there is an optimizer of its weights, and would tie nothing again.
-        # GaudiTrainer does so (`_move_model_to_device`), but leaves the move to DeepSpeed.
-        if "deepspeed" in self.task.settings:
-            tied_weights.place(model, self.accelerator.device(self.rank.local_rank))
-        return model
 
     def _options(self) -> Options:
         rank, task, resume, seed = self.rank, self.task, self.resume, self.recipe.seed

@@ -244,8 +244,8 @@ STOP = json.dumps({"budget_usd": 500.0, "since": "2026-11-20", "until": "2026-12
         ),
         (
             {
-                "job": "pretrain-mlm",
-                "arguments": {**PACKED, "deepspeed_zero_stage": 1},
+                "job": "script",
+                "arguments": {"code": f"s3://runs/research/code/{'0' * 64}.tar.gz", "command": "train.py"},
                 "resources": {**FEWER, "min_nnodes": 2},
             },
             STAGE,

@@ -92,18 +92,6 @@ def test_every_key_of_the_gaudi_config_is_known(description: dict[str, Any]) -> 
     }
 
 
-def test_what_asks_for_zero_is_taken_and_filled_in_from_the_other_arguments(description: dict[str, Any]) -> None:
-    """GaudiTrainingArguments refuses a configuration that contradicts them, and opens no DeepSpeed for that."""
-    assert description["zero_arguments"] == ["deepspeed"]
-    config = description["zero_config"]
-    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    assert [config[name] for name in batch] == [32, 8, 4]
-    assert config["gradient_clipping"] == description["zero_kept"]["max_grad_norm"]
-    assert "auto" not in json.dumps(config)
-    assert description["zero_kept"]["stage"] == config["zero_optimization"]["stage"] == 1
-    assert description["zero_kept"]["dtype"] == "torch.bfloat16"
-
-
 @pytest.mark.parametrize(
     ("nproc", "flags", "batch"),
     [

@@ -39,9 +39,6 @@ SEEDED = "stand-in: the cards' random numbers begin at"
 MEMORY = {"memory_allocated (GB)": 1.5, "max_memory_allocated (GB)": 3.25, "total_memory_available (GB)": 31.73}
 """What an HPU's memory is said to be: the names are those of optimum-habana (optimum/habana/utils.py)."""
 
-BATCH = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
-"""Given beside the configuration of DeepSpeed, which leaves it to them."""
-
 
 class HpuOnCpu(Accelerator):
     """The accelerator of the HPU branch, with all that it passes, without the HPU."""
@@ -159,18 +156,10 @@ def describe() -> dict[str, Any]:
         _setup_devices = torch.device("cpu")
         distributed_state = None
 
-    class OnHpu(OnAnyDevice):
-        """Training arguments that say they are on an HPU: DeepSpeed is refused elsewhere."""
-
-        _setup_devices = torch.device("hpu")
-
     hpu = Accelerator(name="hpu", devices=8, reason="described")
     known = {field.name: field.default for field in dataclasses.fields(habana.GaudiTrainingArguments) if field.init}
     arguments = hpu.training_arguments()
     checked = OnAnyDevice(output_dir="unused", **{name: arguments[name] for name in arguments if name in known})
-    zero = hpu.zero_arguments(1)
-    sharded = OnHpu(output_dir="unused", **arguments, **BATCH, **zero)
-    sharded.hf_deepspeed_config.trainer_config_finalize(sharded, model=None, num_training_steps=1000)
     real_config, habana.GaudiConfig = habana.GaudiConfig, RecordingConfig
     trainer_arguments = hpu.trainer_arguments()
     config = vars(trainer_arguments["gaudi_config"])
@@ -185,13 +174,6 @@ def describe() -> dict[str, Any]:
         "arguments_known": sorted(known),
         "arguments_default": {name: known[name] for name in arguments if name in known},
         "arguments_kept": {name: getattr(checked, name) for name in arguments if name in known},
-        "zero_arguments": sorted(zero),
-        "zero_config": sharded.hf_deepspeed_config.config,
-        "zero_kept": {
-            "stage": sharded.deepspeed_plugin.zero_stage,
-            "dtype": str(sharded.hf_deepspeed_config.dtype()),
-            "max_grad_norm": sharded.max_grad_norm,
-        },
         "model_arguments": hpu.model_arguments(),
         "attention_default": known.get("attn_implementation"),
         "trainer_arguments": sorted(trainer_arguments),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from jobs.contract.errors import ConfigurationError, NotFoundError, UsageError
+from jobs.contract.errors import NotFoundError, UsageError
 from jobs.contract.locations import S3Location
 from jobs.kinds.pretrain_mlm import PretrainMlm
 from jobs.train.accelerator import Accelerator
@@ -227,8 +227,6 @@ def test_it_goes_on_from_a_model_whose_tokenizer_made_the_tokens(
         ({"hidden_size": 100}, "hidden_size 100 does not divide over 12 heads"),
         ({"config": "a", "layers": 6}, "'config' says the model's shape; leave out hidden_size, layers, heads"),
         ({"mask_fraction": 1}, "less than 1"),
-        ({"deepspeed_zero_stage": 3}, "Input should be 0 or 1"),
-        ({"deepspeed_zero_stage": 1, "hpu_trainer": "transformers"}, "'deepspeed_zero_stage' was tried with optimum-h"),
         ({"gaudi_config": "g.json", "hpu_trainer": "transformers"}, "'gaudi_config' is for optimum-habana's Trainer"),
         ({"data_fingerprint": "abc"}, "should match pattern"),
     ],
@@ -239,30 +237,3 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_submitted(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         PretrainMlm.model_validate({"data": "d", **values})
-
-
-def test_zero_is_refused_where_it_cannot_work() -> None:
-    assert CPU.zero_arguments(0) == {}
-    with pytest.raises(ConfigurationError, match="needs an HPU, and this job runs on cpu\nNext: submit it to a stage"):
-        CPU.zero_arguments(1)
-    with pytest.raises(
-        ConfigurationError, match="needs DeepSpeed, which is not installed\nNext: use the image `gaudi`"
-    ):
-        Accelerator(name="hpu", devices=8, reason="a test").zero_arguments(1)
-
-
-def test_on_an_hpu_with_deepspeed_its_configuration_goes_to_the_training_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Read by the class of accelerate that Habana's Trainer reads it with; DeepSpeed itself is not here."""
-    from accelerate.utils.deepspeed import HfDeepSpeedConfig
-
-    (tmp_path / "deepspeed.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    passed = Accelerator(name="hpu", devices=8, reason="a test").zero_arguments(1)
-    assert set(passed) == {"deepspeed"}
-    config = HfDeepSpeedConfig(passed["deepspeed"])
-    assert config.get_value("zero_optimization.stage") == 1
-    assert not config.is_offload()
-    assert config.is_true("bf16.enabled")
-    assert config.get_value("train_batch_size") == "auto"

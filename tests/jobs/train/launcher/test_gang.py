@@ -340,11 +340,11 @@ def test_a_node_is_reached_where_ec2_says_or_where_it_reaches_s3(s3: "S3Client")
 
 
 FINETUNING = ("finetune-classification", "--model=m", "--train-data=t.jsonl")
-SHARDED = ("pretrain-mlm", "--data=s3://runs/research/tokens/", "--deepspeed-zero-stage=1")
+SCRIPT = ("script", "--code=s3://runs/research/code.tar.gz", "--command=train.py")
 
 
 def asked(*options: str, kind: tuple[str, ...] = FINETUNING, batch: int = 32, **environment: Any) -> Gang:
-    flags = (*options, *kind, f"--global-batch-size={batch}")
+    flags = (*options, *kind, *([f"--global-batch-size={batch}"] if kind == FINETUNING else []))
     argv = ["--instance-type=dl1.24xlarge", "--nproc-per-node=2", *flags]
     launch = parse(argv, {"TRAINYARD_RUN_URI": "s3://runs/research/a/", **environment})
     assert launch.gang is not None
@@ -364,9 +364,9 @@ def test_what_batch_tells_a_child_and_on_how_many_nodes_a_batch_divides() -> Non
             asked(f"--gang-min-nnodes={least}", **child)
     with pytest.raises(UsageError, match="global_batch_size 12 does not divide over 8 ranks"):
         asked("--gang-min-nnodes=1", batch=12, **child)
-    assert asked("--gang-min-nnodes=4", kind=SHARDED, **child).sizes == (4,)
+    assert asked("--gang-min-nnodes=4", kind=SCRIPT, **child).sizes == (4,)
     with pytest.raises(UsageError, match="its checkpoints are of one number of ranks"):
-        asked("--gang-min-nnodes=2", kind=SHARDED, **child)
+        asked("--gang-min-nnodes=2", kind=SCRIPT, **child)
     with pytest.raises(ConfigurationError, match="AWS_BATCH_JOB_ARRAY_INDEX is not set"):
         asked("--gang-min-nnodes=1")
 

@@ -90,7 +90,6 @@ def test_an_epoch_ends_where_the_last_of_its_sequences_was_taken() -> None:
             {"metric_for_best_model": "eval_combined_score", "evaluate_every_steps": 5},
             "it has eval_accuracy, eval_f1, eval_f1_macro, eval_f1_micro, eval_loss",
         ),
-        (PretrainMlm, {"metric_for_best_model": "eval_loss", "deepspeed_zero_stage": 1}, "without 'deepspeed_zero"),
         (FinetuneClassification, {"evaluate_every_steps": "epochs"}, "epoch"),
         (FinetuneClassification, {"optimizer": "adam"}, "adamw"),
     ],

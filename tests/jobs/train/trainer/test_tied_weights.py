@@ -14,7 +14,6 @@ from jobs.contract.errors import TrainyardError
 from jobs.train.accelerator import Accelerator
 from jobs.train.trainer import tied_weights
 from jobs.train.trainer.trainer import Options, trainer_class
-from jobs.train.trainer.training import _Attempt
 
 META = torch.device("meta")
 """A kind of device that every machine has, and to which PyTorch makes new parameters, as it does to an HPU."""
@@ -28,13 +27,12 @@ def masked_model() -> transformers.PreTrainedModel:
     )
 
 
-def test_a_move_parts_what_was_one_and_placing_ties_it_again() -> None:
+def test_what_a_move_has_parted_is_refused() -> None:
     model = masked_model()
     tied_weights.check(model)
     model.to(META)
     with pytest.raises(TrainyardError, match="the model's decoder has weights of its own"):
         tied_weights.check(types.SimpleNamespace(module=model))
-    tied_weights.check(tied_weights.place(masked_model(), META))
 
 
 def test_a_model_without_a_decoder_or_with_one_of_its_own_is_left_alone() -> None:
@@ -85,18 +83,3 @@ def test_a_training_whose_weights_have_come_apart_ends_before_its_first_step(
     # One that is tied, and a script's own that is meant so, are trained
     for model, options in ((masked_model(), Options()), (apart(), Options(checks_ties=False))):
         assert trainer(model, options).train().global_step == 2
-
-
-def test_only_under_deepspeed_the_model_is_placed_before_the_trainer_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Accelerator, "device", lambda *_: META)
-    cases: tuple[tuple[dict[str, Any], str], ...] = (({}, "cpu"), ({"deepspeed": {}}, "meta"))
-    for settings, device in cases:
-        attempt = types.SimpleNamespace(
-            task=types.SimpleNamespace(model=lambda _: masked_model(), settings=settings),
-            resume=None,
-            accelerator=Accelerator(name="hpu", devices=1, reason="asked for"),
-            rank=types.SimpleNamespace(local_rank=0),
-        )
-        model = _Attempt._model(attempt)  # type: ignore[arg-type]  # what it reads of one
-        assert model.device.type == device
-        tied_weights.check(model)
