@@ -13,7 +13,6 @@ from jobs.contract.locations import S3Location
 from tests.jobs.train.trainer.test_resuming import MODEL
 from tests.support.train.faulty_s3 import Fault, FaultyS3
 from tests.support.train.launching import Run, environment_of
-from tests.support.train.scripts import script_flags, write_files
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -59,43 +58,6 @@ def test_a_training_on_a_faulty_s3_that_denies_an_upload_goes_on_where_it_was_wh
     assert run.read(MODEL) == whole.read(MODEL)
     assert run.curve() == whole.curve()
     assert sum(faulty.counts.values()) - faulty.counts["none"] > 5, faulty.counts
-
-
-KEEPS_ONE_CHECKPOINT = """
-import os, time
-from pathlib import Path
-
-checkpoints, output = (Path(os.environ[f"TRAINYARD_{name}"]) for name in ("CHECKPOINTS", "OUTPUT"))
-for step in range(1, 5):
-    (output / "notes").write_text(str(step))
-    (checkpoints / "last.tmp").write_text(str(step))
-    (checkpoints / "last.tmp").rename(checkpoints / "last.pt")
-    print(f"saved {step}", flush=True)
-    time.sleep(4)
-(output / "notes").rename(output / "result")
-"""
-
-
-def test_a_script_whose_old_checkpoints_may_not_be_deleted_goes_on(
-    run: Run, s3: "S3Client", tmp_path: Path, faulty: FaultyS3
-) -> None:
-    code = write_files(tmp_path / "code", {"train.py": KEEPS_ONE_CHECKPOINT})
-    faulty.denies = lambda method, _path: method == "DELETE"
-    environment = {**run.environment, "AWS_ENDPOINT_URL": faulty.url}
-
-    launched = replace(run, environment=environment).attempt(*script_flags(s3, code, "train.py"), kind="script")
-
-    denied = "AWS denied DeleteObject: injected\n"
-    assert f"{STAY} cannot remove objects below {run.location}checkpoints/step-1: {denied}" in launched.lines
-    assert f"{GONE} cannot remove objects below {run.location}output: {denied}" in launched.lines
-    assert run.complete_checkpoints()[0] == 1
-    assert run.read(f"checkpoints/step-{run.complete_checkpoints()[-1]}/checkpoints/last.pt") == b"4"
-    assert run.read("output/result") == b"4"
-    assert run.receipt().state == "succeeded"
-
-
-STAY = "warning: checkpoints that are no longer needed stay on S3:"
-GONE = "warning: files that are gone from output stay on S3:"
 
 
 def test_what_failed_all_its_tries_is_begun_anew(

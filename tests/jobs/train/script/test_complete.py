@@ -1,7 +1,5 @@
 """What counts as a complete checkpoint, and what happens to those that are none, or change while they are taken."""
 
-import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -19,13 +17,9 @@ from jobs.train.channel import RankStatus
 from jobs.train.script.checkpoints import ScriptCheckpoints, ShardedError
 from jobs.train.script.complete import CompleteCheckpoints, Script
 from jobs.train.stored_checkpoints import SupersededError
-from tests.support.train.s3_server import s3_client
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
-
-NEWER = [f"step-{step}/{name}" for step in (1, 2, 3, 4) for name in ("checkpoints/last/model", "manifest.json")]
-"""What a newer attempt has left of its own, under the numbers of an older one's."""
 
 
 class Looks(CompleteCheckpoints):
@@ -340,23 +334,6 @@ def test_a_file_that_names_a_folder_is_not_on_s3_before_it(
     assert sorted(path.name for path in (tmp_path / "again/checkpoints").iterdir()) == ["global_step10", "latest"]
 
 
-def test_one_that_gets_more_files_while_it_is_uploaded_is_not_taken(
-    script: ScriptCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path / "checkpoints/epoch_1/model")
-    script.take("lives")
-    age(script, 11)
-    upload_all = object_store.upload_all
-
-    def upload(*arguments: Any, **options: Any) -> Any:
-        sent = upload_all(*arguments, **options)
-        put(tmp_path / "checkpoints/epoch_1/optimizer")
-        return sent
-
-    monkeypatch.setattr(object_store, "upload_all", upload)
-    assert not script.take("lives")
-
-
 def test_one_with_a_name_that_s3_does_not_take_is_named_and_the_others_are_taken(
     script: ScriptCheckpoints, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -464,39 +441,3 @@ def test_an_attempt_takes_nothing_once_a_newer_one_has_begun(
     save(tmp_path / "checkpoints/second", "2")
     with pytest.raises(SupersededError, match="attempt 2 of this run has begun"):
         older.take("lives")
-
-
-def test_an_attempt_that_stands_still_while_it_takes_one_changes_nothing_of_a_newer_ones(
-    s3_endpoint: str, s3: "S3Client", tmp_path: Path
-) -> None:
-    moments = 0
-    for moment in itertools.count(1):
-        with s3_client(s3_endpoint) as own:
-            run = S3Location("runs", f"research/{tmp_path.name}/{moment}/")
-            older = one(own, tmp_path / str(moment), f"{tmp_path.name}/{moment}", attempt=1)
-            for number in (1, 2):
-                save(tmp_path / f"{moment}/checkpoints/last", str(number))
-                assert older.take("lives")
-            save(tmp_path / f"{moment}/checkpoints/last", "3")
-            questions = itertools.count(1)
-
-            def stand_still(
-                moment: int = moment, run: S3Location = run, number: "itertools.count[int]" = questions, **_: object
-            ) -> None:
-                """Before one of the older's questions to S3 a newer one begins, takes its own of the same, and ends."""
-                if next(number) == moment:
-                    object_store.write(s3, run / "attempts/2.json", b"{}")
-                    object_store.delete_all(s3, run / "checkpoints", object_store.sizes(s3, run / "checkpoints"))
-                    for name in NEWER:
-                        object_store.write(s3, run / "checkpoints" / name, b"the newer one's")
-
-            own.meta.events.register("before-call.s3.ListObjectsV2", stand_still)
-            with contextlib.suppress(SupersededError):
-                older.take("lives")
-            if next(questions) <= moment:
-                break  # it has fewer
-            moments += 1
-            checkpoints = run / "checkpoints"
-            left = {name: object_store.read(s3, checkpoints / name) for name in object_store.sizes(s3, checkpoints)}
-            assert left == dict.fromkeys(NEWER, b"the newer one's"), f"moment {moment}"
-    assert moments > 3
