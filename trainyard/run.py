@@ -35,16 +35,16 @@ class Run:
         """
         self._loop: OwnLoop | None = None
         if is_here():
+            from jobs.train.trainer.accompanied import Saves
             from jobs.train.trainer.own_loop import OwnLoop
 
-            self._loop = OwnLoop(
-                total_steps=total_steps,
-                samples_per_step=samples_per_step,
-                save_every_steps=save_every_steps,
+            saves = Saves(
+                every_steps=save_every_steps,
                 mean_hours_between_reclaims=mean_hours_between_reclaims,
                 keep=keep,
                 keep_every_steps=keep_every_steps,
             )
+            self._loop = OwnLoop(total_steps=total_steps, samples_per_step=samples_per_step, saves=saves)
 
     @property
     def state(self) -> dict[str, Any] | None:

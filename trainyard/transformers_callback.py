@@ -17,12 +17,13 @@ class Callback(TrainerCallback):  # type: ignore[misc]  # transformers has no ty
     written and uploaded while the training goes on, and metrics, progress and heartbeats reach the platform.
     """
 
-    def __new__(cls, **options: Any) -> Any:
+    def __new__(cls, *, checkpoint_every_steps: int | Literal["auto"] | None = "auto", **options: Any) -> Any:
         """Return, inside the platform, what does the work there."""
         if cls is Callback and is_here():
+            from jobs.train.trainer.accompanied import Saves
             from jobs.train.trainer.attached import AttachedCallback
 
-            return AttachedCallback(**options)
+            return AttachedCallback(Saves(every_steps=checkpoint_every_steps, **options))
         return super().__new__(cls)
 
     def __init__(

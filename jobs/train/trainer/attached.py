@@ -11,26 +11,20 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from jobs.contract.errors import TrainyardError
-from jobs.train.stored_checkpoints import Retention, Throughput
 from jobs.train.trainer import compat
+from jobs.train.trainer.accompanied import Accompanied, Saves
 from jobs.train.trainer.background_save import BackgroundSave
-from jobs.train.trainer.callback import Callback, callbacks_in_order
-from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import asking_for_saves
+from jobs.train.trainer.callback import Callback
 from jobs.train.trainer.epoch import Epoch
 from jobs.train.trainer.evaluation import is_evaluation
-from jobs.train.trainer.halving import Rungs
-from jobs.train.trainer.heartbeat import Heartbeats
-from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import Platform, at_exit, here
 from jobs.train.trainer.resume import LossSinceLog, Resume
-from jobs.train.trainer.shutdown import Shutdown
 from jobs.train.trainer.trainer import Options, TrainedEnoughError, trainer_class
 
 log = logging.getLogger("trainyard")
@@ -55,18 +49,9 @@ class _Asked:
 class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """The one callback that the script sees."""
 
-    def __init__(
-        self,
-        *,
-        checkpoint_every_steps: int | Literal["auto"] | None = "auto",
-        mean_hours_between_reclaims: float = 6.0,
-        keep: int = 2,
-        keep_every_steps: int | None = None,
-    ) -> None:
+    def __init__(self, saves: Saves) -> None:
         self._platform = here()
-        self._every = checkpoint_every_steps
-        self._mean_hours = mean_hours_between_reclaims
-        self._retention = Retention(newest=keep, every_steps=keep_every_steps)
+        self._saves = saves
         self._parts: _Parts | None = None
         self._came_late = False
 
@@ -110,72 +95,39 @@ class AttachedCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         if self._parts is not None:
             return []
         trainer = _calling_trainer()
-        parts = self._parts = _Parts(self._platform, trainer, self._retention)
+        parts = self._parts = _Parts(self._platform, trainer, self._saves)
         handler = trainer.callback_handler
         own = handler.callbacks
-        handler.callbacks = callbacks_in_order(  # another list: somebody walks through that
-            heartbeats=parts.heartbeats,
-            own=[parts.epoch, *own],
-            metrics=parts.metrics,
-            uploads=parts.uploads,
-            shutdown=parts.shutdown,
-            further=[parts],
-            saves=asking_for_saves(
-                self._every,
-                self._platform.rank,
-                mean_hours_between_reclaims=self._mean_hours,
-                warmup_steps=self._platform.accelerator.warmup_steps,
-                complete_seconds=lambda: parts.uploads.seconds,
-            ),
-        )
+        # Another list: the Trainer walks through the old one.
+        handler.callbacks = parts.callbacks(own=[parts.epoch, *own], further=[parts])
         return [part for part in handler.callbacks if part not in own]
 
 
-class _Parts(Callback):
+class _Parts(Accompanied, Callback):
     """What one Trainer has been given, and the end of its training."""
 
-    def __init__(self, platform: Platform, trainer: Any, retention: Retention) -> None:
+    def __init__(self, platform: Platform, trainer: Any, saves: Saves) -> None:
         rank, args, resume = platform.rank, trainer.args, platform.resume
-        self._platform = platform
         self._trainer = trainer
         self._is_over = False
         args.save_only_model = False  # a checkpoint without the optimizer is none to resume from
         # The Trainer would make new callbacks, in another order. _restore_state keeps those that there are.
         args.restore_callback_states_from_checkpoint = False
-        self.epoch = Epoch(rank)
         platform.accelerator.prepare()
-        self.heartbeats = Heartbeats(rank, compiles=platform.accelerator.compiles, is_patient=True)
-        self.metrics = RunMetrics(
-            rank,
-            platform.s3 if rank.is_first else None,
-            resumed_from_step=resume.step if resume else 0,
-            throughput=resume.throughput if resume else Throughput(),
+        super().__init__(
+            platform,
+            saves,
+            compiles=platform.accelerator.compiles,
             samples_per_step=args.train_batch_size * args.gradient_accumulation_steps * rank.world_size,
-            warmup_steps=platform.accelerator.warmup_steps,
-            changed=resume.changed if resume else None,
-            logs_all=True,
-            arguments=args.to_sanitized_dict(),
-            memory=platform.accelerator.memory,
-            shape=lambda: self.heartbeats.training_shape,
-            saving_seconds=lambda: self.heartbeats.saving_seconds,
-        )
-        # An attempt that comes after the last evaluation makes none, and its result is that of the run.
-        self._values = self.metrics.evaluated_before()
-        self.uploads = CheckpointUploads(
-            rank,
-            platform.s3,
-            platform.arguments,
-            self.metrics,
-            retention,
-            waits=self.heartbeats.still,
             best=functools.partial(_best_step, trainer),
         )
-        self.shutdown = Shutdown(rank, self.uploads)
+        self.epoch = Epoch(rank)
+        # An attempt that comes after the last evaluation makes none, and its result is that of the run.
+        self._values = self.metrics.evaluated_before()
         self.has_stopped_early = False
         """True if early stopping had ended the training before this attempt."""
         self.is_out = False
-        """True where the run is a point of a sweep that stops here, for the others are better."""
-        self._rungs = Rungs.of(rank, platform.s3, self.heartbeats)
+        """True if the run is a point of a sweep that stops here, because the others are better."""
         self._loss_since_log = LossSinceLog(rank, resume)
         _become_resumable(
             trainer,
@@ -200,12 +152,12 @@ class _Parts(Callback):
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **_: Any) -> None:
         _check_resumable(args)
-        resume = self._platform.resume
+        resume = self.platform.resume
         self.epoch.check(self._trainer, resume.folder if resume and state.global_step else None)
         self.has_stopped_early = state.global_step > 0 and _restore_state(
             self._trainer.callback_handler.callbacks, state
         )
-        self.is_out = self._rungs is not None and self._rungs.was_out(state.global_step)
+        self.is_out = self.rungs is not None and self.rungs.was_out(state.global_step)
         if state.global_step >= state.max_steps:  # the Trainer does no epoch, and loads no random numbers, either
             self._make_up()
 
@@ -234,7 +186,7 @@ class _Parts(Callback):
     def _note_best(self, found: Mapping[str, Any]) -> None:
         """Have the Trainer take the checkpoint that it goes on from for the best one, where it is."""
         args, state = self._trainer.args, self._trainer.state
-        name, resume = args.metric_for_best_model, self._platform.resume
+        name, resume = args.metric_for_best_model, self.platform.resume
         if name is None or resume is None:
             return
         value = found[name if name.startswith("eval_") else f"eval_{name}"]
@@ -251,9 +203,9 @@ class _Parts(Callback):
 
     def _compare(self, state: Any, control: Any, values: Mapping[str, Any]) -> None:
         """Stop here where the run is a point of a sweep, and the others are better."""
-        if self._rungs is None or state.global_step >= state.max_steps:
+        if self.rungs is None or state.global_step >= state.max_steps:
             return
-        if self._rungs.is_out(state.global_step, values):
+        if self.rungs.is_out(state.global_step, values):
             self.is_out = control.should_save = control.should_training_stop = True
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
@@ -264,12 +216,12 @@ class _Parts(Callback):
             self.shutdown.close()
         if self.shutdown.reason:
             self.metrics.close()
-            self._platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
+            self.platform.leave_stopped(f"{self.shutdown.reason}; saved step {self.shutdown.saved_step}")
             # Nobody leaves before rank 0 has everything on S3: the launcher would stop those that are left.
-            self._platform.rank.once("saved", lambda: True)
+            self.platform.rank.once("saved", lambda: True)
             raise SystemExit(0)  # the launcher knows by the word just left that the work is not done
-        if self._rungs is not None and self.is_out:
-            self._rungs.leave()
+        if self.rungs is not None and self.is_out:
+            self.rungs.leave()
         self._is_over = True
 
     def _close(self) -> None:

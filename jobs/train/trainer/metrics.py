@@ -68,7 +68,6 @@ class RunMetrics(Callback):
         warmup_steps: int,
         changed: Mapping[str, tuple[Any, Any]] | None = None,
         logs_all: bool = False,
-        arguments: Mapping[str, Any] | None = None,
         memory: Callable[[], Mapping[str, float]] = dict,
         shape: Callable[[], Any] = lambda: None,
         saving_seconds: Callable[[], float] = lambda: 0.0,
@@ -76,11 +75,11 @@ class RunMetrics(Callback):
     ) -> None:
         """`s3` is needed on rank 0 only. `samples_per_epoch`: None where the Trainer itself counts the epochs.
 
-        `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `arguments`: what
-        the result is set against in TensorBoard's HParams. `memory`: that of the rank's card (`Accelerator.memory`),
-        for Trainers that do not log it themselves. `shape`: that of the newest batch where each new one is compiled
-        (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part of the samples/s. `saving_seconds`:
-        how long the training has stood still for saves. `also` is told of evaluations and of the result.
+        `logs_all`: every number of the Trainer's log lines is a metric, not those of `LOGGED` alone. `memory`: that of
+        the rank's card (`Accelerator.memory`), for Trainers that do not log it themselves. `shape`: that of the newest
+        batch where each new one is compiled (`Heartbeats.training_shape`): the first `warmup_steps` of each are no part
+        of the samples/s. `saving_seconds`: how long the training has stood still for saves. `also` is told of
+        evaluations and of the result.
         """
         self.throughput = throughput
         self._rank = rank
@@ -88,7 +87,6 @@ class RunMetrics(Callback):
         self._samples_per_epoch = samples_per_epoch
         self._warmup_steps = warmup_steps
         self._logs_all = logs_all
-        self._arguments = dict(arguments or {})
         self._memory = memory
         self._shape = shape
         self._saving_seconds = saving_seconds
@@ -211,7 +209,6 @@ class RunMetrics(Callback):
         """Write the final metrics: the last line of the file, and the result of the receipt."""
         if self._files is not None:
             self._files.write(step, values)
-            self._files.write_hparams(self._arguments, values)
             self._status(values)
             self._also(values)
 
@@ -327,16 +324,6 @@ class MetricsFiles:
                     self._events.add_scalar(tag(name), value, step)
         self._changed.set()
 
-    def write_hparams(self, arguments: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        """Let TensorBoard's HParams set the result of this run, and of others, against what they were given."""
-        from torch.utils.tensorboard.summary import hparams
-
-        given = {name: _plain(value) for name, value in arguments.items() if value is not None}
-        measured = {tag(name): value for name, value in result.items() if isinstance(value, (int, float))}
-        with self._lock:
-            for summary in hparams(given, measured):  # type: ignore[no-untyped-call]
-                self._events.file_writer.add_summary(summary)  # type: ignore[attr-defined]  # set by its constructor
-
     def close(self) -> None:
         self._closed.set()
         self._changed.set()
@@ -384,12 +371,6 @@ def _found(step: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an evaluation found, without what the clock says."""
     found = {name: value for name, value in values.items() if name != "time" and not name.endswith(_TIMED)}
     return {**_without_nan(found), "step": step}
-
-
-def _plain(value: Any) -> int | float | str:
-    """Return what HParams takes, numbers or text; a truth as text, which torch would make a number."""
-    is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
-    return value if is_plain else json.dumps(value, default=str)
 
 
 def _rows_up_to(content: bytes | None, step: int, place: S3Location) -> list[dict[str, Any]]:

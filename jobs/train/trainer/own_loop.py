@@ -8,22 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from jobs.contract.errors import TrainyardError
-from jobs.train.stored_checkpoints import Retention, Throughput
+from jobs.train.trainer.accompanied import Accompanied, Saves
 from jobs.train.trainer.background_save import Snapshot
-from jobs.train.trainer.callback import callbacks_in_order
-from jobs.train.trainer.checkpoint import CheckpointUploads
-from jobs.train.trainer.checkpoint_interval import asking_for_saves
-from jobs.train.trainer.halving import Rungs
-from jobs.train.trainer.heartbeat import Heartbeats
-from jobs.train.trainer.metrics import RunMetrics
 from jobs.train.trainer.platform import at_exit, here
 from jobs.train.trainer.random_state import random_state, set_random_state
-from jobs.train.trainer.shutdown import Shutdown
 
 log = logging.getLogger("trainyard")
 
@@ -42,23 +35,14 @@ class _Place:
     should_training_stop: bool = False
 
 
-class OwnLoop:
+class OwnLoop(Accompanied):
     """One rank's part of a script's own loop. All ranks call the same methods in the same order."""
 
-    def __init__(
-        self,
-        *,
-        total_steps: int | None,
-        samples_per_step: int,
-        save_every_steps: int | Literal["auto"],
-        mean_hours_between_reclaims: float,
-        keep: int,
-        keep_every_steps: int | None,
-    ) -> None:
+    def __init__(self, *, total_steps: int | None, samples_per_step: int, saves: Saves) -> None:
         platform = here()
         platform.begin()
-        rank, resume = platform.rank, platform.resume
-        self._platform = platform
+        super().__init__(platform, saves, compiles=False, samples_per_step=samples_per_step)
+        resume = platform.resume
         self._folder = resume.folder if resume else None
         self._state: Any = None
         self._snapshot = Snapshot()
@@ -66,56 +50,19 @@ class OwnLoop:
         self._saved_step: int | None = None
         self._has_loaded = self._has_begun = False
         self._place = _Place(
-            output_dir=str(rank.scratch / "own-loop"),
+            output_dir=str(platform.rank.scratch / "own-loop"),
             max_steps=total_steps or math.inf,
             global_step=resume.step if resume else 0,
         )
-        self._heartbeats = Heartbeats(rank, compiles=False, is_patient=True)
-        self._metrics = RunMetrics(
-            rank,
-            platform.s3 if rank.is_first else None,
-            resumed_from_step=self._place.global_step,
-            throughput=resume.throughput if resume else Throughput(),
-            samples_per_step=samples_per_step,
-            warmup_steps=platform.accelerator.warmup_steps,
-            changed=resume.changed if resume else None,
-            logs_all=True,
-            arguments=platform.arguments.decisive(),
-            memory=platform.accelerator.memory,
-            saving_seconds=lambda: self._heartbeats.saving_seconds,
-        )
         # An attempt that comes after the last step logs nothing itself, and its result is that of the run.
-        self._logged = self._metrics.logged_before()
-        self._uploads = CheckpointUploads(
-            rank,
-            platform.s3,
-            platform.arguments,
-            self._metrics,
-            Retention(newest=keep, every_steps=keep_every_steps),
-            waits=self._heartbeats.still,
-        )
-        self._shutdown = Shutdown(rank, self._uploads)
-        self._rungs = Rungs.of(rank, platform.s3, self._heartbeats)
-        [self._saves] = asking_for_saves(
-            save_every_steps,
-            rank,
-            mean_hours_between_reclaims=mean_hours_between_reclaims,
-            warmup_steps=platform.accelerator.warmup_steps,
-            complete_seconds=lambda: self._uploads.seconds,
-        )
-        self._callbacks = callbacks_in_order(
-            heartbeats=self._heartbeats,
-            metrics=self._metrics,
-            uploads=self._uploads,
-            shutdown=self._shutdown,
-            saves=[self._saves],
-        )
-        for part in (self._heartbeats, self._metrics, self._saves):
+        self._logged = self.metrics.logged_before()
+        self._callbacks = self.callbacks()
+        for part in (self.heartbeats, self.metrics, *self.saves):
             part.on_train_begin(self._place, self._place, self._place)
-        self._saves.on_step_begin(self._place, self._place, self._place)
+        self._begin_step()
         at_exit(self.finish)
         self._is_over = False
-        self._place.should_training_stop = self._rungs is not None and self._rungs.was_out(self._place.global_step)
+        self._place.should_training_stop = self.rungs is not None and self.rungs.was_out(self._place.global_step)
 
     @property
     def steps_done(self) -> int:
@@ -149,7 +96,7 @@ class OwnLoop:
             )
         for name, target in objects.items():
             target.load_state_dict(saved[name])
-        path = self._folder / _random_file(self._platform.rank.rank)
+        path = self._folder / _random_file(self.platform.rank.rank)
         if path.exists():
             set_random_state(torch.load(path, map_location="cpu", weights_only=False))
         return self._place.global_step
@@ -157,9 +104,9 @@ class OwnLoop:
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         numbers = {name: float(_detached(value)) for name, value in values.items()}
         self._logged |= numbers
-        self._metrics.logged(step, numbers, total_steps=self._place.max_steps)
+        self.metrics.logged(step, numbers, total_steps=self._place.max_steps)
         place = self._place
-        if self._rungs is not None and step < place.max_steps and self._rungs.is_out(step, numbers):
+        if self.rungs is not None and step < place.max_steps and self.rungs.is_out(step, numbers):
             place.should_save = place.should_training_stop = True
 
     def step(self, step: int | None) -> None:
@@ -172,33 +119,37 @@ class OwnLoop:
         for part in self._callbacks:
             part.on_step_end(place, place, place)
         if not place.should_save:
-            self._saves.on_step_begin(place, place, place)
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        for part in self.saves:
+            part.on_step_begin(self._place, self._place, self._place)
 
     def _load(self) -> None:
         """Note that the script asks for what an earlier attempt has saved."""
         if not self._has_loaded:
             self._has_loaded = True
-            self._platform.say_start(self._place.global_step)
+            self.platform.say_start(self._place.global_step)
 
     def _begin(self, step: int | None) -> None:
         """Note where the loop begins, by its first step."""
         self._has_begun, place = True, self._place
         if self._folder is not None and not (self._has_loaded and (step is None or step > place.global_step)):
             place.global_step, self._logged = 0, {}
-            self._metrics.begin_anew()
+            self.metrics.begin_anew()
             self._has_loaded = False
-            self._platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
+            self.platform.say_anew("step = run.restore(model=model, optimizer=optimizer), and count from there")
         self._load()
 
     def should_save(self) -> bool:
         return self._place.should_save
 
     def should_stop(self) -> bool:
-        if self._shutdown.reason:
+        if self.shutdown.reason:
             saved = f"saved step {self._saved_step}" if self._saved_step is not None else "nothing new saved"
-            self._platform.leave_stopped(f"{self._shutdown.reason}; {saved}")
-        elif self._rungs is not None and self._place.should_training_stop:
-            self._rungs.leave()
+            self.platform.leave_stopped(f"{self.shutdown.reason}; {saved}")
+        elif self.rungs is not None and self._place.should_training_stop:
+            self.rungs.leave()
         return self._place.should_training_stop
 
     def save(self, step: int, objects: Mapping[str, Any]) -> None:
@@ -207,10 +158,10 @@ class OwnLoop:
         Raises TrainyardError, on all ranks, if one of them is sharded.
         """
         refuse_sharded(objects)
-        place, rank = self._place, self._platform.rank
+        place, rank = self._place, self.platform.rank
         place.global_step = step
-        self._heartbeats.saving()
-        self._uploads.begin()
+        self.heartbeats.saving()
+        self.uploads.begin()
         folder = Path(place.output_dir) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(random_state(), folder / _random_file(rank.rank))
@@ -218,32 +169,32 @@ class OwnLoop:
             states = {name: _state_of(item) for name, item in objects.items()}
             refuse_sharded(states)
             self._write(folder, states)
-        self._uploads.on_save(place, place, place)
-        self._heartbeats.saved()
+        self.uploads.on_save(place, place, place)
+        self.heartbeats.saved()
         self._saved_step = step
         if place.should_training_stop:
             # The script is about to leave; its last checkpoint is complete before.
-            self._uploads.finish()
+            self.uploads.finish()
             rank.once(f"saved/{step}", lambda: True)
         place.should_save = False
-        self._saves.on_step_begin(place, place, place)
+        self._begin_step()
 
     def busy(self, seconds: float) -> None:
-        self._heartbeats.busy(seconds)
+        self.heartbeats.busy(seconds)
 
     def finish(self) -> None:
         """Have everything on S3: at the end of the process, or before where the script says so."""
         if self._is_over:
             return
         self._is_over = True
-        self._heartbeats.end()
-        self._uploads.finish()
-        self._metrics.on_train_end(self._place, self._place, self._place)
-        if not self._shutdown.reason:
-            self._shutdown.stop_listening()
-            result = {**self._logged, **self._metrics.throughput.figures}
-            self._metrics.result(self._place.global_step, result)
-        self._metrics.close()
+        self.heartbeats.end()
+        self.uploads.finish()
+        self.metrics.on_train_end(self._place, self._place, self._place)
+        if not self.shutdown.reason:
+            self.shutdown.stop_listening()
+            result = {**self._logged, **self.metrics.throughput.figures}
+            self.metrics.result(self._place.global_step, result)
+        self.metrics.close()
 
     def _write(self, folder: Path, state: dict[str, Any]) -> None:
         """Copy the state and leave the copy to be written. Without memory for a copy the state is written now."""
@@ -253,7 +204,7 @@ class OwnLoop:
             torch.save(state, folder / _STATE)
             return
         copy = self._snapshot.of(state)
-        self._uploads.write_first(lambda place: torch.save(copy, place / _STATE))
+        self.uploads.write_first(lambda place: torch.save(copy, place / _STATE))
 
 
 def refuse_sharded(objects: Mapping[str, Any]) -> None:

@@ -152,7 +152,6 @@ class _Attempt:
             samples_per_epoch=self.task.ordered_epoch,
             warmup_steps=self.accelerator.warmup_steps,
             changed=resume.changed if resume else None,
-            arguments=recipe.model_dump(mode="json"),
             memory=self.accelerator.memory,
             shape=lambda: self.heartbeats.training_shape,
             saving_seconds=lambda: self.heartbeats.saving_seconds,
