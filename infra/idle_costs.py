@@ -21,8 +21,6 @@ from infra.stages import Stage
 from infra.stages.checks import selected_stages
 from jobs.contract.output import run_program
 
-_FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-
 _UNITS_A_MONTH = {"an hour": 730, "a month": 1, "a GiB-month": 1}
 """AWS's own convention for a month's hours. Units that are not here depend on how much is stored."""
 
@@ -56,10 +54,7 @@ class Price:
         return self.usd * _UNITS_A_MONTH[self.per] * (len(amount) if isinstance(amount, list) else float(amount))
 
 
-PRICES = tuple(Price(**row) for row in _FILE["price"])
-
-FREE = frozenset(_FILE["free"])
-"""Types that cost nothing for being there."""
+PRICES = tuple(Price(**row) for row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["price"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +68,8 @@ class Line:
 
 
 def idle_costs(templates: Sequence[Template]) -> list[Line]:
-    """Return what the templates of one stage cost while no job runs.
-
-    Raises KeyError for a type of which nothing is known.
-    """
+    """Return what the templates of one stage cost while no job runs."""
     resources = [resource for template in templates for resource in template["Resources"].values()]
-    known = FREE | {price.type for price in PRICES}
-    for resource in resources:
-        if resource["Type"] not in known:
-            raise KeyError(resource["Type"])
     lines = []
     for price in PRICES:
         of_each = [price.usd_a_month(found.get("Properties", {})) for found in resources if price.is_of(found)]
