@@ -51,8 +51,6 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
     given = stage.machine_image
     if given is None:
         yield ok(IMAGE, "none is given: the stage's own, or AWS's for Batch")
-        if stage.pool.builds_machine_image:
-            yield _habanas(account)
         return
     if given.startswith("ssm:"):
         name = given.removeprefix("ssm:")
@@ -90,21 +88,6 @@ def machine_image(account: Account, stage: Stage) -> Iterator[Finding]:
         )
     else:
         yield ok(IMAGE, f"{ami_id} ({images[0].get('Name', 'without a name')}) is visible")
-
-
-def _habanas(account: Account) -> Finding:
-    """Look for the AMIs that Habana's guide to Batch names, which would save the stage an hour of building its own."""
-    pattern = "habanalabs-ecs*"
-    images = account.pages("ec2", "describe_images", "Images", Filters=[{"Name": "name", "Values": [pattern]}])
-    newest = max(images, key=lambda image: str(image["CreationDate"]), default=None)
-    if newest is None:
-        return ok(IMAGE, f"no AMI {pattern}, which Habana's guide to Batch names, is visible: the stage builds its own")
-    return ok(
-        IMAGE,
-        f"the stage builds its own; {newest['ImageId']} ({newest['Name']}, of account {newest['OwnerId']}, "
-        f"{newest['CreationDate'][:10]}) could be given as `machine_image` with "
-        f"root_device_name=\"{newest['RootDeviceName']}\", if that account is Habana's and its driver the release's",
-    )
 
 
 def permissions_boundary(account: Account, stage: Stage) -> Iterator[Finding]:

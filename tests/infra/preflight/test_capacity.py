@@ -58,12 +58,6 @@ def test_where_settings_name_no_zone_the_regions_first_two_are_looked_at(
     assert found.text == "EC2 offers p4d.24xlarge in use1-az1, use1-az6, where the stage's subnets are"
 
 
-def test_a_region_without_any_of_the_rows_is_a_problem(asked: Ask) -> None:
-    (found, _) = asked(offers, instance_type="dl1.24xlarge", region="eu-south-1")
-    assert found.verdict == "problem"
-    assert found.next_step.startswith("another `region` in infra/settings.py")
-
-
 def test_zones_of_an_existing_vpc_are_those_of_its_subnets(asked: Ask, connected: EmbeddedAws) -> None:
     ec2 = connected.session.client("ec2", endpoint_url=connected.endpoint, region_name="us-east-1")
     vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
@@ -149,13 +143,6 @@ def test_queues_have_to_fit_beside_those_of_others(asked: Ask, connected: Embedd
     assert queues.next_step.startswith("shares_instances=True for some teams in infra/settings.py, or another region")
 
 
-def test_a_retiring_pool_of_another_family_has_a_quota_of_its_own(asked: Ask, play: Play) -> None:
-    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 192.0, "L-34B43A08": 64.0}, default={"L-7212CCBC": 0.0}))
-    spot, other, cpu = asked(quotas, retiring=(Pool(instance_type="p4d.24xlarge"),), max_nodes=2, max_cpu_nodes=4)
-    assert (spot.verdict, other.verdict, cpu.verdict) == ("ok", "problem", "ok")
-    assert other.next_step.endswith("--quota-code L-7212CCBC --desired-value 192")
-
-
 def test_nodes_that_start_together_need_the_very_zone_that_they_are_in(
     asked: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,18 +175,6 @@ def test_the_first_subnet_of_a_vpc_that_is_there_is_that_of_several_nodes(asked:
         (*_, together) = asked(offers, instance_type="p4d.24xlarge", max_multinode_nodes=2, vpc=vpc)
         verdicts.append(together.verdict)
     assert verdicts == ["problem", "ok"]
-
-
-def test_a_retiring_type_that_is_gone_is_no_problem(asked: Ask) -> None:
-    # Its queue stays for what was submitted; nobody has to change anything.
-    found = asked(offers, instance_type="p4d.24xlarge", retiring=(Pool(instance_type="dl1.24xlarge"),))
-    assert {finding.verdict for finding in found} == {"ok"}
-
-
-def test_one_vcpu_short_is_short(asked: Ask, play: Play) -> None:
-    play("SERVICE_QUOTAS", _quotas(applied={"L-85EED4F7": 191.0, "L-34B43A08": 64.0}))
-    spot, cpu = asked(quotas, max_nodes=2, max_cpu_nodes=4)
-    assert (spot.verdict, cpu.verdict) == ("problem", "ok")
 
 
 def test_a_quota_that_nobody_knows_is_unknown(asked: Ask) -> None:
@@ -303,8 +278,3 @@ def test_promised_capacity_has_to_be_the_stages_type_in_its_zone(
     account = SimpleNamespace(id="123456789012", region="us-east-1", client=lambda _: PromisedCapacity(**changes))
     (found,) = reservation(account, stage)  # type: ignore[arg-type]  # it asks for a client, and nothing else
     assert (found.verdict, said in found.text) == (verdict, True), found
-
-
-def test_without_promised_capacity_nothing_is_asked(asked: Ask) -> None:
-    (found,) = asked(reservation)
-    assert found.verdict == "ok"

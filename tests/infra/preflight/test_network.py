@@ -62,11 +62,6 @@ def vpc(connected: EmbeddedAws) -> Vpc:
     return Vpc(ec2, vpc_id)
 
 
-def test_a_stage_with_a_vpc_of_its_own_has_nothing_to_ask(asked: Ask) -> None:
-    (found,) = asked(existing_vpc)
-    assert (found.verdict, found.text) == ("ok", "the stage makes its own")
-
-
 def test_a_vpc_that_is_not_there_is_a_problem(asked: Ask) -> None:
     missing = ExistingVpc(vpc_id="vpc-00000000000000001", private_subnet_ids=("subnet-00000000000000001",))
     (found,) = asked(existing_vpc, vpc=missing)
@@ -87,24 +82,6 @@ def test_a_public_subnet_is_a_problem_since_instances_get_no_address(asked: Ask,
     (found,) = asked(existing_vpc, vpc=ExistingVpc(vpc_id=vpc.id, private_subnet_ids=(public,)))
     assert found.verdict == "problem"
     assert "is a public subnet" in found.text
-
-
-def test_the_main_route_table_counts_for_a_subnet_without_one(asked: Ask, vpc: Vpc) -> None:
-    public, private = vpc.subnet("10.20.0.0/24"), vpc.subnet("10.20.32.0/20")
-    existing = ExistingVpc(vpc_id=vpc.id, private_subnet_ids=(private,))
-    # GIVEN a main route table that leads nowhere
-    (before,) = asked(existing_vpc, vpc=existing)
-    assert before.verdict == "problem"
-    # WHEN it gets a way out
-    (main,) = vpc.ec2.describe_route_tables(
-        Filters=[{"Name": "vpc-id", "Values": [vpc.id]}, {"Name": "association.main", "Values": ["true"]}]
-    )["RouteTables"]
-    vpc.ec2.create_route(
-        RouteTableId=main["RouteTableId"], DestinationCidrBlock="0.0.0.0/0", NatGatewayId=vpc.nat_gateway(public)
-    )
-    # THEN so has the subnet
-    (after,) = asked(existing_vpc, vpc=existing)
-    assert after.verdict == "ok"
 
 
 def test_a_subnet_without_a_way_to_aws_is_a_problem_that_names_what_is_missing(asked: Ask, vpc: Vpc) -> None:
@@ -228,9 +205,3 @@ def test_the_default_group_has_to_let_nodes_of_a_job_through(asked: Ask, vpc: Vp
         "problem",
         f"the default group of {vpc.id} is {group_id}, not sg-00000000000000001",
     )
-
-
-def test_who_has_no_jobs_of_several_nodes_has_no_question_about_the_default_group(asked: Ask, vpc: Vpc) -> None:
-    private = vpc.subnet("10.20.32.0/20")
-    existing = ExistingVpc(vpc_id=vpc.id, private_subnet_ids=(private,))
-    assert not any("default group" in item.text for item in asked(existing_vpc, vpc=existing))

@@ -38,12 +38,6 @@ def test_the_account_is_bootstrapped_for_these_templates(
         assert found.next_step == f"cdk bootstrap aws://123456789012/{region}"
 
 
-def test_a_bootstrap_of_the_organisations_own_is_looked_for_and_made_by_its_qualifier(asked: Ask) -> None:
-    (found,) = asked(bootstrap, bootstrap_qualifier="mlteam", region="eu-west-3")
-    options = "--qualifier mlteam --toolkit-stack-name CDKToolkit-mlteam"
-    assert found.next_step == f"cdk bootstrap {options} aws://123456789012/eu-west-3"
-
-
 def test_spot_needs_its_service_linked_role_and_the_others_come_by_themselves(
     asked: Ask, connected: EmbeddedAws
 ) -> None:
@@ -91,30 +85,6 @@ def test_an_ami_that_is_given_by_a_parameter_has_to_be_there_and_visible(asked: 
     # AND when the settings name another root device than the AMI has, the volume's size would go nowhere
     (found,) = asked(machine_image, **{**settings, "root_device_name": "/dev/xvda"})
     assert (found.verdict, found.next_step) == ("problem", 'root_device_name="/dev/sda1" in infra/settings.py')
-
-
-def test_an_ami_that_is_given_by_its_id_is_looked_for_as_well(asked: Ask) -> None:
-    (found,) = asked(machine_image, machine_image="ami-0fedcba9876543210")
-    assert (found.verdict, found.text) == (
-        "problem",
-        "`machine_image` says ami-0fedcba9876543210, which this account does not see in us-east-1",
-    )
-
-
-def test_where_no_ami_is_given_those_of_habanas_own_guide_are_looked_for(asked: Ask, connected: EmbeddedAws) -> None:
-    (found,) = asked(machine_image, instance_type="p4d.24xlarge")
-    assert found.verdict == "ok"
-    (found, habanas) = asked(machine_image)
-    assert (found.verdict, habanas.verdict) == ("ok", "ok")
-    assert habanas.text.startswith("no AMI habanalabs-ecs*, which Habana's guide to Batch names, is visible")
-    # WHEN there is one
-    ec2 = connected.client("ec2")
-    source = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-    copy = ec2.copy_image(Name="habanalabs-ecs-ubuntu22.04", SourceImageId=source, SourceRegion="us-east-1")["ImageId"]
-    # THEN it is told, with whose it is
-    (_, habanas) = asked(machine_image)
-    assert f"{copy} (habanalabs-ecs-ubuntu22.04, of account 123456789012" in habanas.text
-    assert "could be given as `machine_image`" in habanas.text
 
 
 def test_the_permissions_boundary_is_there(asked: Ask, connected: EmbeddedAws) -> None:
